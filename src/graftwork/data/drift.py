@@ -40,22 +40,22 @@ def compare_prompts(
     training: Sequence[str], held_out: Sequence[str], live: Sequence[str]
 ) -> list[NearestPrompt]:
     """Find the nearest training prompt of each live one. Needs FEWEST_HELD_OUT held-out prompts."""
-    places = thin_out(len(training), MOST_TRAINING)
-    terms = [_count_terms(training[place]) for place in places]
+    sample = thin_out(len(training), MOST_TRAINING)
+    terms = [_count_terms(training[index]) for index in sample]
     # Rare terms weigh more; terms that all prompts share, such as instructions, weigh little.
     occurs = np.zeros(DIMENSIONS)
     for counts in terms:
         occurs[list(counts)] += 1
     weights: Vectors = np.log((1 + len(terms)) / (1 + occurs)).astype(np.float32) + np.float32(0.01)
     vectors = _to_vectors(terms, weights)
-    compared = [_count_terms(held_out[place]) for place in thin_out(len(held_out), MOST_HELD_OUT)]
+    compared = [_count_terms(held_out[index]) for index in thin_out(len(held_out), MOST_HELD_OUT)]
     usual = np.sort(_nearest(_to_vectors(compared, weights), vectors)[1])
     nearest, similarities = _nearest(_to_vectors([_count_terms(text) for text in live], weights), vectors)
     # A conformal p value: exact for any number of held-out prompts if live ones are like them.
     p = (1 + np.searchsorted(usual, similarities + 1e-6)) / (len(usual) + 1)
     limit = expected_share(len(usual))
     return [
-        NearestPrompt(places[row], float(similarity), bool(value <= limit + 1e-9))
+        NearestPrompt(sample[row], float(similarity), bool(value <= limit + 1e-9))
         for row, similarity, value in zip(nearest.tolist(), similarities, p, strict=True)
     ]
 
@@ -83,5 +83,5 @@ def _to_vectors(counted: Sequence[dict[int, float]], weights: Vectors) -> Vector
 
 def _nearest(vectors: Vectors, known: Vectors) -> "tuple[npt.NDArray[np.int64], Vectors]":
     similarity = vectors @ known.T
-    places = similarity.argmax(axis=1)
-    return places, similarity[np.arange(len(vectors)), places]
+    nearest = similarity.argmax(axis=1)
+    return nearest, similarity[np.arange(len(vectors)), nearest]

@@ -79,11 +79,11 @@ def show_rows(
     dataset = read_manifest(folder)
     if row_id is None:
         size = dataset.splits[split].rows if split in dataset.splits else 0
-        places: dict[Split, list[int]] = {split: list(range(min(rows, size)))}
+        numbers: dict[Split, list[int]] = {split: list(range(min(rows, size)))}
     else:
-        places = find_row_id(folder, dataset, row_id)
-    found = fetch_rows(folder, dataset, places=places)
-    if not found:
+        numbers = find_row_id(folder, dataset, row_id)
+    fetched = fetch_rows(folder, dataset, places=numbers)
+    if not fetched:
         sizes = ", ".join(f"{name} {summary.rows}" for name, summary in dataset.splits.items())
         if row_id is None:
             raise UserMistake(
@@ -97,8 +97,8 @@ def show_rows(
             fix="`graft data trace FILE:LINE` says what became of a line of the log",
         )
     return tuple(
-        show_row(row, split=at, number=number, decoder=decoder, by_token=by_token)
-        for (at, number), row in found.items()
+        show_row(row, split=row_split, number=number, decoder=decoder, by_token=by_token)
+        for (row_split, number), row in fetched.items()
     )
 
 
@@ -123,10 +123,10 @@ def cut_pieces(tokens: Sequence[int], *, trained_from: int, decoder: TokenDecode
     control = decoder.control_tokens
     pieces: list[TextPiece] = []
     waiting: list[int] = []
-    for place, (token, text) in enumerate(zip(tokens, decoder.decode_pieces(tokens), strict=True)):
+    for index, (token, text) in enumerate(zip(tokens, decoder.decode_pieces(tokens), strict=True)):
         waiting.append(token)
-        if text or place in (trained_from - 1, len(tokens) - 1):
-            trained = place >= trained_from
+        if text or index in (trained_from - 1, len(tokens) - 1):
+            trained = index >= trained_from
             pieces.append(
                 TextPiece(text=text, tokens=tuple(waiting), trained=trained, control=token in control)
             )
@@ -153,30 +153,30 @@ def join_pieces(pieces: Sequence[TextPiece]) -> tuple[TextPiece, ...]:
 def find_row_id(folder: Path, dataset: Dataset, row_id: str) -> dict[Split, list[int]]:
     """Return the positions of the rows with this id, or with the one id that begins with it."""
     exact: dict[Split, list[int]] = {}
-    begun: dict[str, dict[Split, list[int]]] = {}
-    for split, number, found in iterate_ids(folder, dataset, lambda item: item.startswith(row_id)):
-        if found == row_id:
+    prefixed: dict[str, dict[Split, list[int]]] = {}
+    for split, number, candidate in iterate_ids(folder, dataset, lambda item: item.startswith(row_id)):
+        if candidate == row_id:
             exact.setdefault(split, []).append(number)
-        elif len(begun) < 3:
-            begun.setdefault(found, {}).setdefault(split, []).append(number)
+        elif len(prefixed) < 3:
+            prefixed.setdefault(candidate, {}).setdefault(split, []).append(number)
     if exact:
         return exact
-    if len(begun) > 1:
+    if len(prefixed) > 1:
         raise UserMistake(
             f"several rows begin with {row_id!r}",
-            why=f"among them {', '.join(list(begun)[:3])}",
+            why=f"among them {', '.join(list(prefixed)[:3])}",
             fix="give more of the id",
         )
-    return next(iter(begun.values()), {})
+    return next(iter(prefixed.values()), {})
 
 
 def iterate_ids(
     folder: Path, dataset: Dataset, accept: Callable[[str], bool]
 ) -> Iterator[tuple[Split, int, str]]:
     for split, first, batch in scan_columns(folder, dataset, columns=("id",)):
-        for offset, one in enumerate(batch.column(0).to_pylist()):
-            if accept(one):
-                yield split, first + offset, one
+        for offset, row_id in enumerate(batch.column(0).to_pylist()):
+            if accept(row_id):
+                yield split, first + offset, row_id
 
 
 class TokenizerDecoder:
@@ -203,23 +203,23 @@ class TokenizerDecoder:
     @cached_property
     def control_tokens(self) -> frozenset[int]:
         added = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(place for place, token in added.items() if token.special)
+        return frozenset(token_id for token_id, token in added.items() if token.special)
 
     def decode_pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return what each token adds to the text before it: some tokenizers drop a leading space at the
         beginning only.
         """
         pieces: list[str] = []
-        before, begun = 0, 0
-        for place in range(len(tokens)):
-            known = self._decode(tokens[before:begun])
-            text = self._decode(tokens[before : place + 1])[len(known) :]
-            is_cut = text.endswith("\ufffd") and place + 1 - begun < LONGEST_CHARACTER
-            if is_cut and place + 1 < len(tokens):
+        before, start = 0, 0
+        for index in range(len(tokens)):
+            context = self._decode(tokens[before:start])
+            text = self._decode(tokens[before : index + 1])[len(context) :]
+            is_cut = text.endswith("\ufffd") and index + 1 - start < LONGEST_CHARACTER
+            if is_cut and index + 1 < len(tokens):
                 pieces.append("")
                 continue
             pieces.append(text)
-            before, begun = begun, place + 1
+            before, start = start, index + 1
         return pieces
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -353,11 +353,11 @@ def trace(folder: Path, what: str, *, root: Path, decoder: TokenDecoder | None =
         rows = tracer.trace_rows(find_row_id(folder, dataset, what))
     if not rows and not drops:
         files = ", ".join(file.file for file in dataset.inputs[:3])
-        more = " …" if len(dataset.inputs) > 3 else ""
+        suffix = " …" if len(dataset.inputs) > 3 else ""
         raise UserMistake(
             f"the dataset knows nothing of {what!r}",
             why=f"no row and no drop of {dataset.content_hash[:12]} came from it; "
-            f"it was made of {files}{more}",
+            f"it was made of {files}{suffix}",
             fix="name a line as FILE:LINE, a row by its id, or a place such as train:17 or train:17:203",
         )
     return Trace(asked=what, dataset=dataset.content_hash, rows=tuple(rows), drops=tuple(drops))
@@ -398,16 +398,18 @@ class _Tracer:
 
     def find_rows(self, origins: Iterable[Origin]) -> dict[Split, list[int]]:
         """Return the positions of all rows from these lines."""
-        wanted = {(origin.file, origin.line) for origin in origins}
-        places: dict[Split, list[int]] = {}
-        columns = scan_columns(self._folder, self.dataset, columns=("file", "line")) if wanted else ()
+        lines = {(origin.file, origin.line) for origin in origins}
+        numbers_by_split: dict[Split, list[int]] = {}
+        columns = scan_columns(self._folder, self.dataset, columns=("file", "line")) if lines else ()
         for split, first, batch in columns:
-            places.setdefault(split, []).extend(first + offset for offset in _find_lines(batch, wanted))
-        return {split: numbers for split, numbers in places.items() if numbers}
+            numbers_by_split.setdefault(split, []).extend(
+                first + offset for offset in _find_lines(batch, lines)
+            )
+        return {split: numbers for split, numbers in numbers_by_split.items() if numbers}
 
     def trace_rows(self, places: dict[Split, list[int]]) -> list[TracedRow]:
-        found = fetch_rows(self._folder, self.dataset, places=places)
-        return [self._trace_row(row, split, number) for (split, number), row in found.items()]
+        rows = fetch_rows(self._folder, self.dataset, places=places)
+        return [self._trace_row(row, split, number) for (split, number), row in rows.items()]
 
     def trace_place(self, split: Split, number: int, token: int | None) -> TracedRow:
         row = fetch_rows(self._folder, self.dataset, places={split: [number]}).get((split, number))
@@ -451,11 +453,11 @@ class _Tracer:
 
     def trace_drops(self, origins: Collection[Origin]) -> list[TracedDrop]:
         """The drops of these lines, with the kept rows that their reasons name."""
-        wanted = {(origin.file, origin.line) for origin in origins}
+        dropped_lines = {(origin.file, origin.line) for origin in origins}
         columns = ("file", "line", "input_hash", "step", "reason")
         drops: list[Drop] = []
-        for batch in scan_drops(self._folder, self.dataset, columns=columns) if wanted else ():
-            for offset in _find_lines(batch, wanted):
+        for batch in scan_drops(self._folder, self.dataset, columns=columns) if dropped_lines else ():
+            for offset in _find_lines(batch, dropped_lines):
                 value = batch.slice(offset, 1).to_pylist()[0]
                 origin = Origin(file=value.pop("file"), line=value.pop("line"))
                 drops.append(Drop(origin=origin, **value))
@@ -464,7 +466,7 @@ class _Tracer:
             file.file: re.compile(rf"(?<![\w/.-]){re.escape(file.file)}:(\d+)")
             for file in self.dataset.inputs
         }
-        named = {
+        lines_by_drop = {
             drop: [
                 Origin(file=file, line=int(match[1]))
                 for file, pattern in files.items()
@@ -472,14 +474,16 @@ class _Tracer:
             ]
             for drop in drops
         }
-        places = self.find_rows({origin for lines in named.values() for origin in lines})
-        rows = fetch_rows(self._folder, self.dataset, places=places)
-        kept = [RowPlace(split=at, number=n, id=row.id, origin=row.origin) for (at, n), row in rows.items()]
+        numbers = self.find_rows({origin for lines in lines_by_drop.values() for origin in lines})
+        rows = fetch_rows(self._folder, self.dataset, places=numbers)
+        survivors = [
+            RowPlace(split=split, number=n, id=row.id, origin=row.origin) for (split, n), row in rows.items()
+        ]
         return [
             TracedDrop(
                 drop=drop,
                 log=check_line(drop.origin, expected=drop.input_hash, root=self._root),
-                kept=tuple(place for place in kept if place.origin in named[drop]),
+                kept=tuple(survivor for survivor in survivors if survivor.origin in lines_by_drop[drop]),
             )
             for drop in drops
         ]
@@ -491,7 +495,9 @@ def _find_lines(batch: Any, wanted: Collection[tuple[str, int]]) -> list[int]:
 
     lines = batch.column("line").to_numpy(zero_copy_only=False)
     offsets = np.flatnonzero(np.isin(lines, [line for _, line in wanted])).tolist()
-    return [at for at in offsets if (batch.column("file")[at].as_py(), int(lines[at])) in wanted]
+    return [
+        offset for offset in offsets if (batch.column("file")[offset].as_py(), int(lines[offset])) in wanted
+    ]
 
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -512,11 +518,11 @@ def read_row_keys(folder: Path, dataset: Dataset) -> dict[RowKey, SeenRow]:
     for split, first, batch in scan_columns(folder, dataset, columns=names):
         lists = batch.column("tokens")
         values, ends = lists.values.to_numpy(), lists.offsets.to_numpy()
-        rest = (batch.column(name).to_pylist() for name in ("id", "trained_from", "weight"))
-        for place, (row_id, trained_from, weight) in enumerate(zip(*rest, strict=True)):
-            seen = hashlib.blake2b(f"{trained_from} {weight}\n".encode(), digest_size=8)
-            seen.update(values[ends[place] : ends[place + 1]].tobytes())
-            rows[row_id, repeats[row_id]] = SeenRow(split, first + place, seen.digest())
+        columns = (batch.column(name).to_pylist() for name in ("id", "trained_from", "weight"))
+        for index, (row_id, trained_from, weight) in enumerate(zip(*columns, strict=True)):
+            digest = hashlib.blake2b(f"{trained_from} {weight}\n".encode(), digest_size=8)
+            digest.update(values[ends[index] : ends[index + 1]].tobytes())
+            rows[row_id, repeats[row_id]] = SeenRow(split, first + index, digest.digest())
             repeats[row_id] += 1
     return rows
 
@@ -675,7 +681,7 @@ def _diff_rows(before: Path, old: Dataset, after: Path, new: Dataset) -> RowChan
         key for key in common if was[key].split == now[key].split and was[key].content != now[key].content
     ]
     added, removed = [key for key in now if key not in was], [key for key in was if key not in now]
-    named = {
+    examples = {
         "moved": _name(after, new, moved, now, was=was, now=now),
         "changed": _name(after, new, changed, now, was=was, now=now),
         "added": _name(after, new, added, now, was=was, now=now),
@@ -687,7 +693,7 @@ def _diff_rows(before: Path, old: Dataset, after: Path, new: Dataset) -> RowChan
         removed=len(removed),
         moved=len(moved),
         changed=len(changed),
-        named={kind: rows for kind, rows in named.items() if rows},
+        named={kind: rows for kind, rows in examples.items() if rows},
     )
 
 
@@ -702,13 +708,13 @@ def _name(
 ) -> tuple[NamedRow, ...]:
     """Read id and origin of the first of these rows from their dataset, where they `stand`."""
     first = sorted(keys, key=lambda key: (SPLITS.index(stand[key].split), stand[key].number))[:NAMED]
-    wanted: dict[Split, list[int]] = {}
+    numbers: dict[Split, list[int]] = {}
     for key in first:
-        wanted.setdefault(stand[key].split, []).append(stand[key].number)
-    rows = fetch_rows(folder, dataset, places=wanted)
-    named = []
+        numbers.setdefault(stand[key].split, []).append(stand[key].number)
+    rows = fetch_rows(folder, dataset, places=numbers)
+    examples = []
     for key in first:
         row = rows[stand[key].split, stand[key].number]
-        before, after = (seen[key].split if key in seen else None for seen in (was, now))
-        named.append(NamedRow(id=row.id, origin=row.origin, before=before, after=after))
-    return tuple(named)
+        before, after = (side[key].split if key in side else None for side in (was, now))
+        examples.append(NamedRow(id=row.id, origin=row.origin, before=before, after=after))
+    return tuple(examples)

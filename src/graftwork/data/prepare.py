@@ -119,30 +119,32 @@ def prepare(
     state = SplitState(job.work, corpus, settings=settings)
     embedder = find_embedder(settings)
     assignment = assign_splits(
-        corpus, settings=settings, embedder=embedder, known=state.known, previous=state.previous
+        corpus, settings=settings, embedder=embedder, earlier=state.earlier, previous=state.previous
     )
     unfit = find_unfit_references(corpus, assignment)
     stays = passed & (repeats.instead < 0) & (assignment.split != UNASSIGNED)
     stays[unfit] = False
-    places = np.flatnonzero(stays)
-    rows = _describe_rows(corpus, assignment, places, settings=settings)
+    positions = np.flatnonzero(stays)
+    rows = _describe_rows(corpus, assignment, positions, settings=settings)
     subsets = select_subsets(rows, dict(job.models), seed=settings.seed)
-    worse_replies = {place: row.reply for place, row in corpus.rows_at(sorted(set(repeats.worse.values())))}
-    for place, worse in repeats.worse.items():
-        joined = corpus.joined.get(place, JoinedFacts(None, None))
-        corpus.joined[place] = joined._replace(rejected=worse_replies[worse])
+    worse_replies = {
+        position: row.reply for position, row in corpus.rows_at(sorted(set(repeats.worse.values())))
+    }
+    for position, worse in repeats.worse.items():
+        joined = corpus.joined.get(position, JoinedFacts(None, None))
+        corpus.joined[position] = joined._replace(rejected=worse_replies[worse])
     report("leak check", 0, 1)
-    require_no_leak(corpus, assignment, stays, settings=settings, embedder=embedder, known=state.known)
+    require_no_leak(corpus, assignment, stays, settings=settings, embedder=embedder, earlier=state.earlier)
     state.store(assignment, stays)
     warnings += find_setting_warnings(rows, settings=settings, models=job.models)
-    warnings += _find_job_warnings(corpus, places, job)
+    warnings += _find_job_warnings(corpus, positions, job)
     corpus.forget()
     staged = frozenset(name for name, model in job.models.items() if model.curriculum)
     options = RenderOptions(job.base.renderer, settings, job.work / SHARDS, staged)
-    rendering = render_corpus(corpus, places, subsets, options=options, report=report, engine=engine)
+    rendering = render_corpus(corpus, positions, subsets, options=options, report=report, engine=engine)
     report("write", 0, 1)
-    refused = {place: reason for block in rendering for place, reason in block.refused.items()}
-    if len(places) and len(refused) == len(places):
+    refused = {position: reason for block in rendering for position, reason in block.refused.items()}
+    if len(positions) and len(refused) == len(positions):
         # A row that the template refuses is dropped; a template that refuses all rows is an error.
         raise _explain_refusals(corpus, refused, job)
     unwanted = np.all([subset.split == NOT_SELECTED for subset in subsets], axis=0)
@@ -150,20 +152,22 @@ def prepare(
         repeats=repeats,
         assignment=assignment,
         refused=refused,
-        shortened={place: reason for block in rendering for place, reason in block.shortened.items()},
-        unwanted=set(places[unwanted].tolist()),
+        shortened={position: reason for block in rendering for position, reason in block.shortened.items()},
+        unwanted=set(positions[unwanted].tolist()),
         unfit_references=set(unfit.tolist()),
     )
-    written = _write(corpus, outcomes, places, rendering, job)
+    assembled = _write(corpus, outcomes, positions, rendering, job)
     summaries = summarize_subsets(subsets, rows)
-    datasets = [PreparedDataset(*one, summary) for one, summary in zip(written, summaries, strict=True)]
+    datasets = [
+        PreparedDataset(*dataset, summary) for dataset, summary in zip(assembled, summaries, strict=True)
+    ]
     return Preparation(datasets, warnings)
 
 
 def prepare_without_logs(job: PrepareJob) -> Preparation:
     """Datasets without rows, for models that learn from prompts of another source alone."""
     job.work.mkdir(parents=True, exist_ok=True)
-    made = []
+    datasets = []
     with TemporaryDirectory(dir=job.work, prefix=".part-") as scratch:
         drops = Path(scratch) / DROPS
         shard, dropped = write_drops(drops, [drops_table(())])
@@ -180,8 +184,8 @@ def prepare_without_logs(job: PrepareJob) -> Preparation:
                 without_stage=0,
                 rows_an_epoch=0.0,
             )
-            made.append(PreparedDataset(*_assemble(job, head, name, [], drops=drops), empty))
-    return Preparation(made, [])
+            datasets.append(PreparedDataset(*_assemble(job, head, name, [], drops=drops), empty))
+    return Preparation(datasets, [])
 
 
 def _begin_manifest(job: PrepareJob, **stated: Any) -> Dataset:
@@ -203,9 +207,9 @@ def _assemble(
     job: PrepareJob, head: Dataset, model: str, placed: list[PlacedShard], *, drops: Path
 ) -> tuple[Dataset, Path]:
     settings = {**head.settings, "model": job.models[model].to_manifest()}
-    own = head.model_copy(update={"model": model, "settings": settings})
+    manifest = head.model_copy(update={"model": model, "settings": settings})
     length = job.context.settings.pack_tokens or job.context.settings.max_tokens
-    return assemble(own, placed, drops=drops, scratch=drops.parent, out=job.out, pack_tokens=length)
+    return assemble(manifest, placed, drops=drops, scratch=drops.parent, out=job.out, pack_tokens=length)
 
 
 def _describe_rows(
@@ -265,12 +269,12 @@ def _write(
             drops=shard,
             redactions=_count_redactions(corpus, passed),
         )
-        made = []
+        datasets = []
         for model in job.models:
             placed = [part for block in rendering for part in block.placed(model, outcomes.assignment)]
             _require_rows(placed, job, model=model, after=head.kept_after, unconfirmed=unconfirmed)
-            made.append(_assemble(job, head, model, placed, drops=drops))
-        return made
+            datasets.append(_assemble(job, head, model, placed, drops=drops))
+        return datasets
 
 
 def _count_redactions(corpus: Corpus, passed: "np.ndarray[Any, Any]") -> dict[str, int]:
@@ -289,7 +293,7 @@ def _explain_refusals(corpus: Corpus, refused: Mapping[int, str], job: PrepareJo
     """Say why all rows are refused, and what to change: the template is tried on some of them."""
     settings = job.context.settings
     reason, count = Counter(refused.values()).most_common(1)[0]
-    by_template = sorted(place for place, why in refused.items() if why.startswith(BY_TEMPLATE))
+    by_template = sorted(position for position, why in refused.items() if why.startswith(BY_TEMPLATE))
     fix = "raise data.max_tokens"
     if 2 * len(by_template) > len(refused):
         fix = "check the base model's template and the order of the turns"
@@ -310,9 +314,9 @@ def _require_rows(
     """Refuse to write a dataset in which a requested split is empty."""
     settings = job.context.settings
     shares = {"train": 1.0, "validation": settings.validation, "test": settings.test}
-    there = {shard.shard.split for shard in placed}
-    wanted = SPLITS if model == next(iter(job.models)) else SUBSET_SPLITS[:1]
-    empty = [split for split in wanted if shares[split] > 0 and split not in there]
+    filled = {shard.shard.split for shard in placed}
+    required = SPLITS if model == next(iter(job.models)) else SUBSET_SPLITS[:1]
+    empty = [split for split in required if shares[split] > 0 and split not in filled]
     if not empty:
         return
     counts = ", ".join(f"{count} after {step}" for step, count in after.items())
@@ -356,21 +360,21 @@ class CleanLog:
         """How many of them are left when the log is split by these settings."""
         embedder = find_embedder(settings)
         assignment = assign_splits(self._corpus, settings=settings, embedder=embedder)
-        kept = self._stays & (assignment.split != UNASSIGNED)
-        kept[find_unfit_references(self._corpus, assignment)] = False
-        return int(kept.sum())
+        stays = self._stays & (assignment.split != UNASSIGNED)
+        stays[find_unfit_references(self._corpus, assignment)] = False
+        return int(stays.sum())
 
 
 def make_counter(renderer: Renderer, *, settings: DataSettings) -> CountTokens:
     """Count the tokens of rows as `prepare` renders them."""
 
     def count(rows: Sequence[Interaction]) -> list[int]:
-        asked = [
+        prompts = [
             (apply_system_prompt(row.messages, role=row.group, settings=settings), row.reply) for row in rows
         ]
         return [
             renderer.count_tokens(*conversation) if isinstance(row, UserMistake) else len(row.tokens)
-            for conversation, row in zip(asked, renderer.render_batch(asked), strict=True)
+            for conversation, row in zip(prompts, renderer.render_batch(prompts), strict=True)
         ]
 
     return count
@@ -398,12 +402,12 @@ def audit_logs(
     embedder = find_embedder(context.settings)
     assignment = assign_splits(corpus, settings=context.settings, embedder=embedder)
     report("look at all rows", 0, 1)
-    found = audit_corpus(corpus, repeated, assignment, context=context, count_tokens=count_tokens)
-    return found.model_copy(update={"seconds": time.perf_counter() - started})
+    audit = audit_corpus(corpus, repeated, assignment, context=context, count_tokens=count_tokens)
+    return audit.model_copy(update={"seconds": time.perf_counter() - started})
 
 
 def audit_files(paths: Iterable[str], settings: DataSettings | None = None, *, root: Path = Path()) -> Audit:
     """Audit files without a project, and without leaving anything behind."""
-    named = (settings or DataSettings()).model_copy(update={"logs": tuple(paths)})
+    log_settings = (settings or DataSettings()).model_copy(update={"logs": tuple(paths)})
     with tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
-        return audit_logs(AuditContext(settings=named), folder=Path(folder), root=root)
+        return audit_logs(AuditContext(settings=log_settings), folder=Path(folder), root=root)

@@ -114,12 +114,12 @@ class PreparedData(Record):
 def find_latest_dataset(work: OpenProject) -> Path:
     """The dataset of the last `prepare` of this model."""
     # Only the folders are read: validating the whole output would import all that preparing needs.
-    own, main = work.ledger.get(name_entry(work, "prepare")), None
-    named = own.output["folder"] if own is not None else None
-    if own is None and (main := work.ledger.get("prepare")) is not None:
+    entry, main = work.ledger.get(name_entry(work, "prepare")), None
+    folder_name = entry.output["folder"] if entry is not None else None
+    if entry is None and (main := work.ledger.get("prepare")) is not None:
         # Preparing one model prepares the datasets of all.
-        named = main.output.get("folders", {}).get(work.model)
-    folder = Path(named) if named is not None else None
+        folder_name = main.output.get("folders", {}).get(work.model)
+    folder = Path(folder_name) if folder_name is not None else None
     if folder is None or not (folder / MANIFEST).is_file():
         raise UserMistake(
             "this project has no dataset yet" if folder is None else "the dataset of the project is missing",
@@ -130,18 +130,20 @@ def find_latest_dataset(work: OpenProject) -> Path:
 
 
 def find_dataset_by_hash(datasets: Path, name: str) -> Path:
-    named = [folder for folder in sorted(datasets.glob("*")) if folder.name.startswith(name)] if name else []
-    found = [folder for folder in named if (folder / MANIFEST).is_file()]
-    if not found:
+    candidates = (
+        [folder for folder in sorted(datasets.glob("*")) if folder.name.startswith(name)] if name else []
+    )
+    matches = [folder for folder in candidates if (folder / MANIFEST).is_file()]
+    if not matches:
         raise no_such_dataset(name, where=datasets)
-    if len(found) > 1:
+    if len(matches) > 1:
         raise UserMistake(
             f"several datasets start with {name!r}",
-            why=f"among them {', '.join(folder.name[:12] for folder in found[:3])}",
+            why=f"among them {', '.join(folder.name[:12] for folder in matches[:3])}",
             fix="give more characters of the hash",
             where=str(datasets),
         )
-    return found[0]
+    return matches[0]
 
 
 def no_such_dataset(name: str, *, where: Path) -> UserMistake:
@@ -208,13 +210,13 @@ def audit_logs(
     paths: Sequence[str], *, root: Path = Path(), settings: DataSettings | None = None
 ) -> LogScoresAudit:
     """Rows of every status count: what failed must have lower scores."""
-    found: list[LogScores] = []
+    logs: list[LogScores] = []
     everything: list[ScoredReply] = []
     for name in find_sources(paths, root=root):
         results = read_file(name, root=root, settings=settings)
         rows = [row for row in results if isinstance(row, Interaction)]
         replies = scored_interactions(rows)
         audit = audit_scores(replies) if replies else None
-        found.append(LogScores(file=name, rows=len(rows), audit=audit))
+        logs.append(LogScores(file=name, rows=len(rows), audit=audit))
         everything += replies
-    return LogScoresAudit(files=tuple(found), whole=audit_scores(everything) if everything else None)
+    return LogScoresAudit(files=tuple(logs), whole=audit_scores(everything) if everything else None)

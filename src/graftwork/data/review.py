@@ -130,20 +130,24 @@ def list_items(work: OpenProject) -> list[ReviewItem]:
     decided = {_content(entry.review.item) for entry in standing}
     rows = _read_rows(work)
     sizes = Counter(row.group for row in rows)
-    found: dict[str, ReviewItem] = {}
+    by_content: dict[str, ReviewItem] = {}
     for item in (*_list_captures(work, sizes), *_list_rows(work, rows, sizes)):
         content = _content(item)
         if content in decided:
             continue
-        known = found.get(content)
-        if known is not None:
-            alike = (*known.alike, item.capture) if item.key != known.key and item.capture else known.alike
-            reasons, other = {**item.reasons, **known.reasons}, known.other or item.other
-            found[content] = known.model_copy(update={"reasons": reasons, "other": other, "alike": alike})
+        earlier = by_content.get(content)
+        if earlier is not None:
+            alike = (
+                (*earlier.alike, item.capture) if item.key != earlier.key and item.capture else earlier.alike
+            )
+            reasons, alternative = {**item.reasons, **earlier.reasons}, earlier.other or item.other
+            by_content[content] = earlier.model_copy(
+                update={"reasons": reasons, "other": alternative, "alike": alike}
+            )
         else:
-            found[content] = item
+            by_content[content] = item
     return sorted(
-        found.values(), key=lambda item: (-sum(WEIGHTS[reason] for reason in item.reasons), item.key)
+        by_content.values(), key=lambda item: (-sum(WEIGHTS[reason] for reason in item.reasons), item.key)
     )
 
 
@@ -177,16 +181,16 @@ def _list_captures(work: OpenProject, sizes: Counter[str | None]) -> Iterator[Re
         answers[hash_prompt(messages)].setdefault(capture.reply)
     for capture, messages in readable:
         reasons: dict[ReviewReason, str] = {}
-        other = ""
+        alternative = ""
         if capture.id in disputed:
             reasons["disagreement"] = "people corrected this prompt in different ways"
-            texts = [given.corrected for given in disputed[capture.id].corrections]
-            other = "\n---\n".join(dict.fromkeys(texts))
+            texts = [entry.corrected for entry in disputed[capture.id].corrections]
+            alternative = "\n---\n".join(dict.fromkeys(texts))
         elif capture.correction is not None:
             continue
         elif len(answers[hash_prompt(messages)]) > 1:
             reasons["disagreement"] = "the same prompt was answered in different ways"
-            other = next(text for text in answers[hash_prompt(messages)] if text != capture.reply)
+            alternative = next(text for text in answers[hash_prompt(messages)] if text != capture.reply)
         if capture.feedback is not None and capture.feedback < low:
             reasons["low_reward"] = f"users gave it {capture.feedback:g}"
         if capture.id in unlike:
@@ -204,7 +208,7 @@ def _list_captures(work: OpenProject, sizes: Counter[str | None]) -> Iterator[Re
                 reasons=reasons,
                 group=capture.model,
                 capture=capture.id,
-                other=other,
+                other=alternative,
             )
 
 
@@ -273,20 +277,20 @@ def _find_doubts(work: OpenProject) -> dict[Origin, dict[ReviewReason, str]]:
     if entry is None:
         return {}
     audit = Audit.model_validate(entry.output)
-    found: dict[Origin, dict[ReviewReason, str]] = defaultdict(dict)
+    reasons: dict[Origin, dict[ReviewReason, str]] = defaultdict(dict)
     for doubt in audit.label_noise.suspicious:
-        found[doubt.origin]["wrong_label"] = f"the rest of the log suggests {doubt.suggested!r}"
+        reasons[doubt.origin]["wrong_label"] = f"the rest of the log suggests {doubt.suggested!r}"
     for cluster in audit.clusters:
         if cluster.kind == "conflicting_answers":
             for origin in cluster.rows:
-                found[origin]["disagreement"] = "other rows of the log answer the same prompt differently"
-    return found
+                reasons[origin]["disagreement"] = "other rows of the log answer the same prompt differently"
+    return reasons
 
 
 def apply_reviews(work: OpenProject, *, out: Path | None = None) -> AppliedReviews:
     """Turn decisions about captures into feedback, once, and write the log of reviewed rows."""
     store = ReviewStore(work.database, project=work.settings.project)
-    given, lines = 0, []
+    feedback_count, lines = 0, []
     for entry in store.standing():
         review = entry.review
         if review.item.kind == "row":
@@ -304,11 +308,11 @@ def apply_reviews(work: OpenProject, *, out: Path | None = None) -> AppliedRevie
                     )
                     for capture in (review.item.capture, *review.item.alike)
                 ]
-            given += store.apply(entry, feedback)
+            feedback_count += store.apply(entry, feedback)
     path = out or default_out(work).with_name(REVIEWED_FILE)
     if lines or path.exists():
         write_atomic(path, b"".join(lines), private=True)
-    return AppliedReviews(given, len(lines), path if lines else None)
+    return AppliedReviews(feedback_count, len(lines), path if lines else None)
 
 
 def write_review(review: ReviewDecision) -> bytes | None:
@@ -353,8 +357,8 @@ def list_corrections(work: OpenProject) -> Corrections:
                 corrected=feedback.correction,
                 prompt_hash=hash_prompt(messages),
             )
-    found = tuple(last.values())
-    return Corrections(corrections=found, conflicts=tuple(find_conflicts(found)))
+    corrections = tuple(last.values())
+    return Corrections(corrections=corrections, conflicts=tuple(find_conflicts(corrections)))
 
 
 def find_conflicts(corrections: tuple[Correction, ...]) -> Iterator[CorrectionConflict]:
@@ -362,10 +366,10 @@ def find_conflicts(corrections: tuple[Correction, ...]) -> Iterator[CorrectionCo
     by_prompt: dict[str, list[Correction]] = defaultdict(list)
     for correction in corrections:
         by_prompt[correction.prompt_hash].append(correction)
-    for prompt_hash, given in by_prompt.items():
-        if len({fold(correction.corrected) for correction in given}) > 1:
-            question = next((m.content for m in reversed(given[0].messages) if m.role == "user"), "")
-            yield CorrectionConflict(prompt_hash=prompt_hash, question=question, corrections=tuple(given))
+    for prompt_hash, answers in by_prompt.items():
+        if len({fold(correction.corrected) for correction in answers}) > 1:
+            question = next((m.content for m in reversed(answers[0].messages) if m.role == "user"), "")
+            yield CorrectionConflict(prompt_hash=prompt_hash, question=question, corrections=tuple(answers))
 
 
 def list_judge_labels(work: OpenProject) -> Iterator[JudgeLabel]:
@@ -443,7 +447,7 @@ class CalibratedJudge(Record):
 
     @property
     def sufficient(self) -> bool:
-        return all(found.sufficient for found in self.modes)
+        return all(mode.sufficient for mode in self.modes)
 
 
 def calibrate_judge(work: OpenProject, *, limit: int | None = None) -> CalibratedJudge:
@@ -457,16 +461,16 @@ def calibrate_judge(work: OpenProject, *, limit: int | None = None) -> Calibrate
             where="evaluate.judge",
         )
     answers, pairs = gather_labels(work)
-    chosen = answers[:limit], pairs[:limit]
+    labels = answers[:limit], pairs[:limit]
     folder = work.project.state / JUDGED_FOLDER
     make_folder(folder)
     judge = open_judge(settings, folder=folder)
-    found = []
+    calibrations = []
     for mode in settings.modes:
-        made = _calibrate_mode(work, judge, settings, mode, *chosen)
-        write_atomic(calibration_file(work, settings, mode), made.to_json())
-        found.append(made)
-    return CalibratedJudge(model=settings.model, modes=tuple(found))
+        calibration = _calibrate_mode(work, judge, settings, mode, *labels)
+        write_atomic(calibration_file(work, settings, mode), calibration.to_json())
+        calibrations.append(calibration)
+    return CalibratedJudge(model=settings.model, modes=tuple(calibrations))
 
 
 def _calibrate_mode(
@@ -512,7 +516,7 @@ def gather_labels(work: OpenProject) -> tuple[list[LabeledAnswer], list[LabeledP
     scale = next((rule for rule in rules if isinstance(rule, Review)), Review())
     answers: list[LabeledAnswer] = []
     pairs: list[LabeledPair] = []
-    known: set[tuple[str, str, str]] = set()
+    dataset_pairs: set[tuple[str, str, str]] = set()
     cases = choose_cases(rows) if rows else ()
     clusters = clusters_of(cases)
     for case in cases:
@@ -522,15 +526,15 @@ def gather_labels(work: OpenProject) -> tuple[list[LabeledAnswer], list[LabeledP
             answers.append(LabeledAnswer(_blind(case), case.reference, share >= GOOD_FROM, cluster))
         if case.rejected is not None and case.rejected.strip() != case.reference.strip():
             pairs.append(LabeledPair(_blind(case), case.reference, case.rejected, cluster))
-            known.add(_name_pair(case.messages, case.reference, case.rejected))
+            dataset_pairs.add(_name_pair(case.messages, case.reference, case.rejected))
     # What each person thought last of each item. People may disagree: each of them is a label.
     last: dict[tuple[str, str | None], list[JudgeLabel]] = {}
     for label in list_judge_labels(work):
-        held = last.setdefault((label.item, label.reviewer), [])
-        if held and label.at != held[-1].at:
-            held.clear()
-        held.append(label)
-    for number, label in enumerate(label for held in last.values() for label in held):
+        labels = last.setdefault((label.item, label.reviewer), [])
+        if labels and label.at != labels[-1].at:
+            labels.clear()
+        labels.append(label)
+    for number, label in enumerate(label for labels in last.values() for label in labels):
         case = Case(
             id=f"{label.item} {number}",
             origin=Origin(file="labels", line=number + 1),
@@ -541,7 +545,10 @@ def gather_labels(work: OpenProject) -> tuple[list[LabeledAnswer], list[LabeledP
         cluster = label.session or label.item
         answers.append(LabeledAnswer(case, label.answer, label.score >= GOOD_FROM, cluster))
         # An edited row is a pair of the log too, where data.logs names the log of reviews.
-        if label.instead_of and _name_pair(label.messages, label.answer, label.instead_of) not in known:
+        if (
+            label.instead_of
+            and _name_pair(label.messages, label.answer, label.instead_of) not in dataset_pairs
+        ):
             pairs.append(LabeledPair(case, label.answer, label.instead_of, cluster))
     return answers, pairs
 

@@ -78,12 +78,12 @@ def _take_comparison(tokens: list[str]) -> tuple[FieldTest, list[str]]:
         return FieldTest(tokens[0].strip("`"), None, None, "missing"), tokens[2:]
     if len(tokens) < 3 or tokens[1] not in {*_COMPARE, *_EQUAL} or tokens[0][0] in "\"'<>=!":
         raise ValueError(f"a condition is {GRAMMAR}; found: {' '.join(tokens[:3]) or 'nothing'}")
-    field, sign, word, *rest = tokens
+    field, sign, word, *remaining = tokens
     number = None if word[0] in "\"'" else _TRUTH.get(word, take_figure(word))
     if number is None and sign in _COMPARE:
         raise ValueError(f"`{sign}` compares numbers, and {word} is none; a condition is {GRAMMAR}")
     value = word.strip("\"'") if number is None else number
-    return FieldTest(field.strip("`"), sign, value, word), rest
+    return FieldTest(field.strip("`"), sign, value, word), remaining
 
 
 def find_objection(row: Interaction, condition: str) -> str | None:

@@ -62,9 +62,9 @@ def hash_features(text: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.floa
     if len(text) > MOST_CHARACTERS:
         half = MOST_CHARACTERS // 2
         text = f"{text[:half]} {text[-half:]}"
-    words = _WORD.findall(text.lower())
-    features = with_pairs(words)
-    features += [f"^{word[:_STEM]}" for word in words if len(word) > _STEM]
+    tokens = _WORD.findall(text.lower())
+    features = with_pairs(tokens)
+    features += [f"^{word[:_STEM]}" for word in tokens if len(word) > _STEM]
     counts = hash_terms(features, BUCKETS)
     values = (1 + np.log(np.fromiter(counts.values(), float, len(counts)))).astype(np.float32)
     values /= max(float(np.linalg.norm(values)), 1.0)
@@ -78,14 +78,14 @@ def train_classifier(
     names = tuple(sorted(set(labels)))
     if len(names) < 2:
         raise ValueError("a classifier needs at least two labels")
-    seen, unseen = _Features.of(texts), _Features.of(check_texts)
+    features, unseen = _Features.of(texts), _Features.of(check_texts)
     truth = np.array([names.index(label) for label in labels])
-    known = [place for place, label in enumerate(check_labels) if label in names]
-    check = np.array([names.index(check_labels[place]) for place in known], dtype=int)
+    checkable = [index for index, label in enumerate(check_labels) if label in names]
+    check = np.array([names.index(check_labels[index]) for index in checkable], dtype=int)
     best: tuple[float, TextClassifier] | None = None
-    for penalty in PENALTIES if known else PENALTIES[1:2]:
-        weights, bias = _fit(seen, truth, labels=len(names), penalty=penalty)
-        scores = unseen.multiply(weights)[known] + bias
+    for penalty in PENALTIES if checkable else PENALTIES[1:2]:
+        weights, bias = _fit(features, truth, labels=len(names), penalty=penalty)
+        scores = unseen.multiply(weights)[checkable] + bias
         scale, loss = _calibrate(scores, check)
         if best is None or loss < best[0]:
             fitted = TextClassifier(names, weights.astype(np.float32), bias.astype(np.float32), scale)
@@ -103,12 +103,12 @@ def set_threshold(
     """
     ranked = sorted(predictions, key=lambda pair: -pair[0].probability)
     threshold, right = 1.0, 0
-    for place, (prediction, truth) in enumerate(ranked, 1):
+    for rank, (prediction, truth) in enumerate(ranked, 1):
         right += prediction.likeliest == truth
-        tied = place < len(ranked) and ranked[place][0].probability == prediction.probability
-        if not tied and right >= target * place:
+        tied = rank < len(ranked) and ranked[rank][0].probability == prediction.probability
+        if not tied and right >= target * rank:
             # Where all of them together reach the target, none has to be unsure.
-            threshold = prediction.probability if place < len(ranked) else 0.0
+            threshold = prediction.probability if rank < len(ranked) else 0.0
     lowest = (1 + 1 / len(classifier.labels)) / 2
     return replace(classifier, threshold=max(threshold, lowest))
 
@@ -123,16 +123,16 @@ class _Features(NamedTuple):
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> "_Features":
-        found = [hash_features(text) for text in texts]
+        hashed = [hash_features(text) for text in texts]
         none: tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] = (
             np.zeros(0, int),
             np.zeros(0, np.float32),
         )
         return cls(
-            np.repeat(np.arange(len(found)), [len(buckets) for buckets, _ in found] or 0),
-            np.concatenate([buckets for buckets, _ in (*found, none)]),
-            np.concatenate([values for _, values in (*found, none)]).astype(float),
-            len(found),
+            np.repeat(np.arange(len(hashed)), [len(buckets) for buckets, _ in hashed] or 0),
+            np.concatenate([buckets for buckets, _ in (*hashed, none)]),
+            np.concatenate([values for _, values in (*hashed, none)]).astype(float),
+            len(hashed),
         )
 
     def multiply(self, weights: Array) -> Array:
@@ -152,13 +152,13 @@ def _fit(
     """Softmax regression by accelerated gradient descent. Vectors of length one bound its curvature."""
     used, renamed = np.unique(features.buckets, return_inverse=True)
     features = features._replace(buckets=renamed)
-    wanted = np.eye(labels)[truth] / features.texts
+    target = np.eye(labels)[truth] / features.texts
     # The bias is one more feature of value one, so vectors have length √2 and the curvature is at most 1.
     rate = 1 / (1 + penalty)
     weights, bias = np.zeros((len(used), labels)), np.zeros(labels)
     ahead, ahead_bias, momentum = weights, bias, 1.0
     for _ in range(STEPS):
-        errors = _softmax(features.multiply(ahead) + ahead_bias) / features.texts - wanted
+        errors = _softmax(features.multiply(ahead) + ahead_bias) / features.texts - target
         new = ahead - rate * (features.multiply_transposed(errors, buckets=len(used)) + penalty * ahead)
         new_bias = ahead_bias - rate * errors.sum(0)
         grown = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
@@ -184,8 +184,8 @@ def _calibrate(scores: Array, truth: npt.NDArray[np.int64]) -> tuple[float, floa
     count, labels = scores.shape
     if not count:
         return 1.0, 0.0
-    wanted = np.full((count, labels), 1 / (count + labels))
-    wanted[np.arange(count), truth] = (count + 1) / (count + labels)
-    losses = [-float((wanted * np.log(_softmax(scores * s) + 1e-12)).sum(1).mean()) for s in _SCALES]
+    target = np.full((count, labels), 1 / (count + labels))
+    target[np.arange(count), truth] = (count + 1) / (count + labels)
+    losses = [-float((target * np.log(_softmax(scores * s) + 1e-12)).sum(1).mean()) for s in _SCALES]
     best = int(np.argmin(losses))
     return float(_SCALES[best]), losses[best]

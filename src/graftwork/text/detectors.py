@@ -51,7 +51,7 @@ def looks_generated(value: str) -> bool:
     Names in camel case and paths consist of words, so few of their neighbours differ in class.
     """
     classes = [2 if c.isdigit() else c.isupper() for c in value if c.isalnum()]
-    changes = sum(one != other for one, other in pairwise(classes))
+    changes = sum(left_class != right_class for left_class, right_class in pairwise(classes))
     is_mixed = {0, 1} <= set(classes) and classes.count(2) >= 2
     return is_mixed and changes >= 0.42 * len(classes) and entropy(value) >= 3.7
 
@@ -100,8 +100,8 @@ def passes_luhn(value: str) -> bool:
     if not 13 <= len(digits) <= 19 or digits[0] not in (2, 3, 4, 5, 6) or len(set(digits)) < 2:
         return False
     total = 0
-    for place, digit in enumerate(reversed(digits)):
-        doubled = digit * 2 if place % 2 else digit
+    for index, digit in enumerate(reversed(digits)):
+        doubled = digit * 2 if index % 2 else digit
         total += doubled - 9 if doubled > 9 else doubled
     return total % 10 == 0
 
@@ -312,13 +312,13 @@ def find_aws_secrets(text: str) -> Iterator[TextSpan]:
     """Find forty characters near the id of an access key. A commit hash has forty too, but no capitals."""
     done = 0
     for key in _ACCESS_KEY.finditer(text):
-        begin, end = max(done, key.start() - _NEAR), min(len(text), key.end() + _NEAR)
-        begin = max(begin, text.rfind(TEXT_GAP, begin, key.start()))
-        other = text.find(TEXT_GAP, key.end(), end)
-        for found in _SECRET_KEY.finditer(text, begin, other if other >= 0 else end):
-            if _is_mixed(found.group()):
-                yield TextSpan(*found.span())
-                done = found.end()
+        low, end = max(done, key.start() - _NEAR), min(len(text), key.end() + _NEAR)
+        low = max(low, text.rfind(TEXT_GAP, low, key.start()))
+        gap = text.find(TEXT_GAP, key.end(), end)
+        for match in _SECRET_KEY.finditer(text, low, gap if gap >= 0 else end):
+            if _is_mixed(match.group()):
+                yield TextSpan(*match.span())
+                done = match.end()
 
 
 def has_access_key(text: str) -> bool:
@@ -328,37 +328,37 @@ def has_access_key(text: str) -> bool:
 
 def find_secret_keys(text: str) -> Iterator[TextSpan]:
     """Find AWS secret keys by their form alone, for texts that belong to a key id in another text."""
-    for found in _SECRET_KEY.finditer(text):
-        if _is_mixed(found.group()):
-            yield TextSpan(*found.span())
+    for match in _SECRET_KEY.finditer(text):
+        if _is_mixed(match.group()):
+            yield TextSpan(*match.span())
 
 
 def find_named_secrets(text: str) -> Iterator[TextSpan]:
     """Find generated values shortly after `secret`, `password`, `token` and the like, in prose or tables."""
-    for found in _GENERATED.finditer(text):
-        if looks_generated(found["value"]):
-            before = text[max(0, found.start() - _CONTEXT) : found.start()].rpartition(TEXT_GAP)[2]
+    for match in _GENERATED.finditer(text):
+        if looks_generated(match["value"]):
+            before = text[max(0, match.start() - _CONTEXT) : match.start()].rpartition(TEXT_GAP)[2]
             if _CONTEXT_NAME.search(before):
-                yield TextSpan(*found.span("value"))
+                yield TextSpan(*match.span("value"))
 
 
 def find_minisign_keys(text: str) -> Iterator[TextSpan]:
-    for found in _MINISIGN.finditer(text):
-        yield TextSpan(*found.span())
+    for match in _MINISIGN.finditer(text):
+        yield TextSpan(*match.span())
 
 
 def find_webhooks(text: str) -> Iterator[TextSpan]:
     """Find the part of a webhook's URL that allows posting to it."""
-    for found in _WEBHOOK.finditer(text):
-        if looks_random(found["value"]):
-            yield TextSpan(*found.span("value"))
+    for match in _WEBHOOK.finditer(text):
+        if looks_random(match["value"]):
+            yield TextSpan(*match.span("value"))
 
 
 def find_signatures(text: str) -> Iterator[TextSpan]:
     """Find signatures of URLs, which grant access to what they sign."""
-    for found in _SIGNATURE.finditer(text):
-        if looks_random(found["value"]):
-            yield TextSpan(*found.span("value"))
+    for match in _SIGNATURE.finditer(text):
+        if looks_random(match["value"]):
+            yield TextSpan(*match.span("value"))
 
 
 def find_mysql_passwords(text: str) -> Iterator[TextSpan]:
@@ -375,14 +375,14 @@ def find_options(text: str) -> Iterator[TextSpan]:
     if "login" in text:
         yield from _confirmed(_NETRC, text)
     if "username" in text:
-        for found in _KAGGLE.finditer(text):
-            yield TextSpan(*found.span("value"))
+        for match in _KAGGLE.finditer(text):
+            yield TextSpan(*match.span("value"))
 
 
 def _confirmed(form: re.Pattern[str], text: str) -> Iterator[TextSpan]:
-    for found in form.finditer(text):
-        if looks_like_password(found["value"]):
-            yield TextSpan(*found.span("value"))
+    for match in form.finditer(text):
+        if looks_like_password(match["value"]):
+            yield TextSpan(*match.span("value"))
 
 
 def _run_starts(text: str) -> Iterator[int]:

@@ -98,12 +98,12 @@ _PHONE_NEXT = re.compile(_PHONE_ITSELF)
 def find_emails(text: str) -> Iterator[TextSpan]:
     done = 0
     for match in _HOST.finditer(text):
-        at = match.start()
+        at_sign = match.start()
         # One more than allowed: a longer run is no local part, wherever it is cut.
-        before = _LOCAL_PART.match(text[max(done, at - _LONGEST_LOCAL_PART - 1) : at][::-1])
+        before = _LOCAL_PART.match(text[max(done, at_sign - _LONGEST_LOCAL_PART - 1) : at_sign][::-1])
         if before is None or before.end() > _LONGEST_LOCAL_PART:
             continue
-        span = TextSpan(at - before.end(), match.end())
+        span = TextSpan(at_sign - before.end(), match.end())
         if is_no_git_address(text[span.start : span.end]):
             yield span
             done = span.end
@@ -141,11 +141,11 @@ def find_discord_tokens(text: str) -> Iterator[TextSpan]:
 
 def find_passwords(text: str) -> Iterator[TextSpan]:
     r"""Find the values of `db_password: ...`, `"api_key\": \"...\"`, `the secret is ...` and the like."""
-    named = (
+    assigned = (
         TextSpan(*match.span("value")) for match in _match_names(text) if looks_like_password(match["value"])
     )
     done = 0
-    for span in sorted((*named, *find_options(text))):
+    for span in sorted((*assigned, *find_options(text))):
         if span.start >= done:
             yield span
             done = span.end
@@ -175,14 +175,14 @@ def find_addresses(text: str) -> Iterator[TextSpan]:
 
 def find_phones(text: str) -> Iterator[TextSpan]:
     for start, end in _find_numbers(text):
-        found = _PHONE.search(text, start, end)
-        while found:
-            confirmed = has_phone_digits(found.group())
+        match = _PHONE.search(text, start, end)
+        while match:
+            confirmed = has_phone_digits(match.group())
             if confirmed:
-                yield TextSpan(*found.span())
+                yield TextSpan(*match.span())
             # A number directly after another has a digit before it until that one is removed.
-            after = _PHONE_NEXT.match(text, found.end(), end) if confirmed else None
-            found = after or _PHONE.search(text, found.end(), end)
+            after = _PHONE_NEXT.match(text, match.end(), end) if confirmed else None
+            match = after or _PHONE.search(text, match.end(), end)
 
 
 def is_password_under(name: str, value: str) -> bool:
@@ -235,20 +235,20 @@ def _match_names(text: str) -> Iterator[re.Match[str]]:
 
 
 def _find_keys(folded: str) -> set[int]:
-    found = set()
+    starts = set()
     for key in _find_all(folded, "key"):
         end = key - 1 if key and folded[key - 1] in "_-" else key
         for owner in _KEY_OWNERS:
             if folded.endswith(owner, 0, end):
-                found.add(end - len(owner))
-    return found
+                starts.add(end - len(owner))
+    return starts
 
 
 def _find_all(folded: str, literal: str) -> Iterator[int]:
-    place = folded.find(literal)
-    while place >= 0:
-        yield place
-        place = folded.find(literal, place + 1)
+    position = folded.find(literal)
+    while position >= 0:
+        yield position
+        position = folded.find(literal, position + 1)
 
 
 LONG = 15
@@ -492,12 +492,12 @@ PATTERNS: tuple[Pattern, ...] = (
 
 def _hints(*, any_case: bool, run: int) -> tuple[tuple[bytes, tuple[int, ...]], ...]:
     """Return each hint with the indexes of its patterns, of those that need no longer run than this."""
-    found: dict[bytes, tuple[int, ...]] = {}
-    for place, pattern in enumerate(PATTERNS):
+    by_hint: dict[bytes, tuple[int, ...]] = {}
+    for index, pattern in enumerate(PATTERNS):
         if pattern.any_case == any_case and pattern.run <= run:
             for hint in pattern.hints:
-                found[hint] = (*found.get(hint, ()), place)
-    return tuple(found.items())
+                by_hint[hint] = (*by_hint.get(hint, ()), index)
+    return tuple(by_hint.items())
 
 
 # Flat tables: a text is searched for some dozen hints.
@@ -532,16 +532,16 @@ def find_likely(text: str) -> list[Pattern]:
     runs = raw.translate(RUNS)
     run = 0 if _LONG_RUN not in runs else VERY_LONG if _VERY_LONG_RUN in runs else LONG
     likely: list[int] = []
-    for hint, places in _AS_IS[run]:
+    for hint, indices in _AS_IS[run]:
         if hint in raw:
-            likely += places
-    for hint, places in _FOLDED[run]:
+            likely += indices
+    for hint, indices in _FOLDED[run]:
         if hint in folded:
-            likely += places
+            likely += indices
     if run == VERY_LONG:
         likely += _BY_RUN
     digits = raw.translate(_DIGITS_AND_CAPITALS, _SEPARATORS)
-    for form, place in _NUMBERS:
+    for form, index in _NUMBERS:
         if form in digits:
-            likely.append(place)
-    return [PATTERNS[place] for place in sorted(set(likely))] if likely else []
+            likely.append(index)
+    return [PATTERNS[index] for index in sorted(set(likely))] if likely else []

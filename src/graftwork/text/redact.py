@@ -101,11 +101,11 @@ class Redactor:
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         if clean.has(digest):
             return Redacted(text, {})
-        found = self._redact(text)
+        redacted = self._redact(text)
         # Placeholders count for the numbers of later ones: such a text is read each time.
-        if not found.counts and not self._has_access_key and "<REDACTED:" not in text:
+        if not redacted.counts and not self._has_access_key and "<REDACTED:" not in text:
             clean.add(digest)
-        return found
+        return redacted
 
     def _redact(self, text: str) -> Redacted:
         counts: dict[str, int] = {}
@@ -175,8 +175,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def publishable(record: Record) -> dict[str, Any]:
     """Return `record.model_dump(mode="json")` without secrets."""
-    shown: dict[str, Any] = _publish(record, record.model_dump(mode="json"), None, Redactor())
-    return shown
+    published: dict[str, Any] = _publish(record, record.model_dump(mode="json"), None, Redactor())
+    return published
 
 
 def publish_text(text: str) -> str:
@@ -198,9 +198,9 @@ def _show_error(kind: type[BaseException], error: BaseException | None, trace: T
     if issubclass(kind, SystemExit):
         # A thread that ends this way is not an error.
         return
-    words = "".join(traceback.format_exception(kind, error, trace))
-    known = (value for name, value in os.environ.items() if is_secret_name(name) or may_name_secret(name))
-    sys.stderr.write(publish_text(hide(words, [value for value in known if len(value) >= SHORTEST_KNOWN])))
+    report = "".join(traceback.format_exception(kind, error, trace))
+    secrets = (value for name, value in os.environ.items() if is_secret_name(name) or may_name_secret(name))
+    sys.stderr.write(publish_text(hide(report, [value for value in secrets if len(value) >= SHORTEST_KNOWN])))
 
 
 def _publish(value: Any, shown: Any, secret: Secret | None, redactor: Redactor) -> Any:
@@ -216,7 +216,7 @@ def _publish(value: Any, shown: Any, secret: Secret | None, redactor: Redactor) 
         return published
     if isinstance(shown, list):
         parts = list(value) if isinstance(value, list | tuple | set | frozenset) else [None] * len(shown)
-        return [_publish(part, one, secret, redactor) for part, one in zip(parts, shown, strict=True)]
+        return [_publish(part, dumped, secret, redactor) for part, dumped in zip(parts, shown, strict=True)]
     return shown
 
 
@@ -285,10 +285,10 @@ def redact_variables(message: str, *, environment: Mapping[str, str], variables:
 def redact_login(error: object, address: str) -> str:
     """Redact the login and the query of a URL in a message about it."""
     parts = [part for part in address.split("::") if "://" in part]
-    found = {secret for part in parts for secret in _secrets_in(part)}
+    secrets = {secret for part in parts for secret in _secrets_in(part)}
     # A shorter one is only replaced in its URL; elsewhere it may be part of any word.
     return redact_message(
-        str(error) or type(error).__name__, {item for item in found if len(item) >= SHORTEST}
+        str(error) or type(error).__name__, {item for item in secrets if len(item) >= SHORTEST}
     )
 
 

@@ -141,14 +141,14 @@ def find_control_tokens(text: str, tokens: Sequence[str] = KNOWN_CONTROL_TOKENS)
 @lru_cache(maxsize=64)
 def _make_finder(tokens: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str]] | None:
     """Return the first characters of the tokens, and one expression for all, longest first."""
-    wanted = sorted({token for token in tokens if token}, key=lambda token: (-len(token), token))
-    if not wanted:
+    ordered = sorted({token for token in tokens if token}, key=lambda token: (-len(token), token))
+    if not ordered:
         return None
-    openings = tuple(sorted({token[0] for token in wanted}))
+    openings = tuple(sorted({token[0] for token in ordered}))
     by_opening = "|".join(
         re.escape(opening)
         + "(?:"
-        + "|".join(re.escape(token[1:]) for token in wanted if token[0] == opening)
+        + "|".join(re.escape(token[1:]) for token in ordered if token[0] == opening)
         + ")"
         for opening in openings
     )
@@ -178,11 +178,11 @@ def has_too_many_values(text: str | bytes, *, most: int = MOST_VALUES) -> bool:
         if text.count(b",") + text.count(b"[") + text.count(b"{") < most:
             return False
         marks = (match.lastindex for match in _STRING_OR_MARK_BYTES.finditer(text))
-    found = 0
+    count = 0
     for mark in marks:
         if mark:
-            found += 1
-            if found >= most:
+            count += 1
+            if count >= most:
                 return True
     return False
 

@@ -73,8 +73,8 @@ class Ragged(NamedTuple):
         """Return some of the items, in this order."""
         lengths = self.offsets[items + 1] - self.offsets[items]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
-        at = np.repeat(self.offsets[items] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Ragged(self.values[at], offsets)
+        indices = np.repeat(self.offsets[items] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Ragged(self.values[indices], offsets)
 
     def owners(self) -> Array:
         """Return, for each value, the item that it belongs to."""
@@ -92,9 +92,9 @@ def run_words(words: Ragged, *, size: int) -> Ragged:
         word = np.where(here + step < ends, padded[step : step + len(here)], np.uint64(0))
         total = (total + word) * np.uint64(_SPREAD[0])
     starts = np.repeat(words.offsets[:-1], lengths)
-    chosen = here <= np.maximum(starts, ends - size)
+    is_complete = here <= np.maximum(starts, ends - size)
     counts = np.where(lengths > 0, np.maximum(1, lengths - size + 1), 0)
-    return Ragged(spread(total[chosen]), np.concatenate(([0], np.cumsum(counts))))
+    return Ragged(spread(total[is_complete]), np.concatenate(([0], np.cumsum(counts))))
 
 
 def as_sets(runs: Ragged, *, lowest: int | None = None) -> Ragged:
@@ -110,9 +110,9 @@ def as_sets(runs: Ragged, *, lowest: int | None = None) -> Ragged:
     if lowest is None:
         return sets
     lengths = np.minimum(np.diff(offsets), lowest)
-    kept = np.concatenate(([0], np.cumsum(lengths)))
-    at = np.repeat(offsets[:-1] - kept[:-1], lengths) + np.arange(kept[-1])
-    return Ragged(sets.values[at], kept)
+    bounds = np.concatenate(([0], np.cumsum(lengths)))
+    indices = np.repeat(offsets[:-1] - bounds[:-1], lengths) + np.arange(bounds[-1])
+    return Ragged(sets.values[indices], bounds)
 
 
 class RunWeights(NamedTuple):
@@ -127,11 +127,11 @@ class RunWeights(NamedTuple):
         weighed = np.empty(len(values), dtype=np.float32)
         for start in range(0, len(values), _VALUES_AT_ONCE):
             part = values[start : start + _VALUES_AT_ONCE]
-            seen = np.ones(len(part))
+            counts = np.ones(len(part))
             if len(self.values):
-                at = np.minimum(np.searchsorted(self.values, part), len(self.values) - 1)
-                seen = np.where(self.values[at] == part, self.counts[at], 1.0)
-            weighed[start : start + len(part)] = np.log1p(max(self.total, 1) / seen)
+                nearest = np.minimum(np.searchsorted(self.values, part), len(self.values) - 1)
+                counts = np.where(self.values[nearest] == part, self.counts[nearest], 1.0)
+            weighed[start : start + len(part)] = np.log1p(max(self.total, 1) / counts)
         return weighed
 
     def to_arrays(self) -> tuple[Array, Array, Array]:
@@ -181,27 +181,27 @@ def measure_pairs(
             limits = np.minimum(*(_highest(sets, side[part], sampled) for side in (one, other)))
         keys, weights = _side(sets, one[part], weighed, limits)
         other_keys, other_weights = _side(sets, other[part], weighed, limits)
-        at = np.minimum(np.searchsorted(other_keys, keys), max(len(other_keys) - 1, 0))
-        common = other_keys[at] == keys if len(other_keys) else np.zeros(len(keys), dtype=bool)
+        nearest = np.minimum(np.searchsorted(other_keys, keys), max(len(other_keys) - 1, 0))
+        common = other_keys[nearest] == keys if len(other_keys) else np.zeros(len(keys), dtype=bool)
         both = _add_up(keys, weights, pairs, common)
         either = _add_up(keys, weights, pairs) + _add_up(other_keys, other_weights, pairs) - both
-        words, other_words = _are_words(keys), _are_words(other_keys)
+        is_word, other_words = _are_words(keys), _are_words(other_keys)
         smaller = np.minimum(
-            _add_up(keys, weights, pairs, words), _add_up(other_keys, other_weights, pairs, other_words)
+            _add_up(keys, weights, pairs, is_word), _add_up(other_keys, other_weights, pairs, other_words)
         )
         likeness[part] = _divide(both, either)
-        containment[part] = _divide(_add_up(keys, weights, pairs, common & words), smaller)
+        containment[part] = _divide(_add_up(keys, weights, pairs, common & is_word), smaller)
     return Measures(likeness, containment)
 
 
 def _side(sets: Ragged, items: Array, weighed: Array, limits: Array | None) -> tuple[Array, Array]:
     """The values of one side of many pairs, prefixed by the pair's number, and their weights."""
-    taken, weights = sets.take(items), Ragged(weighed, sets.offsets).take(items).values
-    owners = taken.owners()
-    keys = owners.astype(np.uint64) << np.uint64(32) | taken.values.astype(np.uint64)
+    chosen_sets, weights = sets.take(items), Ragged(weighed, sets.offsets).take(items).values
+    owners = chosen_sets.owners()
+    keys = owners.astype(np.uint64) << np.uint64(32) | chosen_sets.values.astype(np.uint64)
     if limits is None:
         return keys, weights
-    within = taken.values <= limits[owners]
+    within = chosen_sets.values <= limits[owners]
     return keys[within], weights[within]
 
 
@@ -212,8 +212,8 @@ def _add_up(keys: Array, weights: Array, pairs: int, which: Array | None = None)
 
 
 def _are_words(keys: Array) -> Array:
-    words: Array = (keys & np.uint64(1)) == 0
-    return words
+    is_word: Array = (keys & np.uint64(1)) == 0
+    return is_word
 
 
 def _highest(sets: Ragged, items: Array, sampled: int) -> Array:

@@ -88,8 +88,8 @@ def _parse_calls(parts: list[str]) -> tuple[ToolCall, ...] | None:
 
 def write_tools(tools: Sequence[dict[str, Any]]) -> str:
     """Write tool definitions in OpenAI's nested form; empty if there are none."""
-    written = [_write(define_tool(tool)) for tool in tools]
-    return TOOLS_BEFORE + "\n".join(written) + TOOLS_BEHIND if tools else ""
+    lines = [_write(define_tool(tool)) for tool in tools]
+    return TOOLS_BEFORE + "\n".join(lines) + TOOLS_BEHIND if tools else ""
 
 
 def define_tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -101,10 +101,10 @@ def define_tool(tool: dict[str, Any]) -> dict[str, Any]:
     ):
         return tool
     schemas = [function[key] for key in ("parameters", "input_schema", "inputSchema") if function.get(key)]
-    named = {key: function[key] for key in ("name", "description") if function.get(key) is not None}
+    described = {key: function[key] for key in ("name", "description") if function.get(key) is not None}
     return {
         "type": "function",
-        "function": {**named, "parameters": schemas[0] if schemas else ANY_ARGUMENTS},
+        "function": {**described, "parameters": schemas[0] if schemas else ANY_ARGUMENTS},
     }
 
 

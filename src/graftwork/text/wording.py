@@ -24,11 +24,11 @@ def duration(seconds: float) -> str:
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     # Rounded first: no minute has 60 seconds.
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if not minutes:
-        return f"{rest} s"
+        return f"{remainder} s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {remainder:02} s"
 
 
 _SPAN = re.compile(r"(\d{1,5})([mhdw])")
@@ -42,8 +42,8 @@ def parse_time(text: str, *, now: datetime, back: bool = False) -> datetime | No
         delta = timedelta(**{_SPANS[span[2]]: int(span[1])})
         return now - delta if back else now + delta
     try:
-        named = datetime.fromisoformat(text)
-        return named.replace(tzinfo=UTC) if named.tzinfo is None else named.astimezone(UTC)
+        parsed = datetime.fromisoformat(text)
+        return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 

@@ -72,12 +72,12 @@ def test_going_on_from_what_was_decided_gives_the_same_by_what_rows_mean(monkeyp
     columns, again = assign_group(*asked, embedder=BySubject())
     _, before = assign_group(*asked[: max(0, cut - len(OTHERS))], embedder=BySubject())
     known = before._replace(kept=np.ones(len(before.split), dtype=bool))
-    went_on = assign_splits(columns, settings=SETTINGS, embedder=BySubject(), known=known)
+    went_on = assign_splits(columns, settings=SETTINGS, embedder=BySubject(), earlier=known)
     assert went_on.split.tolist() == again.split.tolist()
     assert went_on.group.tolist() == again.group.tolist()
     kept = np.ones(columns.rows, dtype=bool)
     went_on.split[-1] = SPLITS.index("test") if went_on.split[-1] == 0 else 0
-    found = find_leaks(columns, went_on, kept, settings=SETTINGS, embedder=BySubject(), known=known)
+    found = find_leaks(columns, went_on, kept, settings=SETTINGS, embedder=BySubject(), earlier=known)
     assert found == find_leaks(columns, went_on, kept, settings=SETTINGS, embedder=BySubject())
 
 

@@ -20,7 +20,7 @@ TRAIN, TEST = SPLITS.index("train"), SPLITS.index("test")
 
 def assign_group(rows, *, chosen, passed=None, known=None, block=7, embedder=None):
     columns = ColumnsInMemory(rows, settings=chosen, passed=passed, block=block)
-    return columns, assign_splits(columns, settings=chosen, known=known, embedder=embedder)
+    return columns, assign_splits(columns, settings=chosen, earlier=known, embedder=embedder)
 
 
 def decide(rows, *, chosen, passed=None, kept=None):
@@ -88,13 +88,13 @@ def test_a_wrong_assignment_of_a_new_or_changed_row_is_found_as_by_the_whole_che
     columns, assignment = assign_group(rows, chosen=SETTINGS, block=40)
     kept = np.array([chance.random() < 0.8 for _ in rows])
     known = decide(rows[:cut], chosen=SETTINGS, kept=kept[:cut])
-    assert find_leaks(columns, assignment, kept, settings=SETTINGS, known=known) == []
+    assert find_leaks(columns, assignment, kept, settings=SETTINGS, earlier=known) == []
     for place in chance.sample(range(len(rows)), 3):
         if assignment.split[place] != UNASSIGNED:
             assignment.split[place] = TEST if assignment.split[place] == TRAIN else TRAIN
     kept |= np.array([chance.random() < 0.1 for _ in rows])
     whole = find_leaks(columns, assignment, kept, settings=SETTINGS, most=10_000)
-    assert find_leaks(columns, assignment, kept, settings=SETTINGS, known=known, most=10_000) == whole
+    assert find_leaks(columns, assignment, kept, settings=SETTINGS, earlier=known, most=10_000) == whole
 
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9), max_size=20), st.lists(st.integers(0, 9)))
@@ -115,9 +115,9 @@ def test_rows_that_were_decided_and_checked_are_not_checked_again():
     rows = [make_row(f"{thing} {thing}ing {thing}ed the {n}th?") for n, thing in enumerate(THINGS * 2)]
     known = decide(rows, chosen=SETTINGS)
     columns = Unread(rows, settings=SETTINGS)
-    assignment = assign_splits(columns, settings=SETTINGS, known=known)
+    assignment = assign_splits(columns, settings=SETTINGS, earlier=known)
     assert_same(assignment, known)
-    assert find_leaks(columns, assignment, known.kept, settings=SETTINGS, known=known) == []
+    assert find_leaks(columns, assignment, known.kept, settings=SETTINGS, earlier=known) == []
 
 
 ROWS = [make_row(f"{thing} {thing}ing {thing}ed?") for thing in THINGS]

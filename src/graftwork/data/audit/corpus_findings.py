@@ -51,14 +51,14 @@ def find_rare_groups(facts: AuditFacts) -> Iterator[Finding]:
         usable = np.bincount(numbers[facts.usable & (numbers >= 0)], minlength=len(names))
         logged = np.bincount(numbers[numbers >= 0], minlength=len(names))
         rare = np.flatnonzero((usable < RARE) & (logged > 0))
-        places = np.flatnonzero(np.isin(numbers, rare))
-        if np.count_nonzero(logged) < 2 or not len(places):
+        positions = np.flatnonzero(np.isin(numbers, rare))
+        if np.count_nonzero(logged) < 2 or not len(positions):
             continue
         ordered = sorted(rare, key=lambda number: names[number])
-        named = ", ".join(
+        listing = ", ".join(
             f"{names[number]} {usable[number]} of {logged[number]}" for number in ordered[:MOST_NAMED]
         )
-        more = f" and {len(rare) - MOST_NAMED} more" if len(rare) > MOST_NAMED else ""
+        suffix = f" and {len(rare) - MOST_NAMED} more" if len(rare) > MOST_NAMED else ""
         fix = "log more of them, or leave them out of the files under data.logs"
         if kind == "roles":
             fix += "; a teacher can add some (`graft data repair --augment role=NAME --dry-run`)"
@@ -66,12 +66,12 @@ def find_rare_groups(facts: AuditFacts) -> Iterator[Finding]:
             facts,
             "rare_group",
             "warning",
-            places,
+            positions,
             show=_question_with_label(numbers, names),
             reasons={names[number]: int(usable[number]) for number in ordered[:40]},
             wording=Wording(
-                title=count_rows(len(places), "belong")
-                + f" to {kind} with fewer than {RARE} usable rows ({named}{more})",
+                title=count_rows(len(positions), "belong")
+                + f" to {kind} with fewer than {RARE} usable rows ({listing}{suffix})",
                 effect="too few to learn from, and too few to hold some out and measure",
                 fix=fix,
             ),
@@ -145,8 +145,8 @@ def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
     fix = f"`graft data prepare` keeps the {settings.keep_duplicate} of each (data.keep_duplicate)"
 
     def name_kept(place: int) -> str:
-        kept = int(instead[place])
-        return "another row" if kept < 0 else str(facts.corpus.origin(kept))
+        twin = int(instead[place])
+        return "another row" if twin < 0 else str(facts.corpus.origin(twin))
 
     same = np.flatnonzero(facts.repeats.step == DUPLICATE)
     if len(same):
@@ -188,31 +188,31 @@ def find_conflicting(facts: AuditFacts, among: "NDArray[np.bool_]") -> "NDArray[
     several = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     if not len(several):
         return np.zeros(0, dtype=np.int64)
-    at = np.minimum(np.searchsorted(several, prompts), len(several) - 1)
-    places = np.flatnonzero(among & (several[at] == prompts))
-    prompts, replies = prompts[places], facts.fingerprints(REPLY_FINGERPRINT)[places]
+    index = np.minimum(np.searchsorted(several, prompts), len(several) - 1)
+    positions = np.flatnonzero(among & (several[index] == prompts))
+    prompts, replies = prompts[positions], facts.fingerprints(REPLY_FINGERPRINT)[positions]
     _, first, number = np.unique(prompts, return_index=True, return_inverse=True)
     order = np.lexsort((replies, number))
     new = (number[order][1:] == number[order][:-1]) & (replies[order][1:] != replies[order][:-1])
     torn = np.zeros(len(first), dtype=bool)
     torn[number[order][1:][new]] = True
     inside = np.flatnonzero(torn[number])
-    return places[inside[np.lexsort((inside, first[number[inside]]))]]
+    return positions[inside[np.lexsort((inside, first[number[inside]]))]]
 
 
 def find_conflicts(facts: AuditFacts) -> Iterator[Finding]:
-    places = find_conflicting(facts, facts.passed)
+    positions = find_conflicting(facts, facts.passed)
     logged = find_conflicting(facts, facts.fingerprints(PROMPT_FINGERPRINT) != 0)
     if not len(logged):
         return
-    title = count_rows(len(places), "share a prompt with a row that has another reply")
-    if len(logged) > len(places):
+    title = count_rows(len(positions), "share a prompt with a row that has another reply")
+    if len(logged) > len(positions):
         title += f" ({len(logged):,} in the whole log, before unusable rows are dropped)"
     yield finding_from_rows(
         facts,
         "conflicting_answers",
-        "warning" if len(places) else "info",
-        places if len(places) else logged,
+        "warning" if len(positions) else "info",
+        positions if len(positions) else logged,
         show=lambda row, place: row.reply,
         wording=Wording(
             title=title,
@@ -233,14 +233,14 @@ def find_clusters(facts: AuditFacts) -> tuple[Cluster, ...]:
     """Return the largest clusters; contradictions before repeats."""
     import numpy as np
 
-    found: list[tuple[ClusterKind, int, list[int], list[int]]] = []
+    clusters: list[tuple[ClusterKind, int, list[int], list[int]]] = []
     prompts, replies = facts.fingerprints(PROMPT_FINGERPRINT), facts.fingerprints(REPLY_FINGERPRINT)
     conflicting = find_conflicting(facts, prompts != 0)
     for members in _largest_runs(conflicting, prompts[conflicting]):
         _, first = np.unique(replies[members], return_index=True)
-        shown = [int(members[at]) for at in sorted(first)[:MOST_SHOWN]]
-        places = [int(place) for place in members[:MOST_CLUSTER_ROWS]]
-        found.append(("conflicting_answers", len(members), places, shown))
+        examples = [int(members[index]) for index in sorted(first)[:MOST_SHOWN]]
+        positions = [int(position) for position in members[:MOST_CLUSTER_ROWS]]
+        clusters.append(("conflicting_answers", len(members), positions, examples))
     instead, step = facts.repeats.instead, facts.repeats.step
     kinds: tuple[tuple[ClusterKind, int], ...] = (
         ("duplicate", DUPLICATE),
@@ -250,22 +250,22 @@ def find_clusters(facts: AuditFacts) -> tuple[Cluster, ...]:
         gone = np.flatnonzero((step == number) & (instead >= 0))
         for members in _largest_runs(gone, instead[gone]):
             # The row that stays comes first.
-            places = [int(instead[members[0]]), *map(int, members[: MOST_CLUSTER_ROWS - 1])]
+            positions = [int(instead[members[0]]), *map(int, members[: MOST_CLUSTER_ROWS - 1])]
             # Identical rows need to be read only once.
-            shown = places[:1] if kind == "duplicate" else places[:MOST_SHOWN]
-            found.append((kind, len(members) + 1, places, shown))
+            examples = positions[:1] if kind == "duplicate" else positions[:MOST_SHOWN]
+            clusters.append((kind, len(members) + 1, positions, examples))
     weight = {"conflicting_answers": 0, "near_duplicate": 1, "duplicate": 2}
-    found.sort(key=lambda cluster: (-cluster[1], weight[cluster[0]], cluster[2][0]))
-    chosen = sorted(found[:MOST_CLUSTERS], key=lambda cluster: weight[cluster[0]])
-    rows = facts.read(place for *_, shown in chosen for place in shown)
+    clusters.sort(key=lambda cluster: (-cluster[1], weight[cluster[0]], cluster[2][0]))
+    largest = sorted(clusters[:MOST_CLUSTERS], key=lambda cluster: weight[cluster[0]])
+    rows = facts.read(position for *_, examples in largest for position in examples)
     return tuple(
         Cluster(
             kind=kind,
             size=size,
-            rows=facts.origins(places),
-            shown=tuple(show_row(rows[place], most=MOST_CHARACTERS) for place in shown),
+            rows=facts.origins(positions),
+            shown=tuple(show_row(rows[position], most=MOST_CHARACTERS) for position in examples),
         )
-        for kind, size, places, shown in chosen
+        for kind, size, positions, examples in largest
     )
 
 
@@ -329,9 +329,9 @@ def find_sides(facts: AuditFacts) -> "tuple[NDArray[np.bool_], NDArray[np.bool_]
 
 def say_missing_side(*, trained: bool) -> str:
     """Say what to add where only one side of a split was given."""
-    here, there = ("training", "held-out") if trained else ("held-out", "training")
+    here, missing = ("training", "held-out") if trained else ("held-out", "training")
     return (
-        f"judging by the file name these are the {here} rows of a split: add the {there} file to find "
+        f"judging by the file name these are the {here} rows of a split: add the {missing} file to find "
         "questions that are on both sides"
     )
 
@@ -348,14 +348,14 @@ def find_leaked(facts: AuditFacts) -> Iterator[Finding]:
     trained, held_out = find_sides(facts)
     twin = np.full(facts.corpus.rows, -1, dtype=np.int64)
     groups, fingerprints = facts.assignment.group, facts.fingerprints(PROMPT_FINGERPRINT)
-    for key, known in ((groups, groups >= 0), (fingerprints, fingerprints != 0)):
-        places = np.flatnonzero(trained & known)
-        values, first = np.unique(key[places], return_index=True)
+    for key, is_keyed in ((groups, groups >= 0), (fingerprints, fingerprints != 0)):
+        positions = np.flatnonzero(trained & is_keyed)
+        values, first = np.unique(key[positions], return_index=True)
         if not len(values):
             continue
-        at = np.minimum(np.searchsorted(values, key), len(values) - 1)
-        hit = held_out & known & (values[at] == key) & (twin < 0)
-        twin[hit] = places[first[at[hit]]]
+        index = np.minimum(np.searchsorted(values, key), len(values) - 1)
+        hit = held_out & is_keyed & (values[index] == key) & (twin < 0)
+        twin[hit] = positions[first[index[hit]]]
     leaked = np.flatnonzero(twin >= 0)
     if not len(leaked):
         return
@@ -392,9 +392,9 @@ def find_random_leaks(facts: AuditFacts) -> Iterator[Finding]:
     expected = expect_leaks(sizes[sizes > 1], held_out=settings.test)
     if not len(twins) or expected < 1:
         return
-    places = twins[np.argsort(groups[twins], kind="stable")]
+    positions = twins[np.argsort(groups[twins], kind="stable")]
     title = (
-        count_rows(len(places), say_like_another(settings.split_by, "another row"))
+        count_rows(len(positions), say_like_another(settings.split_by, "another row"))
         + f": a random split would test about {expected:,.0f} of them and train on a similar row"
     )
     fingerprints = facts.fingerprints(PROMPT_FINGERPRINT)
@@ -408,7 +408,7 @@ def find_random_leaks(facts: AuditFacts) -> Iterator[Finding]:
         facts,
         "split_leak",
         "warning",
-        places,
+        positions,
         show=lambda row, place: row.question,
         wording=Wording(
             title=title,
@@ -461,15 +461,15 @@ def find_empty_split(facts: AuditFacts) -> Iterator[Finding]:
     largest = int(sizes.argmax())
     if not empty or sizes[largest] < LARGE_GROUP:
         return
-    places = np.flatnonzero(groups == largest)
+    positions = np.flatnonzero(groups == largest)
     yield finding_from_rows(
         facts,
         "empty_split",
         "blocker",
-        places,
+        positions,
         show=lambda row, _place: row.question,
         wording=Wording(
-            title=f"{len(places):,} of {int(facts.usable.sum()):,} usable rows ask the same; "
+            title=f"{len(positions):,} of {int(facts.usable.sum()):,} usable rows ask the same; "
             f"no row is left for {' and '.join(empty)}",
             effect="`graft data prepare` keeps rows that ask the same in one split and would refuse this log",
             fix="log more different questions; raise data.question_similarity "
@@ -500,11 +500,11 @@ def find_left_out(facts: AuditFacts) -> Iterator[Finding]:
     """Count what the lines of traces hold besides rows. Missing content is a warning of its own."""
     counts: Counter[str] = Counter()
     rows: dict[bool, list[Origin]] = {True: [], False: []}
-    for left in facts.corpus.left_out():
-        counts[left.rule] += left.count
-        named = rows[left.rule == _CONTENT]
-        if len(named) < MOST_ROWS:
-            named.append(left.origin)
+    for part in facts.corpus.left_out():
+        counts[part.rule] += part.count
+        origins = rows[part.rule == _CONTENT]
+        if len(origins) < MOST_ROWS:
+            origins.append(part.origin)
     missing = counts.pop(_CONTENT, 0)
     if missing:
         yield Finding(
@@ -537,10 +537,10 @@ def find_left_out(facts: AuditFacts) -> Iterator[Finding]:
 
 def _count(count: int, what: str) -> str:
     """`1 span of agents`, `2 replies after pictures`: `what` begins with the plural noun."""
-    noun, space, rest = what.partition(" ")
+    noun, space, tail = what.partition(" ")
     if count == 1:
         noun = f"{noun[:-3]}y" if noun.endswith("ies") else noun.removesuffix("s")
-    return f"{count:,} {noun}{space}{rest}"
+    return f"{count:,} {noun}{space}{tail}"
 
 
 def find_withdrawn(facts: AuditFacts) -> Iterator[Finding]:
@@ -562,14 +562,16 @@ def find_withdrawn(facts: AuditFacts) -> Iterator[Finding]:
         ),
     )
     for code, severity, what, effect, fix in wordings:
-        places = [place for place, why in sorted(facts.corpus.withdrawn.items()) if why.startswith(code)]
-        if places:
+        positions = [
+            position for position, why in sorted(facts.corpus.withdrawn.items()) if why.startswith(code)
+        ]
+        if positions:
             yield Finding(
                 code=code,
                 severity=severity,
-                count=len(places),
-                rows=facts.origins(places[:MOST_ROWS]),
-                title=count_rows(len(places), what),
+                count=len(positions),
+                rows=facts.origins(positions[:MOST_ROWS]),
+                title=count_rows(len(positions), what),
                 effect=effect,
                 fix=fix,
             )

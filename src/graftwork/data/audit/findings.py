@@ -64,16 +64,16 @@ def measure_lengths(
     doubtful = np.flatnonzero(may_be_long & (sizes <= most * _MOST_CHARACTERS_PER_TOKEN))
     distance = np.abs(np.log(np.maximum(whole[doubtful], 1) / most))
     order = doubtful[np.lexsort((distance, ~wanted[doubtful]))]
-    chosen = np.sort(order[np.cumsum(sizes[order]) <= MOST_COUNTED])
-    tokens = np.zeros(len(chosen))
-    for start in range(0, len(chosen), _ROWS_AT_ONCE):
-        rows = [row for _, row in corpus.rows_at(chosen[start : start + _ROWS_AT_ONCE].tolist())]
+    counted = np.sort(order[np.cumsum(sizes[order]) <= MOST_COUNTED])
+    tokens = np.zeros(len(counted))
+    for start in range(0, len(counted), _ROWS_AT_ONCE):
+        rows = [row for _, row in corpus.rows_at(counted[start : start + _ROWS_AT_ONCE].tolist())]
         tokens[start : start + len(rows)] = count(rows)
     if tokens.any():
         # What was not counted is estimated by what was.
-        whole = np.rint(sizes * (tokens.sum() / max(sizes[chosen].sum(), 1)))
-    whole[chosen] = tokens
-    return RowLengths(whole, whole * shares, is_counted=len(chosen) == len(doubtful))
+        whole = np.rint(sizes * (tokens.sum() / max(sizes[counted].sum(), 1)))
+    whole[counted] = tokens
+    return RowLengths(whole, whole * shares, is_counted=len(counted) == len(doubtful))
 
 
 # Rows named per finding; the count stays exact.
@@ -117,8 +117,8 @@ class NoteCount:
 
     def say_reasons(self, most: int = MOST_REASONS) -> str:
         reasons = list(self.sort_reasons().items())
-        named = ", ".join(f"{reason} {count:,}" for reason, count in reasons[:most])
-        return f"{named} …" if len(reasons) > most else named
+        listing = ", ".join(f"{reason} {count:,}" for reason, count in reasons[:most])
+        return f"{listing} …" if len(reasons) > most else listing
 
 
 class NoteCounts:
@@ -126,11 +126,11 @@ class NoteCounts:
 
     def __init__(self, notes: Iterable[tuple[int, Note]] = ()) -> None:
         self._by_code: dict[str, NoteCount] = {}
-        for place, note in notes:
+        for position, note in notes:
             noted = self._by_code.get(note.code)
             if noted is None:
                 noted = self._by_code[note.code] = NoteCount()
-            noted.add(place, note)
+            noted.add(position, note)
 
     def __getitem__(self, code: str) -> NoteCount:
         return self._by_code.get(code, NoteCount())
@@ -147,30 +147,30 @@ def merge_faults(
     rows: list[Origin] = []
     examples: list[Example] = []
     reasons: Counter[str] = Counter()
-    others = 0
+    unlisted = 0
     for _, fault in facts.corpus.faults():
         if fault.code == code:
             count += 1
             if fault.message in reasons or len(reasons) < MOST_REASONS:
                 reasons[fault.message] += 1
             else:
-                others += 1
+                unlisted += 1
             if len(rows) < MOST_ROWS:
                 rows.append(fault.origin)
             if len(examples) < MOST_EXAMPLES:
                 examples.append(Example(origin=fault.origin, excerpt=fault.message))
     if noted is not None:
-        found = facts.notes[noted]
-        count += found.count
-        rows += facts.origins(found.places[: MOST_ROWS - len(rows)])
+        notes = facts.notes[noted]
+        count += notes.count
+        rows += facts.origins(notes.places[: MOST_ROWS - len(rows)])
         examples += [
-            Example(origin=facts.corpus.origin(place), excerpt=text)
-            for place, text in found.shown[: MOST_EXAMPLES - len(examples)]
+            Example(origin=facts.corpus.origin(position), excerpt=text)
+            for position, text in notes.shown[: MOST_EXAMPLES - len(examples)]
         ]
-        reasons.update(found.sort_reasons())
+        reasons.update(notes.sort_reasons())
     ordered = dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
-    if others:
-        ordered[OTHER_REASONS] = others
+    if unlisted:
+        ordered[OTHER_REASONS] = unlisted
     return count, tuple(rows), tuple(examples), ordered
 
 
@@ -258,13 +258,13 @@ class AuditFacts:
         return self.corpus.column(name).astype("uint64", copy=False)
 
     def origins(self, places: Iterable[int]) -> tuple[Origin, ...]:
-        return tuple(self.corpus.origin(int(place)) for place in places)
+        return tuple(self.corpus.origin(int(position)) for position in places)
 
     def read(self, places: Iterable[int]) -> dict[int, Interaction]:
         """Read a few rows, redacted whatever the settings say, because they are shown."""
-        wanted = sorted({int(place) for place in places})
-        rows = self.corpus.rows_at(wanted)
-        return {place: row if self.settings.redact else redact_row(row).row for place, row in rows}
+        positions = sorted({int(position) for position in places})
+        rows = self.corpus.rows_at(positions)
+        return {position: row if self.settings.redact else redact_row(row).row for position, row in rows}
 
 
 class Wording(NamedTuple):
@@ -282,20 +282,20 @@ def finding_from_notes(
     *,
     wording: Wording,
     noted: str | None = None,
-    found: NoteCount | None = None,
+    notes: NoteCount | None = None,
     reasons: dict[str, int] | None = None,
 ) -> Finding:
-    """Make a finding from the notes `found`, or from those with the code `noted`, or with its own code."""
-    found = found or facts.notes[noted or code]
+    """Make a finding from these notes, or from those with the code `noted`, or with its own code."""
+    notes = notes or facts.notes[noted or code]
     return Finding(
         code=code,
         severity=severity,
-        count=found.count,
-        rows=facts.origins(found.places),
+        count=notes.count,
+        rows=facts.origins(notes.places),
         examples=tuple(
-            Example(origin=facts.corpus.origin(place), excerpt=text) for place, text in found.shown
+            Example(origin=facts.corpus.origin(position), excerpt=text) for position, text in notes.shown
         ),
-        reasons=found.sort_reasons() if reasons is None else reasons,
+        reasons=notes.sort_reasons() if reasons is None else reasons,
         **wording._asdict(),
     )
 
@@ -311,16 +311,16 @@ def finding_from_rows(
     reasons: dict[str, int] | None = None,
 ) -> Finding:
     """Make a finding from row positions; `show` selects the text of a row that is quoted."""
-    shown = [int(place) for place in places[:MOST_EXAMPLES]]
-    rows = facts.read(shown)
+    examples = [int(position) for position in places[:MOST_EXAMPLES]]
+    rows = facts.read(examples)
     return Finding(
         code=code,
         severity=severity,
         count=len(places),
         rows=facts.origins(places[:MOST_ROWS]),
         examples=tuple(
-            Example(origin=facts.corpus.origin(place), excerpt=show_start(show(rows[place], place)))
-            for place in shown
+            Example(origin=facts.corpus.origin(position), excerpt=show_start(show(rows[position], position)))
+            for position in examples
         ),
         reasons=reasons or {},
         **wording._asdict(),
@@ -334,12 +334,12 @@ def count_rows(count: int, what: str) -> str:
     """`1 row is cut off`, `2 rows nearly repeat`: `what` begins with the plural verb, or an adverb and it."""
     if count != 1:
         return f"{count:,} rows {what}"
-    verb, _, rest = what.partition(" ")
+    verb, _, tail = what.partition(" ")
     if verb.endswith("ly"):
-        adverb, (verb, _, rest) = f"{verb} ", rest.partition(" ")
+        adverb, (verb, _, tail) = f"{verb} ", tail.partition(" ")
     else:
         adverb = ""
-    return f"1 row {adverb}{_SINGULAR.get(verb, verb + 's')} {rest}"
+    return f"1 row {adverb}{_SINGULAR.get(verb, verb + 's')} {tail}"
 
 
 def say_fix(setting: str, *, on: bool, done: str) -> str:

@@ -123,8 +123,10 @@ class Prompts:
         shrunk = np.maximum(self._values, 0.0)
         shrunk = shrunk / (shrunk + ridge)
         fitted = self._vectors @ (shrunk[:, None] * (self._vectors.T @ targets))
-        own = np.einsum("ij,j,ij->i", self._vectors, shrunk, self._vectors)
-        left_out: NDArray[np.float64] = targets - (targets - fitted) / np.maximum(1.0 - own, 1e-9)[:, None]
+        leverage = np.einsum("ij,j,ij->i", self._vectors, shrunk, self._vectors)
+        left_out: NDArray[np.float64] = (
+            targets - (targets - fitted) / np.maximum(1.0 - leverage, 1e-9)[:, None]
+        )
         return left_out
 
 
@@ -136,7 +138,7 @@ def hash_ngrams(texts: Sequence[str]) -> "NDArray[np.float32]":
     for row, text in enumerate(texts):
         terms = words(text[-PROMPT_CHARACTERS:])
         line = " ".join(terms)
-        runs = [f"#{line[at : at + 4]}" for at in range(max(len(line) - 3, 0))]
+        runs = [f"#{line[start : start + 4]}" for start in range(max(len(line) - 3, 0))]
         hashed = hash_terms([*with_pairs(terms), *runs], WIDTH)
         counts[row, list(hashed)] = np.log1p(np.array(list(hashed.values()), dtype=np.float32))
     frequency = np.count_nonzero(counts, axis=0)
@@ -155,33 +157,33 @@ def estimate_label_noise(
 
     counts = Counter(label for label in labels if label)
     names = sorted(label for label, count in counts.items() if count >= FEWEST_OF_A_LABEL)
-    number = {name: at for at, name in enumerate(names)}
-    given = np.array([number.get(label, -1) for label in labels])
-    known = given >= 0
-    if known.sum() < FEWEST_ROWS:
+    number = {name: index for index, name in enumerate(names)}
+    label_numbers = np.array([number.get(label, -1) for label in labels])
+    is_labeled = label_numbers >= 0
+    if is_labeled.sum() < FEWEST_ROWS:
         return "too few rows have a label that occurs often enough"
     targets = np.zeros((len(labels), len(names)))
-    targets[known, given[known]] = 1.0
+    targets[is_labeled, label_numbers[is_labeled]] = 1.0
     # Frequent labels must not win by being frequent.
-    shares = targets[known].mean(axis=0)
+    shares = targets[is_labeled].mean(axis=0)
     best: tuple[float, Any] | None = None
     for ridge in RIDGES:
-        scores = prompts.predict(targets - shares * known[:, None], ridge=ridge)[known] + shares
-        agreed = float((scores.argmax(axis=1) == given[known]).mean())
+        scores = prompts.predict(targets - shares * is_labeled[:, None], ridge=ridge)[is_labeled] + shares
+        agreed = float((scores.argmax(axis=1) == label_numbers[is_labeled]).mean())
         if best is None or agreed > best[0] + 1e-12:
             best = agreed, scores
     assert best is not None
     agreement, scores = best
-    if (kappa := _kappa(scores.argmax(axis=1), given[known], len(names))) < LEAST_AGREEMENT:
+    if (kappa := _kappa(scores.argmax(axis=1), label_numbers[is_labeled], len(names))) < LEAST_AGREEMENT:
         return (
             f"the prompts do not predict it (agreement beyond chance {kappa:.0%}): the label needs more than "
             "the words of the prompt, or most labels are wrong"
         )
-    rate, judged = _estimate(scores, given[known])
-    rows = np.flatnonzero(known)
+    rate, judged = _estimate(scores, label_numbers[is_labeled])
+    rows = np.flatnonzero(is_labeled)
     near = np.triu(prompts.similarity[np.ix_(rows, rows)] >= NEARLY_THE_SAME, k=1)
     pairs = [(int(rows[a]), int(rows[b])) for a, b in zip(*np.nonzero(near), strict=True)]
-    contradictions = [(a, b) for a, b in pairs if given[a] != given[b]]
+    contradictions = [(a, b) for a, b in pairs if label_numbers[a] != label_numbers[b]]
     contradicts: dict[int, int] = {}
     for a, b in contradictions:
         contradicts.setdefault(a, b)
@@ -197,11 +199,11 @@ def estimate_label_noise(
         contradictions=len(contradictions),
     )
     best_label = scores.argmax(axis=1)
-    lead = scores[np.arange(len(rows)), best_label] - scores[np.arange(len(rows)), given[rows]]
+    lead = scores[np.arange(len(rows)), best_label] - scores[np.arange(len(rows)), label_numbers[rows]]
     suspects: list[Suspect] = [
-        (int(rows[at]), names[best_label[at]], float(lead[at]), contradicts.get(int(rows[at])))
-        for at in np.argsort(-lead, kind="stable")
-        if lead[at] > 0
+        (int(rows[index]), names[best_label[index]], float(lead[index]), contradicts.get(int(rows[index])))
+        for index in np.argsort(-lead, kind="stable")
+        if lead[index] > 0
     ]
     return noise, suspects
 
@@ -263,10 +265,10 @@ def estimate_noise(facts: AuditFacts) -> LabelNoise:
     """Estimate over the rows that passed, each distinct row once."""
     import numpy as np
 
-    places = np.flatnonzero(facts.passed & (facts.repeats.step != DUPLICATE))
-    if len(places) > MOST_ROWS:
-        places = places[np.linspace(0, len(places) - 1, MOST_ROWS).astype(np.int64)]
-    rows = list(facts.read(places).values())
+    positions = np.flatnonzero(facts.passed & (facts.repeats.step != DUPLICATE))
+    if len(positions) > MOST_ROWS:
+        positions = positions[np.linspace(0, len(positions) - 1, MOST_ROWS).astype(np.int64)]
+    rows = list(facts.read(positions).values())
     labelled = find_labels([row.reply for row in rows])
     if isinstance(labelled, str):
         return LabelNoise(why_not=labelled)
@@ -310,7 +312,7 @@ def find_wrong_labels(noise: LabelNoise) -> Iterator[Finding]:
         if field.rate.value < WORTH_A_WARNING or field.rate.low <= 0:
             continue
         rows = [label for label in noise.suspicious if label.field == field.field]
-        named = f"the field {field.field}" if field.field else "the reply"
+        subject = f"the field {field.field}" if field.field else "the reply"
         yield Finding(
             code="label_noise",
             severity="warning",
@@ -323,7 +325,7 @@ def find_wrong_labels(noise: LabelNoise) -> Iterator[Finding]:
                 )
                 for suspect in rows
             ),
-            title=f"about {field.rate.value:.0%} of the labels in {named} are wrong "
+            title=f"about {field.rate.value:.0%} of the labels in {subject} are wrong "
             f"({field.rate.low:.1%} to {field.rate.high:.1%})",
             effect="the model learns the errors, and even a perfect one cannot score above what is right",
             fix="review the rows that are listed, the most suspicious first, and correct the log",

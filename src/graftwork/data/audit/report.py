@@ -79,14 +79,14 @@ def count_labels(
     import numpy as np
 
     numbers, names = facts.labels(label)
-    chosen = numbers >= 0 if among is None else (numbers >= 0) & among
-    counts = np.bincount(numbers[chosen], minlength=len(names))
-    found: dict[str, int] = {}
+    mask = numbers >= 0 if among is None else (numbers >= 0) & among
+    counts = np.bincount(numbers[mask], minlength=len(names))
+    totals: dict[str, int] = {}
     for name, count in zip(names, counts, strict=True):
         if count:
             # Names that differ only by a secret are one after redaction.
-            found[name] = found.get(name, 0) + int(count)
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+            totals[name] = totals.get(name, 0) + int(count)
+    return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
 
 
 def summarise_lengths(lengths: "NDArray[Any]") -> LengthSummary:
@@ -107,19 +107,19 @@ def draw_histograms(facts: AuditFacts) -> tuple[LengthHistogram, ...]:
     """Histograms of prompts and replies: of all rows, then of the largest groups."""
     numbers, names = facts.labels("group")
     largest = list(count_labels(facts, "group"))[:MOST_GROUPS_DRAWN]
-    made = []
+    histograms = []
     columns: tuple[tuple[Literal["prompt", "reply"], str], ...] = (
         ("prompt", "prompt_chars"),
         ("reply", "reply_chars"),
     )
     for of, column in columns:
         lengths = facts.corpus.column(column)
-        made.append(LengthHistogram(of=of, counts=_count(lengths)))
-        made += [
+        histograms.append(LengthHistogram(of=of, counts=_count(lengths)))
+        histograms += [
             LengthHistogram(of=of, group=name, counts=_count(lengths[numbers == names.index(name)]))
             for name in largest
         ]
-    return tuple(made)
+    return tuple(histograms)
 
 
 def choose_examples(facts: AuditFacts) -> tuple[ReadableRow, ...]:
@@ -130,16 +130,16 @@ def choose_examples(facts: AuditFacts) -> tuple[ReadableRow, ...]:
         facts.fingerprints(PROMPT_FINGERPRINT)[usable] ^ facts.fingerprints(REPLY_FINGERPRINT)[usable]
     )
     mixed = fingerprints.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    chosen = usable[np.argsort(mixed, kind="stable")[:EXAMPLES]]
-    rows = facts.read(chosen)
-    return tuple(show_row(rows[place]) for place in sorted(rows))
+    positions = usable[np.argsort(mixed, kind="stable")[:EXAMPLES]]
+    rows = facts.read(positions)
+    return tuple(show_row(rows[position]) for position in sorted(rows))
 
 
 def _count(lengths: "NDArray[Any]") -> tuple[int, ...]:
     import numpy as np
 
-    places = np.searchsorted(np.array(LENGTH_EDGES), lengths, side="right") - 1
-    return tuple(int(count) for count in np.bincount(places, minlength=len(LENGTH_EDGES)))
+    buckets = np.searchsorted(np.array(LENGTH_EDGES), lengths, side="right") - 1
+    return tuple(int(count) for count in np.bincount(buckets, minlength=len(LENGTH_EDGES)))
 
 
 def find_not_looked_for(facts: AuditFacts) -> Iterator[NotLookedFor]:
@@ -175,12 +175,12 @@ def count_usage(facts: AuditFacts) -> tuple[UsageDay, ...]:
     days = corpus.column("day").astype(np.int64)
     groups, models = facts.labels("group"), facts.labels("model")
     keys = np.stack([days, groups[0].astype(np.int64), models[0].astype(np.int64)])
-    found, where = np.unique(keys, axis=1, return_inverse=True)
+    combinations, where = np.unique(keys, axis=1, return_inverse=True)
     where = where.reshape(-1)
 
     def total(values: "NDArray[Any]", chosen: "NDArray[Any]") -> "NDArray[Any]":
         weights = np.where(chosen, values, 0).astype(np.float64)
-        return np.bincount(where, weights=weights, minlength=found.shape[1])
+        return np.bincount(where, weights=weights, minlength=combinations.shape[1])
 
     prompt, reply = corpus.column("prompt_tokens"), corpus.column("reply_tokens")
     cached, cost = corpus.column("cached_tokens"), corpus.column("cost")
@@ -205,8 +205,8 @@ def count_usage(facts: AuditFacts) -> tuple[UsageDay, ...]:
         "unpriced_reply_tokens": total(reply, unpriced),
     }
     records = []
-    for place, (day, group, model) in enumerate(found.T.tolist()):
-        figures = {name: float(values[place]) for name, values in sums.items()}
+    for column, (day, group, model) in enumerate(combinations.T.tolist()):
+        figures = {name: float(values[column]) for name, values in sums.items()}
         records.append(
             UsageDay(
                 day=None if day < 0 else FIRST_DAY + timedelta(days=day),
@@ -262,9 +262,9 @@ def audit_corpus(
         (*(finding for rule in RULES for finding in rule(facts)), *find_wrong_labels(noise)),
         key=lambda finding: (_WEIGHT[finding.severity], -finding.count),
     )
-    found = {finding.code for finding in findings}
+    codes = {finding.code for finding in findings}
     return Audit(
-        files=tuple(dict.fromkeys(given.file for given in corpus.inputs)),
+        files=tuple(dict.fromkeys(log.file for log in corpus.inputs)),
         rows=corpus.rows + sum(1 for _ in corpus.faults()),
         readable=corpus.rows,
         usable=int(facts.usable.sum()),
@@ -275,7 +275,7 @@ def audit_corpus(
         prompt_length=summarise_lengths(corpus.column("prompt_chars")),
         reply_length=summarise_lengths(corpus.column("reply_chars")),
         # What was found says so itself.
-        not_looked_for=tuple(lacking for lacking in find_not_looked_for(facts) if lacking.code not in found),
+        not_looked_for=tuple(lacking for lacking in find_not_looked_for(facts) if lacking.code not in codes),
         usable_groups=count_labels(facts, "group", among=facts.usable),
         domains=count_labels(facts, "domain"),
         models=count_labels(facts, "model"),

@@ -87,17 +87,17 @@ def _is_loop(row: Interaction) -> bool:
     """Whether the last turns made the calls of the reply, always with the same results."""
     calls = read_calls(row.reply)
     results: list[str] = []
-    seen: list[list[str]] = []
+    rounds: list[list[str]] = []
     for message in reversed(row.messages):
         if message.role == "tool":
             results.append(message.content)
             continue
         if message.role != "assistant" or read_calls(message.content) != calls:
             return False
-        seen.append(results)
+        rounds.append(results)
         results = []
-        if len(seen) == MOST_REPEATS:
-            return all(answers == seen[0] and answers for answers in seen)
+        if len(rounds) == MOST_REPEATS:
+            return all(answers == rounds[0] and answers for answers in rounds)
     return False
 
 
@@ -141,11 +141,11 @@ def show_end(text: str) -> str:
 
 def show_around(text: str, mark: str) -> str:
     """Return the mark with its surroundings, a third of the excerpt before it."""
-    place = text.find(mark)
-    start = max(0, place - EXCERPT_CHARACTERS // 3)
-    shown = " ".join(text[start : start + 4 * EXCERPT_CHARACTERS].split())
-    shown = f"…{shown}" if start else shown
-    return shown if len(shown) <= EXCERPT_CHARACTERS else f"{shown[: EXCERPT_CHARACTERS - 1]}…"
+    mark_start = text.find(mark)
+    start = max(0, mark_start - EXCERPT_CHARACTERS // 3)
+    excerpt = " ".join(text[start : start + 4 * EXCERPT_CHARACTERS].split())
+    excerpt = f"…{excerpt}" if start else excerpt
+    return excerpt if len(excerpt) <= EXCERPT_CHARACTERS else f"{excerpt[: EXCERPT_CHARACTERS - 1]}…"
 
 
 # Names shared by many rows keep their text around the placeholder.
@@ -450,11 +450,11 @@ def check_prompt(raw: Interaction, redacted: RedactedRow, *, context: AuditConte
 
 def check_earlier_calls(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
     """Note the first call before the reply that cannot be carried out."""
-    for place, turn in enumerate(raw.messages):
+    for index, turn in enumerate(raw.messages):
         if turn.role == "assistant" and CALL_TAG in turn.content:
             reason = find_broken_call(raw.messages, turn.content)
             if reason is not None:
-                yield Note(BROKEN_EARLIER_CALL, reason, show_start(redacted.row.messages[place].content))
+                yield Note(BROKEN_EARLIER_CALL, reason, show_start(redacted.row.messages[index].content))
                 return
 
 
@@ -474,14 +474,14 @@ _DAMAGE = re.compile("\ufffd|[ÂÃÐÑâïð][^\\s\\w]|[ÂÃÐÑâïð][\u0080-�
 
 def check_encoding(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
     row = redacted.row
-    seen: set[str] = set()
+    reasons: set[str] = set()
     for text in (*(message.content for message in row.messages), row.reply):
         # NUL characters are left over from another encoding.
         reason = "NUL characters" if "\0" in text else find_garble(text)
-        if reason is not None and reason not in seen:
-            seen.add(reason)
-            shown = _DAMAGE.search(text)
-            excerpt = show_around(text, shown.group() if shown else text[:1])
+        if reason is not None and reason not in reasons:
+            reasons.add(reason)
+            damage = _DAMAGE.search(text)
+            excerpt = show_around(text, damage.group() if damage else text[:1])
             yield Note(ENCODING, reason, _CONTROL.sub("␀", excerpt))
 
 
@@ -495,13 +495,17 @@ _HTML = {"<s>", "</s>"}
 def check_control_tokens(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
     """Look for the tokens of the base; without a base, for those of known families."""
     row = redacted.row
-    seen: set[str] = set()
+    noted: set[str] = set()
     for text in (*(message.content for message in row.messages), row.reply):
-        found = find_control_tokens(text, context.control_tokens or KNOWN_CONTROL_TOKENS)
-        is_html = set(found) >= _HTML
-        for token in found:
-            if token not in seen and not _EXPECTED_TAGS.fullmatch(token) and not (is_html and token in _HTML):
-                seen.add(token)
+        tokens = find_control_tokens(text, context.control_tokens or KNOWN_CONTROL_TOKENS)
+        is_html = set(tokens) >= _HTML
+        for token in tokens:
+            if (
+                token not in noted
+                and not _EXPECTED_TAGS.fullmatch(token)
+                and not (is_html and token in _HTML)
+            ):
+                noted.add(token)
                 yield Note(CONTROL_TOKENS, token, show_around(text, token))
 
 

@@ -302,10 +302,10 @@ def find_other_scripts(facts: AuditFacts) -> Iterator[Finding]:
     if labelled < ENOUGH_ROWS or counts.max() < MAIN_SHARE * labelled:
         return
     main = int(counts.argmax())
-    others = np.flatnonzero(np.isin(numbers, lettered) & (numbers != main))
-    if not len(others):
+    positions = np.flatnonzero(np.isin(numbers, lettered) & (numbers != main))
+    if not len(positions):
         return
-    named = {
+    counts_by_script = {
         names[number].capitalize(): int(counts[number])
         for number in np.argsort(-counts, kind="stable")
         if counts[number] and number != main
@@ -314,14 +314,14 @@ def find_other_scripts(facts: AuditFacts) -> Iterator[Finding]:
         facts,
         ENCODING,
         "info",
-        others,
+        positions,
         show=lambda row, place: row.question,
-        reasons=named,
+        reasons=counts_by_script,
         wording=Wording(
             title=count_rows(
-                len(others), f"are not written in {names[main].capitalize()} letters like the rest"
+                len(positions), f"are not written in {names[main].capitalize()} letters like the rest"
             )
-            + f" ({', '.join(f'{name} {count:,}' for name, count in named.items())})",
+            + f" ({', '.join(f'{name} {count:,}' for name, count in counts_by_script.items())})",
             effect="too few to learn another language from, and enough to answer in it at the wrong time",
             fix="leave them out of the files under data.logs, or log more of them",
         ),
@@ -346,12 +346,12 @@ def find_overlong(facts: AuditFacts) -> Iterator[Finding]:
         noted = facts.notes[TOO_LONG]
     else:
         noted = NoteCount()
-        places = np.flatnonzero(lengths.whole > most).tolist()
-        shown = facts.read(places[:MOST_EXAMPLES])
-        for place in places:
-            reply = shown[place].reply if place in shown else ""
-            prompt, whole = float(lengths.prompt[place]), int(lengths.whole[place])
-            noted.add(place, note_length(reply, prompt, whole, most=most))
+        positions = np.flatnonzero(lengths.whole > most).tolist()
+        examples = facts.read(positions[:MOST_EXAMPLES])
+        for position in positions:
+            reply = examples[position].reply if position in examples else ""
+            prompt, whole = float(lengths.prompt[position]), int(lengths.whole[position])
+            noted.add(position, note_length(reply, prompt, whole, most=most))
     if not noted.count:
         return
     beyond = np.maximum(lengths.whole - most, 0)
@@ -372,7 +372,7 @@ def find_overlong(facts: AuditFacts) -> Iterator[Finding]:
         facts,
         TOO_LONG,
         "warning",
-        found=noted,
+        notes=noted,
         reasons={why: rows for why, rows in cuts.items() if rows},
         wording=Wording(
             title=count_rows(noted.count, f"are longer than {most:,} tokens")
@@ -393,8 +393,8 @@ NO_MODEL = "no row names the model that answered"
 
 def is_same_model(model: str, base: str) -> bool:
     """Whether a logged name means the base, as `smollm2-135m` means `HuggingFaceTB/SmolLM2-135M-Instruct`."""
-    one, other = _fold(model), _fold(base)
-    return bool(one and other) and (one in other or other in one)
+    name, base_name = _fold(model), _fold(base)
+    return bool(name and base_name) and (name in base_name or base_name in name)
 
 
 def find_foreign_models(facts: AuditFacts) -> Iterator[Finding]:
@@ -403,25 +403,25 @@ def find_foreign_models(facts: AuditFacts) -> Iterator[Finding]:
     numbers, names = facts.labels("model")
     base = facts.context.base
     foreign = [number for number, name in enumerate(names) if base is None or not is_same_model(name, base)]
-    places = np.flatnonzero(np.isin(numbers, foreign))
+    positions = np.flatnonzero(np.isin(numbers, foreign))
     # Without a base no name is foreign, but several models in one log differ in style.
-    if not len(places) or (base is None and len(names) < 2):
+    if not len(positions) or (base is None and len(names) < 2):
         return
-    counts = np.bincount(numbers[places], minlength=len(names))
+    counts = np.bincount(numbers[positions], minlength=len(names))
     order = [int(number) for number in np.argsort(-counts, kind="stable") if counts[number]]
-    named = ", ".join(f"{names[number]} {counts[number]:,}" for number in order[:MOST_NAMED])
-    more = f" and {len(order) - MOST_NAMED} more" if len(order) > MOST_NAMED else ""
+    listing = ", ".join(f"{names[number]} {counts[number]:,}" for number in order[:MOST_NAMED])
+    suffix = f" and {len(order) - MOST_NAMED} more" if len(order) > MOST_NAMED else ""
     unseen = "" if base is not None else f"; {NO_BASE}"
     what = "come from several models" if base is None else f"come from another model than {base}"
     yield finding_from_rows(
         facts,
         FOREIGN_MODEL,
         "info",
-        places,
+        positions,
         show=lambda row, place: f"{row.model}: {row.reply}",
         reasons={names[number]: int(counts[number]) for number in order[:20]},
         wording=Wording(
-            title=f"{count_rows(len(places), what)} ({named}{more}){unseen}",
+            title=f"{count_rows(len(positions), what)} ({listing}{suffix}){unseen}",
             effect="the base learns the habits of each of them, what it could not know itself included",
             fix="keep the rows of the model whose answers you want, and look at examples of each",
         ),
@@ -459,17 +459,17 @@ def _fold(name: str) -> str:
 def find_unconfirmed_captures(facts: AuditFacts) -> Iterator[Finding]:
     import numpy as np
 
-    places = np.flatnonzero((facts.corpus.column("unconfirmed") == SERVED) & facts.usable)
-    if not len(places):
+    positions = np.flatnonzero((facts.corpus.column("unconfirmed") == SERVED) & facts.usable)
+    if not len(positions):
         return
     yield finding_from_rows(
         facts,
         "unconfirmed_captures",
         "info",
-        places,
+        positions,
         show=lambda row, _place: row.question,
         wording=Wording(
-            title=count_rows(len(places), "hold an unconfirmed served reply"),
+            title=count_rows(len(positions), "hold an unconfirmed served reply"),
             effect="they may be trained on; none is a reference for a test, or the model would grade itself",
             fix="send corrections to /v1/feedback, or set data.captures.positive_confirms (traces: "
             "traces_confirm); data.captures.feedback: positive leaves them out",
@@ -480,18 +480,18 @@ def find_unconfirmed_captures(facts: AuditFacts) -> Iterator[Finding]:
 def find_taught(facts: AuditFacts) -> Iterator[Finding]:
     import numpy as np
 
-    places = np.flatnonzero((facts.corpus.column("unconfirmed") == TAUGHT) & facts.usable)
-    if not len(places):
+    positions = np.flatnonzero((facts.corpus.column("unconfirmed") == TAUGHT) & facts.usable)
+    if not len(positions):
         return
-    rows = f"{len(places):,} of {int(facts.usable.sum()):,} usable rows"
+    rows = f"{len(positions):,} of {int(facts.usable.sum()):,} usable rows"
     yield finding_from_rows(
         facts,
         "repaired",
         "info",
-        places,
+        positions,
         show=lambda row, _place: row.question,
         wording=Wording(
-            title=f"{rows} {'was' if len(places) == 1 else 'were'} answered by a teacher",
+            title=f"{rows} {'was' if len(positions) == 1 else 'were'} answered by a teacher",
             effect="they are trained on and never held out: a test measures against replies of the log",
             fix="a model with `repaired: false` under models: is trained without them, and compared with",
         ),

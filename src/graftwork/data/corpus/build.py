@@ -100,15 +100,19 @@ class FeatureTask(NamedTuple):
 def list_feature_inputs(context: AuditContext) -> list[Any]:
     """Return everything besides the block that row features depend on."""
     settings = context.settings.model_dump(mode="json", exclude=set(LATER_SETTINGS))
-    known = [context.base, context.control_tokens, context.base_reasons]
-    return [settings, known, __version__, FEATURES_FORM]
+    base_facts = [context.base, context.control_tokens, context.base_reasons]
+    return [settings, base_facts, __version__, FEATURES_FORM]
 
 
 def name_features(block: LogBlock, *, inputs: list[Any], settings: DataSettings) -> str:
     """Return the name of the feature file of this block."""
     if settings.formats:
-        own = settings_of_file(settings, block.file)
-        inputs = [*inputs, own.format, own.mapping and own.mapping.model_dump(mode="json")]
+        file_settings = settings_of_file(settings, block.file)
+        inputs = [
+            *inputs,
+            file_settings.format,
+            file_settings.mapping and file_settings.mapping.model_dump(mode="json"),
+        ]
     return f"{fingerprint([block.key, *inputs])[:40]}.arrow"
 
 
@@ -218,7 +222,7 @@ def _extract_row(
     row = redacted.row if settings.redact else raw
     notes = check_row(raw, redacted, context=context)
     fault = find_verdict(notes)
-    written = (row.reply, *(turn.content for turn in row.messages if turn.role == "assistant"))
+    replies = (row.reply, *(turn.content for turn in row.messages if turn.role == "assistant"))
     counts = {name: getattr(row, name) for name in _COUNTS}
     return row, {
         "line": line,
@@ -237,7 +241,7 @@ def _extract_row(
         # Before redaction, which may rename them: scores are joined by them.
         "trace": 0 if raw.trace is None else hash_name(raw.trace),
         "call": 0 if raw.trace is None else hash_name(raw.id),
-        "calls_tools": any(OPEN in text for text in written),
+        "calls_tools": any(OPEN in text for text in replies),
         # Of the row as it was logged: redaction may take a time for a phone number.
         "day": day_of(raw),
         "score": _score_of(raw),
@@ -332,7 +336,7 @@ def order_rows(
     `line_keys` are the hashes of each block's lines; `known` is the order of the last time.
     """
     keys = np.concatenate([np.zeros(0, dtype=np.uint64), *line_keys])
-    sizes = np.array([len(own) for own in line_keys], dtype=np.int64)
+    sizes = np.array([len(block_keys) for block_keys in line_keys], dtype=np.int64)
     starts = np.cumsum(sizes) - sizes
     stood = find_places(keys, known)
     # Known rows keep their order; new ones follow in the order of the files.
@@ -357,12 +361,14 @@ def find_places(keys: Keys, known: Keys) -> Places:
     """Return the position of each key in `known`, or -1. Equal keys are matched one to one, in order."""
     if not len(known):
         return np.full(len(keys), -1, dtype=np.int64)
-    wanted, there = _number_repeats(keys), _number_repeats(known)
-    order = np.argsort(there, kind="stable")
-    at = np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)
-    places = order[at]
-    found: Places = np.where(there[places] == wanted, places, -1)
-    return found
+    numbered_keys, numbered_known = _number_repeats(keys), _number_repeats(known)
+    order = np.argsort(numbered_known, kind="stable")
+    nearest = np.minimum(
+        np.searchsorted(numbered_known, numbered_keys, sorter=order), len(numbered_known) - 1
+    )
+    positions = order[nearest]
+    matches: Places = np.where(numbered_known[positions] == numbered_keys, positions, -1)
+    return matches
 
 
 def _number_repeats(keys: Keys) -> Keys:
@@ -418,8 +424,8 @@ def build_corpus(
     stored = folder / ROW_ORDER_FILE
     # Without the stored order, rows are ordered by file.
     data = stored.read_bytes() if stored.exists() else b""
-    known = np.frombuffer(data[: len(data) // 8 * 8], dtype=np.uint64)
-    segments, keys = order_rows(reading.blocks, line_keys, known)
+    known_keys = np.frombuffer(data[: len(data) // 8 * 8], dtype=np.uint64)
+    segments, keys = order_rows(reading.blocks, line_keys, known_keys)
     write_atomic(stored, keys.tobytes())
     _remove_stale(folder, keep={block.features for block in reading.blocks})
     inputs = [
@@ -452,14 +458,14 @@ def _require_condition_fits(corpus: Corpus, condition: str) -> None:
     if not left_out.any():
         return
     names = np.array([name.startswith(NO_NUMBER) for name in reasons.names], dtype=bool)
-    places = np.flatnonzero(left_out & names[reasons.numbers])
-    own = (corpus.column("capture") != 0) | (corpus.column("replaces") != 0)
-    if not len(places) and not (left_out | own).all():
+    positions = np.flatnonzero(left_out & names[reasons.numbers])
+    is_answered = (corpus.column("capture") != 0) | (corpus.column("replaces") != 0)
+    if not len(positions) and not (left_out | is_answered).all():
         return
-    places = places if len(places) else np.flatnonzero(left_out)
-    counts = Counter(reasons.numbers[places].tolist())
+    positions = positions if len(positions) else np.flatnonzero(left_out)
+    counts = Counter(reasons.numbers[positions].tolist())
     number, rows = counts.most_common(1)[0]
-    first = corpus.origin(int(places[np.flatnonzero(reasons.numbers[places] == number)[0]]))
+    first = corpus.origin(int(positions[np.flatnonzero(reasons.numbers[positions] == number)[0]]))
     listed = [row for _, row in corpus.rows_at(np.flatnonzero(left_out)[:50].tolist())]
     fields = ", ".join(sorted({name for row in listed for name in list_fields(row)})[:20])
     raise UserMistake(
@@ -475,15 +481,15 @@ def _require_condition_fits(corpus: Corpus, condition: str) -> None:
 def _find_retried_calls(corpus: Corpus) -> dict[int, str]:
     """Find calls that their agent made again: the same prompt in the same trace. The last answer counts."""
     traces = corpus.column("trace")
-    places = np.flatnonzero((traces != 0) & corpus.column("passed").astype(bool))
-    if not len(places):
+    positions = np.flatnonzero((traces != 0) & corpus.column("passed").astype(bool))
+    if not len(positions):
         return {}
-    mixed = (traces[places] * _ODD) ^ corpus.column(PROMPT_FINGERPRINT)[places].astype(np.uint64)
+    mixed = (traces[positions] * _ODD) ^ corpus.column(PROMPT_FINGERPRINT)[positions].astype(np.uint64)
     order = np.argsort(mixed, kind="stable")
-    is_followed = np.zeros(len(places), dtype=bool)
+    is_followed = np.zeros(len(positions), dtype=bool)
     is_followed[order[:-1]] = mixed[order[1:]] == mixed[order[:-1]]
     reason = f"{RETRIED}: the agent made the same call again in the same trace"
-    return dict.fromkeys(places[is_followed].tolist(), reason)
+    return dict.fromkeys(positions[is_followed].tolist(), reason)
 
 
 def _join_scores(corpus: Corpus) -> dict[int, JoinedFacts]:
@@ -493,24 +499,24 @@ def _join_scores(corpus: Corpus) -> dict[int, JoinedFacts]:
         by_call.setdefault((trace, call), []).append(value)
     if not by_call:
         return {}
-    found: dict[int, JoinedFacts] = {}
+    joined: dict[int, JoinedFacts] = {}
     calls = corpus.column("call").tolist()
-    for place, trace in enumerate(corpus.column("trace").tolist()):
-        own = by_call.get((trace, calls[place])) if trace else None
-        scores = own or (by_call.get((trace, 0)) if trace else None)
+    for position, trace in enumerate(corpus.column("trace").tolist()):
+        call_scores = by_call.get((trace, calls[position])) if trace else None
+        scores = call_scores or (by_call.get((trace, 0)) if trace else None)
         if scores:
-            found[place] = JoinedFacts(sum(scores) / len(scores), "call" if own else "trace")
-    return found
+            joined[position] = JoinedFacts(sum(scores) / len(scores), "call" if call_scores else "trace")
+    return joined
 
 
 def _find_rated_bad(corpus: Corpus, settings: DataSettings) -> dict[int, str]:
     """Find rows that a score apart from them rates bad; one that has a score of its own keeps that."""
     scored = sorted(
-        place
-        for place, joined in corpus.joined.items()
+        position
+        for position, joined in corpus.joined.items()
         if joined.reward is not None and is_bad_score(joined.reward, settings)
     )
-    bad = (place for place, row in corpus.rows_at(scored) if is_rated_bad(row, settings))
+    bad = (position for position, row in corpus.rows_at(scored) if is_rated_bad(row, settings))
     return dict.fromkeys(bad, f"{RATED_BAD}: a score of its trace is {say_bad_score(settings)}")
 
 
@@ -543,9 +549,11 @@ def _find_replaced(corpus: Corpus) -> dict[int, str]:
     turns = corpus.column("turn")
     pairs = set(zip(replaces[valid].tolist(), turns[valid].tolist(), strict=True))
     lines = corpus.column("line_key")
-    places = np.flatnonzero(np.isin(lines, replaces[valid]) & corpus.column("passed").astype(bool))
-    found = [place for place in places.tolist() if (int(lines[place]), int(turns[place])) in pairs]
-    return dict.fromkeys(found, "replaced: another row of the logs answers it again or rejects it")
+    positions = np.flatnonzero(np.isin(lines, replaces[valid]) & corpus.column("passed").astype(bool))
+    replaced = [
+        position for position in positions.tolist() if (int(lines[position]), int(turns[position])) in pairs
+    ]
+    return dict.fromkeys(replaced, "replaced: another row of the logs answers it again or rejects it")
 
 
 class _LogReader:
@@ -610,9 +618,9 @@ def read_scores(corpus: Corpus) -> Scores:
     """The score of each row; NaN where it has none."""
     scores: Scores = corpus.column("score").astype(np.float64)
     joined = sorted(corpus.joined)
-    for place, row in corpus.rows_at(joined):
+    for position, row in corpus.rows_at(joined):
         if row.capture is None and row.reward is not None:
-            scores[place] = row.reward
+            scores[position] = row.reward
     return scores
 
 
@@ -636,8 +644,8 @@ def require_scores(corpus: Corpus, settings: DataSettings) -> None:
         )
     if corpus.rows and np.isnan(scores).all():
         [(_, row)] = corpus.rows_at([0])
-        named = settings.mapping.reward if settings.mapping else None
-        missing = f"`{named}`" if named else "`reward`, `score` or `label`"
+        field = settings.mapping.reward if settings.mapping else None
+        missing = f"`{field}`" if field else "`reward`, `score` or `label`"
         raise UserMistake(
             "no row has a score",
             why=f"{row.origin} and all others lack {missing}",
@@ -660,8 +668,8 @@ def weigh_rows(corpus: Corpus, settings: DataSettings) -> Scores | None:
     if not settings.score_weights:
         return None
     scores = read_scores(corpus)
-    named = sorted(settings.score_weights.items())
-    weights = np.interp(scores, [score for score, _ in named], [weight for _, weight in named])
+    points = sorted(settings.score_weights.items())
+    weights = np.interp(scores, [score for score, _ in points], [weight for _, weight in points])
     return np.where(np.isnan(scores), 1.0, weights)
 
 
@@ -675,10 +683,10 @@ def find_scored_pairs(corpus: Corpus, settings: DataSettings) -> dict[int, int]:
     scores, passed = read_scores(corpus), corpus.column("passed").astype(bool)
     faults = corpus.labels("fault")
     bad = np.isin(faults.numbers, [n for n, name in enumerate(faults.names) if name == RATED_BAD])
-    bad[[place for place, reason in corpus.withdrawn.items() if reason.startswith(RATED_BAD)]] = True
-    places = np.flatnonzero((passed | bad) & ~np.isnan(scores))
+    bad[[position for position, reason in corpus.withdrawn.items() if reason.startswith(RATED_BAD)]] = True
+    positions = np.flatnonzero((passed | bad) & ~np.isnan(scores))
     prompt, reply = corpus.column("prompt"), corpus.column("reply")
-    order = places[np.lexsort((places, scores[places], passed[places], prompt[places]))]
+    order = positions[np.lexsort((positions, scores[positions], passed[positions], prompt[positions]))]
     starts = np.flatnonzero(np.concatenate(([True], prompt[order][1:] != prompt[order][:-1]))[: len(order)])
     ends = np.append(starts, len(order))[1:]
     pairs: dict[int, int] = {}

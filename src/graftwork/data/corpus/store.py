@@ -77,19 +77,19 @@ class PrefixCache:
 
     def remember(self, name: str, rows: int, make: Callable[[], Arrays], *, store: bool = True) -> Arrays:
         """Arrays that the first `rows` rows determine; without `store`, for this process alone."""
-        held = self._hold(name)
-        if held is not None and held[0] == rows:
-            return held[1]
+        entry = self._hold(name)
+        if entry is not None and entry[0] == rows:
+            return entry[1]
         return self._put(name, rows, make(), store=store)
 
     def grow(self, name: str, rows: int, make: Callable[[int, Arrays | None], Arrays]) -> Arrays:
         """Arrays of all `rows` rows; `make` gets how many rows those of the last run cover, and these."""
-        held = self._hold(name)
-        if held is None or held[0] > rows:
+        entry = self._hold(name)
+        if entry is None or entry[0] > rows:
             return self._put(name, rows, make(0, None))
-        known, of_known = held
-        arrays = make(known, of_known)
-        is_same = known == rows and all(map(np.array_equal, arrays, of_known))
+        covered, of_known = entry
+        arrays = make(covered, of_known)
+        is_same = covered == rows and all(map(np.array_equal, arrays, of_known))
         return arrays if is_same else self._put(name, rows, arrays)
 
     def forget(self) -> None:
@@ -103,9 +103,9 @@ class PrefixCache:
         """Write what was computed; not durably, since it can be computed again."""
         for name in sorted(self._new):
             rows, arrays = self._held[name]
-            named = {f"array_{number}": array for number, array in enumerate(arrays)}
-            named |= {"rows": np.array(rows), "of": np.array(self._stamp(rows))}
-            write_arrays(self._folder / f"{name}.npz", named, durable=False)
+            by_name = {f"array_{number}": array for number, array in enumerate(arrays)}
+            by_name |= {"rows": np.array(rows), "of": np.array(self._stamp(rows))}
+            write_arrays(self._folder / f"{name}.npz", by_name, durable=False)
         self._new.clear()
 
     def _put(self, name: str, rows: int, arrays: Arrays, *, store: bool = True) -> Arrays:
@@ -200,20 +200,20 @@ class Corpus:
 
     def column(self, name: str) -> "np.ndarray[Any, Any]":
         """Return one value per row, in row order. Read-only: the array is cached."""
-        held = self._held.pop(name, None)
-        if held is None:
+        values = self._held.pop(name, None)
+        if values is None:
             parts = [self._read(segment, name).to_numpy(zero_copy_only=False) for segment in self.segments]
-            held = np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
+            values = np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
             if name == "passed":
-                held[list(self.withdrawn)] = False
+                values[list(self.withdrawn)] = False
             if name == "unconfirmed":
-                held[self.low_rated] = BAD
-            held.flags.writeable = False
+                values[self.low_rated] = BAD
+            values.flags.writeable = False
         # Grouping and the leakage check read the same columns: reading every block again would cost more.
-        self._held[name] = held
+        self._held[name] = values
         while sum(column.nbytes for column in self._held.values()) > CACHE_BYTES:
             del self._held[next(iter(self._held))]
-        return held
+        return values
 
     def withdraw(self, rows: dict[int, str]) -> None:
         """Mark these rows as not passed, with their reasons."""
@@ -258,31 +258,34 @@ class Corpus:
     ) -> Iterator[tuple[int, "np.ndarray[Any, Any]", "np.ndarray[Any, np.dtype[np.int64]]"]]:
         """Yield, block by block: the first position, all values, and the offset of each row's values."""
         for number, (first, segment) in enumerate(self.by_segment()):
-            held = self._lists.get((name, number))
-            if held is None:
+            entry = self._lists.get((name, number))
+            if entry is None:
                 lists = self._read(segment, name)
                 offsets = lists.offsets.to_numpy().astype(np.int64)
-                held = lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
+                entry = lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
                 # Grouping and the leak check read them a dozen times, in order: those that come first stay.
                 if self._list_bytes < LIST_BYTES:
-                    self._lists[name, number] = held
-                    self._list_bytes += held[0].nbytes + held[1].nbytes
-            yield first, *held
+                    self._lists[name, number] = entry
+                    self._list_bytes += entry[0].nbytes + entry[1].nbytes
+            yield first, *entry
 
     def labels(self, name: str) -> LabelColumn:
         """Return a column of texts as numbers and the distinct texts."""
-        known: dict[str, int] = {}
+        numbers_by_label: dict[str, int] = {}
         parts = [np.zeros(0, dtype=np.int32)]
         for segment in self.segments:
             if name == "file":
-                number = known.setdefault(segment.file, len(known))
+                number = numbers_by_label.setdefault(segment.file, len(numbers_by_label))
                 parts.append(np.full(segment.stop - segment.start, number, dtype=np.int32))
                 continue
             coded = self._read(segment, name).dictionary_encode()
-            lookup = [known.setdefault(label, len(known)) for label in coded.dictionary.to_pylist()]
+            lookup = [
+                numbers_by_label.setdefault(label, len(numbers_by_label))
+                for label in coded.dictionary.to_pylist()
+            ]
             numbers = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
             parts.append(np.array([*lookup, -1], dtype=np.int32)[numbers])
-        return LabelColumn(np.concatenate(parts), list(known))
+        return LabelColumn(np.concatenate(parts), list(numbers_by_label))
 
     def notes(self) -> Iterator[tuple[int, Note]]:
         """Yield the notes on rows, in order."""
@@ -310,8 +313,8 @@ class Corpus:
     def _calls(self) -> set[tuple[int, int]]:
         """The hashes of trace and call of every row of a trace."""
         traces, calls = self.column("trace"), self.column("call")
-        places = np.flatnonzero(traces != 0)
-        return set(zip(traces[places].tolist(), calls[places].tolist(), strict=True))
+        positions = np.flatnonzero(traces != 0)
+        return set(zip(traces[positions].tolist(), calls[positions].tolist(), strict=True))
 
     def scores(self) -> Iterator[tuple[int, int, float]]:
         """Yield the scores that stand apart: the hashes of their trace and call (0 for none), the value."""
@@ -320,30 +323,32 @@ class Corpus:
 
     def _heads(self) -> Iterator[tuple[Segment, dict[str, Any]]]:
         """Yield the head of every block once; see `read_head`."""
-        seen = set()
+        read_blocks = set()
         for segment in self.segments:
-            if (segment.file, segment.block) not in seen:
-                seen.add((segment.file, segment.block))
+            if (segment.file, segment.block) not in read_blocks:
+                read_blocks.add((segment.file, segment.block))
                 yield segment, read_head(self._folder / segment.features)
 
     def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Interaction]]:
         """Yield the rows at these positions, which must ascend."""
-        at = 0
+        start = 0
         for (first, behind), segment in zip(pairwise(self._firsts), self.segments, strict=True):
-            until = at
+            until = start
             while until < len(places) and places[until] < behind:
                 until += 1
-            if until > at:
+            if until > start:
                 rows = read_interactions(
                     self._folder / segment.features,
-                    [segment.start + int(place) - first for place in places[at:until]],
+                    [segment.start + int(position) - first for position in places[start:until]],
                     file=segment.file,
                     first_line=segment.first_line,
                 )
-                for place, row in zip((int(place) for place in places[at:until]), rows, strict=True):
-                    joined = self.joined.get(place)
-                    yield place, row if joined is None else join_facts(row, joined)
-            at = until
+                for position, row in zip(
+                    (int(position) for position in places[start:until]), rows, strict=True
+                ):
+                    joined = self.joined.get(position)
+                    yield position, row if joined is None else join_facts(row, joined)
+            start = until
 
     def origin(self, place: int) -> Origin:
         segment = self.segments[bisect_right(self._firsts, place) - 1]
@@ -366,8 +371,8 @@ class Corpus:
         """Read several columns of one segment as lists: of all of its rows, or of these."""
         table = read_table(self._folder / segment.features, names)
         table = table.slice(segment.start, segment.stop - segment.start)
-        chosen = table if numbers is None else table.take(pa.array(numbers, pa.int64()))
-        values: dict[str, list[Any]] = chosen.to_pydict()
+        selection = table if numbers is None else table.take(pa.array(numbers, pa.int64()))
+        values: dict[str, list[Any]] = selection.to_pydict()
         return values
 
     def _read(self, segment: Segment, name: str) -> "pa.Array":
@@ -393,8 +398,8 @@ def read_head(path: Path) -> dict[str, Any]:
 def read_table(path: Path, names: Sequence[str]) -> "pa.Table":
     """Read columns of a feature file."""
     with _opened(path) as reader:
-        wanted = [reader.schema.get_field_index(name) for name in names]
-    with _opened(path, wanted) as reader:
+        indices = [reader.schema.get_field_index(name) for name in names]
+    with _opened(path, indices) as reader:
         return reader.read_all()
 
 
@@ -416,8 +421,8 @@ def read_interactions(
 ) -> Iterator[Interaction]:
     """Read rows of a feature file by their numbers."""
     table = read_table(path, ["line", "interaction"])
-    chosen = table.take(pa.array(numbers, pa.int64()))
-    lines, packed = chosen.column("line").to_pylist(), chosen.column("interaction").to_pylist()
+    selection = table.take(pa.array(numbers, pa.int64()))
+    lines, packed = selection.column("line").to_pylist(), selection.column("interaction").to_pylist()
     for line, data in zip(lines, packed, strict=True):
         yield decode_row(data, origin=Origin(file=file, line=first_line + line))
 

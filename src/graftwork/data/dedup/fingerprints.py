@@ -77,8 +77,8 @@ def compute_fingerprints(rows: Sequence[Interaction | None], *, settings: DataSe
     """Compute the fingerprints of each row; None is a row to skip."""
     read = [None if row is None else _split_words(row, settings=settings) for row in rows]
     fixed: dict[str, Array] = {
-        name: np.array([0 if row is None else row.keys[at] for row in read], dtype=np.uint64)
-        for at, name in enumerate(KEYS)
+        name: np.array([0 if row is None else row.keys[index] for row in read], dtype=np.uint64)
+        for index, name in enumerate(KEYS)
     }
     fixed["length"] = np.array([0 if row is None else row.length for row in read], dtype=np.uint64)
     whole = _number_texts([[] if row is None else row.words for row in read])
@@ -129,29 +129,29 @@ class _RowWords(NamedTuple):
 def _split_words(row: Interaction, *, settings: DataSettings) -> _RowWords:
     prompt: list[str] = []
     whole: list[str] = []
-    asked: list[list[tuple[list[str], str]]] = []
+    user_turns: list[list[tuple[list[str], str]]] = []
     """For each turn of the user, its lines as words and as text."""
     begins = 0
     for message in row.messages:
         if message.role == "user":
             lines = [(words(line), line) for line in message.content.splitlines()]
-            found = [word for line, _ in lines for word in line]
-            begins = begins if asked else len(whole)
-            asked.append(lines)
+            tokens = [word for line, _ in lines for word in line]
+            begins = begins if user_turns else len(whole)
+            user_turns.append(lines)
         else:
-            found = words(message.content)
+            tokens = words(message.content)
         prompt += [message.role, fold(message.content)]
         if message.role != "system":
-            whole += found
+            whole += tokens
     reply = words(row.reply)
-    opening = [word for line, _ in asked[0] for word in line] if asked else []
-    later = [word for turn in asked[1:] for line, _ in turn for word in line]
+    opening = [word for line, _ in user_turns[0] for word in line] if user_turns else []
+    later = [word for turn in user_turns[1:] for line, _ in turn for word in line]
     end = len(whole) + len(reply)
-    if len(asked) > 1:
+    if len(user_turns) > 1:
         span, repeated = (end, end + len(opening) + len(later)), opening + later
     else:
         span, repeated = (begins, begins + len(opening)), []
-    spoken = _list_lines(asked, later)
+    spoken = _list_lines(user_turns, later)
     return _RowWords(
         keys=(
             # Exact except for case and spacing: rows are dropped by these two keys.
@@ -182,18 +182,18 @@ def _list_lines(asked: Sequence[list[tuple[list[str], str]]], later: list[str]) 
     A conversation asks what its first turn asks, given what the user says later. Later turns are considered
     only where the first is boilerplate: many chats open with "Hi".
     """
-    found: list[_Line] = []
+    lines: list[_Line] = []
     for number, turn in enumerate((*asked[:1], *reversed(asked[1:]))):
-        room = LINES if number == 0 else 2 * LINES - len(found)
+        room = LINES if number == 0 else 2 * LINES - len(lines)
         spoken = [line for line in turn if line[0]]
         for line, text in reversed(spoken[-room:] if room else []):
             asks = text.rstrip().endswith(("?", "？"))
             if number == 0:
-                found.append(_Line(line, asks, later))
+                lines.append(_Line(line, asks, later))
             else:
                 # A short question ("And the region?") occurs in many conversations and pairs none.
-                found.append(_Line(line, asks and len(line) >= QUESTION_WORDS, later))
-    return tuple(found)
+                lines.append(_Line(line, asks and len(line) >= QUESTION_WORDS, later))
+    return tuple(lines)
 
 
 def _find_together(row: Interaction, split_by: str) -> int:
@@ -228,8 +228,8 @@ def _take_spans(texts: Ragged, spans: Sequence[tuple[int, int]]) -> Ragged:
     starts = np.array([start for start, _ in spans], dtype=np.int64) + texts.offsets[:-1]
     lengths = np.array([stop - start for start, stop in spans], dtype=np.int64)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
-    at = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-    return Ragged(texts.values[at], offsets)
+    indices = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+    return Ragged(texts.values[indices], offsets)
 
 
 def _only(items: Ragged, which: Array) -> Ragged:
@@ -271,8 +271,8 @@ def _fingerprint_lines(lines: Sequence[tuple[_Line, ...]]) -> dict[str, tuple[Ar
     """
     flat = [line for row in lines for line in row]
     keys = [number_text(" ".join(line.words)) & ~1 | line.asks for line in flat]
-    found = _number_texts([line.words[-LINE_WORDS:] + line.context[-LINE_WORDS:] for line in flat])
-    singles, doubles = run_words(found, size=1), run_words(found, size=2)
+    numbered = _number_texts([line.words[-LINE_WORDS:] + line.context[-LINE_WORDS:] for line in flat])
+    singles, doubles = run_words(numbered, size=1), run_words(numbered, size=2)
     owners = np.concatenate((singles.owners(), doubles.owners()))
     values = np.concatenate(
         (singles.values & np.uint64(0xFFFFFFFE), doubles.values & np.uint64(0xFFFFFFFE) | np.uint64(1))
@@ -300,7 +300,7 @@ def _choose_grams(turns: Ragged) -> Ragged:
     for step in range(1, GRAM_WINDOW):
         ahead = np.where(here + step < ends, padded[step : step + len(here)], none)
         smallest = np.minimum(smallest, ahead)
-    chosen = np.zeros(len(here), dtype=bool)
+    is_smallest = np.zeros(len(here), dtype=bool)
     starts = np.repeat(grams.offsets[:-1], lengths)
     # Windows that reach beyond the end of a turn count only where the turn has no full one.
     begins = here <= np.maximum(starts, ends - GRAM_WINDOW)
@@ -308,9 +308,9 @@ def _choose_grams(turns: Ragged) -> Ragged:
         behind = here - step
         inside = behind >= starts
         window = np.where(inside, behind, 0)
-        chosen |= inside & begins[window] & (smallest[window] == grams.values)
-    counts = np.bincount(grams.owners()[chosen], minlength=len(lengths))
-    return Ragged(grams.values[chosen], _offsets(counts))
+        is_smallest |= inside & begins[window] & (smallest[window] == grams.values)
+    counts = np.bincount(grams.owners()[is_smallest], minlength=len(lengths))
+    return Ragged(grams.values[is_smallest], _offsets(counts))
 
 
 CANDIDATES_PER_ROW = 4
@@ -398,8 +398,8 @@ def find_first(keys: Array, *, among: Array) -> Array:
     themselves.
     """
     first = np.arange(len(keys), dtype=np.int64)
-    places = np.flatnonzero(among & (keys != 0))
-    order = places[np.argsort(keys[places], kind="stable")]
+    positions = np.flatnonzero(among & (keys != 0))
+    order = positions[np.argsort(keys[positions], kind="stable")]
     starts = _run_starts(keys[order])
     first[order] = order[starts]
     return first
@@ -427,22 +427,24 @@ class ValueLookup:
         return maybe[same], which[same]
 
 
-def pair_neighbours(values: Array, places: Array, *, fresh: Array | None = None) -> Array:
+def pair_neighbours(values: Array, positions: Array, *, fresh: Array | None = None) -> Array:
     """Pair each row with the few rows before it that have the same value. Positions ascend; 0 is no value.
 
     With `fresh`, return only pairs that contain a row marked there.
     """
-    there = np.flatnonzero(values)
+    indices = np.flatnonzero(values)
     if fresh is not None:
-        there = there[ValueLookup(distinct(values[there][fresh[places[there]]])).find(values[there])[0]]
-    values, places = values[there], places[there]
+        indices = indices[
+            ValueLookup(distinct(values[indices][fresh[positions[indices]]])).find(values[indices])[0]
+        ]
+    values, positions = values[indices], positions[indices]
     order = np.argsort(values, kind="stable")
-    values, places = values[order], places[order]
-    found = []
+    values, positions = values[order], positions[order]
+    pairs = []
     for step in range(1, CANDIDATES_PER_ROW + 1):
         same = values[step:] == values[:-step]
-        found.append(pack(places[step:][same], places[:-step][same]))
-    return only_fresh(merge_pairs(found), fresh)
+        pairs.append(pack(positions[step:][same], positions[:-step][same]))
+    return only_fresh(merge_pairs(pairs), fresh)
 
 
 def is_worth_looking_up(fresh: Array | None) -> bool:
@@ -514,10 +516,10 @@ class ExternalSort:
             file.seek(0)
             entries = np.frombuffer(file.read(), dtype=self._ENTRY)
             order = np.argsort(entries["value"], kind="stable")
-            values, places = entries["value"][order], entries["place"][order].astype(np.int64)
+            values, positions = entries["value"][order], entries["place"][order].astype(np.int64)
             fresh = np.ones(len(values), dtype=bool)
-            fresh[1:] = (values[1:] != values[:-1]) | (places[1:] != places[:-1])
-            yield SortedEntries(values[fresh], places[fresh], entries["mark"][order][fresh])
+            fresh[1:] = (values[1:] != values[:-1]) | (positions[1:] != positions[:-1])
+            yield SortedEntries(values[fresh], positions[fresh], entries["mark"][order][fresh])
 
 
 def read_rows(corpus: CorpusColumns, name: str, places: Array) -> Ragged:

@@ -74,11 +74,11 @@ def open_windows(rows: int) -> Iterator[range]:
 
 def sample_before(window: range, *, passed: Array, turns: Array, most: int = SAMPLE_ROWS) -> Array:
     """Return the rows that a window is judged by: each distinct turn once."""
-    places = np.arange(0, window.start, max(1, window.start // most))
-    places = places[passed[places]]
-    _, once = np.unique(turns[places], return_index=True)
-    chosen: Array = places[np.sort(once)]
-    return chosen
+    positions = np.arange(0, window.start, max(1, window.start // most))
+    positions = positions[passed[positions]]
+    _, once = np.unique(turns[positions], return_index=True)
+    sample: Array = positions[np.sort(once)]
+    return sample
 
 
 def learn_boilerplate(corpus: CorpusColumns, places: Array) -> Array:
@@ -92,9 +92,9 @@ def learn_boilerplate(corpus: CorpusColumns, places: Array) -> Array:
     keys, owners = (lines.values & ~IS_QUESTION)[order], lines.owners()[order]
     once = np.ones(len(keys), dtype=bool)
     once[1:] = (keys[1:] != keys[:-1]) | (owners[1:] != owners[:-1])
-    found, counts = np.unique(keys[once], return_counts=True)
-    share = np.where(np.isin(found, asking), QUESTION_SHARE, BOILERPLATE_SHARE)
-    boilerplate: Array = found[(counts >= BOILERPLATE_COUNT) & (counts >= share * len(places))]
+    distinct_keys, counts = np.unique(keys[once], return_counts=True)
+    share = np.where(np.isin(distinct_keys, asking), QUESTION_SHARE, BOILERPLATE_SHARE)
+    boilerplate: Array = distinct_keys[(counts >= BOILERPLATE_COUNT) & (counts >= share * len(places))]
     return boilerplate
 
 
@@ -130,28 +130,28 @@ def mark_boilerplate(corpus: CorpusColumns, *, passed: Array, turns: Array) -> A
     parts = -(-total // LINES_AT_ONCE)
     for part in range(parts):
         # The lines whose keys fall into this part of all keys: their numbers, keys and rows, in order.
-        chosen, number = [], 0
+        columns, number = [], 0
         for first, flat, offsets in corpus.ragged("lines"):
             mine = ((flat & IS_QUESTION) == 0) & ((flat >> np.uint64(1)) % np.uint64(parts) == part)
             rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)) + first
-            chosen.append((np.flatnonzero(mine) + number, flat[mine], rows[mine]))
+            columns.append((np.flatnonzero(mine) + number, flat[mine], rows[mine]))
             number += len(flat)
-        numbers, keys, places = (np.concatenate(column) for column in zip(*chosen, strict=True))
-        marks[numbers[_repeat_enough(keys, places, counted=counted, before=before)]] = True
+        numbers, keys, positions = (np.concatenate(column) for column in zip(*columns, strict=True))
+        marks[numbers[_repeat_enough(keys, positions, counted=counted, before=before)]] = True
     return marks
 
 
-def _repeat_enough(keys: Array, places: Array, *, counted: Array, before: Array) -> Array:
+def _repeat_enough(keys: Array, positions: Array, *, counted: Array, before: Array) -> Array:
     """Mark the lines that occurred in enough of the rows since they were first seen."""
     order = np.argsort(keys, kind="stable")
-    keys, places = keys[order], places[order]
+    keys, positions = keys[order], positions[order]
     begins = np.concatenate(([True], keys[1:] != keys[:-1]))[: len(keys)]
     start = np.maximum.accumulate(np.where(begins, np.arange(len(keys)), 0))
     # A line that occurs twice in a turn counts once.
-    again = ~begins & np.concatenate(([False], places[1:] == places[:-1]))[: len(keys)]
-    seen = np.concatenate(([0], np.cumsum(counted[places] & ~again)))
-    times = seen[:-1] - seen[start]
-    since = before[places] - before[places[start]]
+    again = ~begins & np.concatenate(([False], positions[1:] == positions[:-1]))[: len(keys)]
+    running = np.concatenate(([0], np.cumsum(counted[positions] & ~again)))
+    times = running[:-1] - running[start]
+    since = before[positions] - before[positions[start]]
     enough = np.zeros(len(keys), dtype=bool)
     enough[order] = (times >= BOILERPLATE_COUNT) & (times >= BOILERPLATE_SHARE * since)
     return enough
@@ -206,8 +206,8 @@ class MarkedRuns(NamedTuple):
     def marks_of(self, rows: Array, values: Array) -> Array:
         """Return the marks of runs that occur in the lines of these rows."""
         owners = np.searchsorted(self.places, rows).astype(np.uint64)
-        found: Array = self.marks[np.searchsorted(self.keys, owners << _HALF | values.astype(np.uint64))]
-        return found
+        marks: Array = self.marks[np.searchsorted(self.keys, owners << _HALF | values.astype(np.uint64))]
+        return marks
 
 
 class SharedRuns(NamedTuple):
@@ -233,48 +233,52 @@ def find_shared_runs(
     """
     runs = distinct(runs)
     entries = _find_entries(lines, runs, fresh=fresh)
-    ranks, found = entries.ranks(), []
+    ranks, shared = entries.ranks(), []
     for later, earlier in map(entries.pair, range(1, CANDIDATES_PER_ROW + 1)):
         pairs = SharedRuns(runs[entries.values[later]], entries.places[later], entries.places[earlier])
         pairs = pairs.only(ranks[later] < _RARE_ROWS)
-        found.append(pairs.only(is_probe[pairs.later] & (fresh[pairs.later] | fresh[pairs.earlier])))
-    return SharedRuns(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+        shared.append(pairs.only(is_probe[pairs.later] & (fresh[pairs.later] | fresh[pairs.earlier])))
+    return SharedRuns(*(np.concatenate(parts) for parts in zip(*shared, strict=True)))
 
 
 def _find_entries(lines: Iterable[tuple[Array, Ragged]], runs: Array, *, fresh: Array) -> SortedEntries:
     """Find the runs that are still rare when the first fresh row with them comes."""
-    seen, concerned = np.zeros(len(runs), dtype=np.int64), np.zeros(len(runs), dtype=bool)
-    number, place = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32)
+    occurrences, concerned = np.zeros(len(runs), dtype=np.int64), np.zeros(len(runs), dtype=bool)
+    number, all_positions = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32)
     waiting: list[tuple[Array, Array]] = []
-    for some, sets in lines:
-        open_runs = np.flatnonzero(seen < _RARE_ROWS).astype(np.int32)
-        there, which = ValueLookup(runs[open_runs]).find(sets.values)
-        numbers, places = open_runs[which], some[sets.owners()[there]]
-        seen += np.bincount(numbers, minlength=len(runs))
-        concerned[numbers[fresh[places]]] = True
-        waiting.append((numbers, places.astype(np.int32)))
+    for batch, sets in lines:
+        open_runs = np.flatnonzero(occurrences < _RARE_ROWS).astype(np.int32)
+        indices, which = ValueLookup(runs[open_runs]).find(sets.values)
+        numbers, positions = open_runs[which], batch[sets.owners()[indices]]
+        occurrences += np.bincount(numbers, minlength=len(runs))
+        concerned[numbers[fresh[positions]]] = True
+        waiting.append((numbers, positions.astype(np.int32)))
         # Most runs are no longer rare long before a fresh row comes.
         if sum(len(part) for part, _ in waiting) > _ENTRIES_AT_ONCE:
-            number, place = _gather(number, place, waiting, useful=concerned | (seen < _RARE_ROWS))
+            number, all_positions = _gather(
+                number, all_positions, waiting, useful=concerned | (occurrences < _RARE_ROWS)
+            )
             waiting = []
-    number, place = _gather(number, place, waiting, useful=concerned)
+    number, all_positions = _gather(number, all_positions, waiting, useful=concerned)
     order = np.argsort(number, kind="stable")
-    return SortedEntries(number[order], place[order].astype(np.int64), np.zeros(len(order), dtype=np.uint8))
+    return SortedEntries(
+        number[order], all_positions[order].astype(np.int64), np.zeros(len(order), dtype=np.uint8)
+    )
 
 
 def _gather(
-    number: Array, place: Array, waiting: list[tuple[Array, Array]], *, useful: Array
+    number: Array, positions: Array, waiting: list[tuple[Array, Array]], *, useful: Array
 ) -> tuple[Array, Array]:
     number = np.concatenate([number, *(numbers for numbers, _ in waiting)])
-    place = np.concatenate([place, *(places for _, places in waiting)])
-    kept = useful[number]
-    return number[kept], place[kept]
+    positions = np.concatenate([positions, *(batch for _, batch in waiting)])
+    is_useful = useful[number]
+    return number[is_useful], positions[is_useful]
 
 
 def drop_common_runs(sharing: SharedRuns, lines: MarkedRuns) -> SharedRuns:
     """Drop runs of two words that are not among the rarest of the later line, where its marks are known."""
-    known = np.isin(sharing.later, lines.places)
-    hopeless = known & ((sharing.value & np.uint32(1)) == 1)
+    is_marked = np.isin(sharing.later, lines.places)
+    hopeless = is_marked & ((sharing.value & np.uint32(1)) == 1)
     hopeless[hopeless] = lines.marks_of(sharing.later[hopeless], sharing.value[hopeless]) == 0
     return sharing.only(~hopeless)
 
@@ -360,37 +364,41 @@ class Questions:
         probes = self.probes()
         is_probe = np.zeros(len(self.key), dtype=bool)
         is_probe[probes] = True
-        places = np.union1d(probes, self.firsts())
-        if not len(probes) or (fresh is not None and not fresh[places].any()):
+        positions = np.union1d(probes, self.firsts())
+        if not len(probes) or (fresh is not None and not fresh[positions].any()):
             return NO_PAIRS
         if fresh is not None and is_worth_looking_up(fresh):
-            return self._look_up(places, is_probe, threshold=threshold, wanted=wanted, fresh=fresh)
-        sets = self.runs_of(places)
+            return self._look_up(positions, is_probe, threshold=threshold, wanted=wanted, fresh=fresh)
+        sets = self.runs_of(positions)
         weighed = self.weights.of(sets.values)
-        found = []
-        for pairs in propose_all_pairs(sets, places, weighed=weighed, threshold=threshold, is_probe=is_probe):
+        alike = []
+        for pairs in propose_all_pairs(
+            sets, positions, weighed=weighed, threshold=threshold, is_probe=is_probe
+        ):
             proposed = only_fresh(pairs, fresh)
             if wanted is not None:
                 proposed = proposed[wanted(*unpack(proposed))]
-            found.append(proposed[_are_alike(proposed, places, sets, self.weights, threshold=threshold)])
-        return merge_pairs(found)
+            alike.append(proposed[_are_alike(proposed, positions, sets, self.weights, threshold=threshold)])
+        return merge_pairs(alike)
 
     def _look_up(
-        self, places: Array, is_probe: Array, *, threshold: float, wanted: PairFilter | None, fresh: Array
+        self, positions: Array, is_probe: Array, *, threshold: float, wanted: PairFilter | None, fresh: Array
     ) -> Array:
-        own = places[fresh[places]]
-        runs = self.runs_of(own)
-        lines = _stream_runs(self._corpus, places, self.number)
+        fresh_positions = positions[fresh[positions]]
+        runs = self.runs_of(fresh_positions)
+        lines = _stream_runs(self._corpus, positions, self.number)
         sharing = find_shared_runs(lines, runs.values, fresh=fresh, is_probe=is_probe)
         if wanted is not None:
             sharing = sharing.only(wanted(sharing.later, sharing.earlier))
-        marked = MarkedRuns.of(runs, own, weighed=self.weights.of(runs.values), threshold=threshold)
+        marked = MarkedRuns.of(
+            runs, fresh_positions, weighed=self.weights.of(runs.values), threshold=threshold
+        )
         sharing = drop_common_runs(sharing, marked)
-        places = sharing.rows()
-        sets = self.runs_of(places)
-        marked = MarkedRuns.of(sets, places, weighed=self.weights.of(sets.values), threshold=threshold)
+        positions = sharing.rows()
+        sets = self.runs_of(positions)
+        marked = MarkedRuns.of(sets, positions, weighed=self.weights.of(sets.values), threshold=threshold)
         pairs = propose_pairs(sharing, marked)
-        return pairs[_are_alike(pairs, places, sets, self.weights, threshold=threshold)]
+        return pairs[_are_alike(pairs, positions, sets, self.weights, threshold=threshold)]
 
 
 def find_questions(
@@ -432,10 +440,10 @@ def _find_in(
     key, numbers, first = corpus.remember("question_lines", window.stop, choose, store=False)
 
     def learn() -> RunWeights:
-        places = sample()
-        if not len(places):
+        positions = sample()
+        if not len(positions):
             return NO_WEIGHTS
-        return learn_weights(_read_runs(corpus, places, numbers), key[places])
+        return learn_weights(_read_runs(corpus, positions, numbers), key[positions])
 
     return Questions(
         window=window,
@@ -451,13 +459,15 @@ def _find_in(
 
 def _are_alike(pairs: Array, places: Array, sets: Ragged, weights: RunWeights, *, threshold: float) -> Array:
     measures = measure_rows(pairs, places, sets, weights)
-    held = np.flatnonzero(measures.containment >= max(CONTAINED, threshold) - TOLERANCE)
-    words = []
-    for side in unpack(pairs[held]):
-        taken = sets.take(np.searchsorted(places, side))
-        words.append(np.bincount(taken.owners(), (taken.values & np.uint32(1)) == 0, minlength=len(held)))
+    contained = np.flatnonzero(measures.containment >= max(CONTAINED, threshold) - TOLERANCE)
+    word_counts = []
+    for side in unpack(pairs[contained]):
+        runs = sets.take(np.searchsorted(places, side))
+        word_counts.append(
+            np.bincount(runs.owners(), (runs.values & np.uint32(1)) == 0, minlength=len(contained))
+        )
     alike: Array = measures.likeness >= threshold - TOLERANCE
-    alike[held] |= np.minimum(*words) >= CONTAINED_PART * np.maximum(*words)
+    alike[contained] |= np.minimum(*word_counts) >= CONTAINED_PART * np.maximum(*word_counts)
     return alike
 
 
@@ -474,19 +484,19 @@ def _choose_lines(corpus: CorpusColumns, rows: int, boilerplate: Array, marked: 
         if first >= rows:
             break
         keys = flat & ~IS_QUESTION
-        at = np.arange(len(keys))
+        indices = np.arange(len(keys))
         asks = ~np.isin(keys, boilerplate) & ~marked[behind : behind + len(keys)]
         behind += len(keys)
         full = np.flatnonzero(offsets[1:] > offsets[:-1])
         if not len(full):
             continue
         starts = offsets[:-1][full]
-        chosen = np.minimum.reduceat(np.where(asks, at, len(keys)), starts)
-        chosen = np.where(chosen < offsets[1:][full], chosen, starts)
+        line_numbers = np.minimum.reduceat(np.where(asks, indices, len(keys)), starts)
+        line_numbers = np.where(line_numbers < offsets[1:][full], line_numbers, starts)
         inside = full + first < rows
-        places = full[inside] + first
-        chosen_keys[places] = keys[chosen[inside]]
-        numbers[places] = (chosen - starts)[inside]
+        positions = full[inside] + first
+        chosen_keys[positions] = keys[line_numbers[inside]]
+        numbers[positions] = (line_numbers - starts)[inside]
     # The same line asks something else in another conversation.
     later = corpus.column("later")[:rows]
     chosen_keys = np.where(later == 0, chosen_keys, spread(spread(chosen_keys) ^ later) & ~IS_QUESTION)
@@ -507,13 +517,13 @@ def _stream_runs(corpus: CorpusColumns, places: Array, numbers: Array) -> Iterat
     for (first, sizes, line_offsets), (_, runs, _) in zip(sizes_of, runs_of, strict=True):
         low, high = np.searchsorted(places, [first, first + len(line_offsets) - 1])
         if low < high:
-            some = places[low:high]
-            local = some - first
+            batch = places[low:high]
+            local = batch - first
             empty = line_offsets[local] == line_offsets[local + 1]
             lines = Ragged(runs, np.concatenate(([0], np.cumsum(sizes, dtype=np.int64), [len(runs)])))
             # A row without lines takes the empty line after the last.
-            which = np.where(empty, len(sizes), line_offsets[local] + numbers[some])
-            yield some, lines.take(which)
+            which = np.where(empty, len(sizes), line_offsets[local] + numbers[batch])
+            yield batch, lines.take(which)
         if high == len(places):
             break
 
@@ -568,33 +578,35 @@ class Paraphrases:
         probes = probes[probes < MOST_EMBEDDED]
         if not len(probes):
             return NO_PAIRS
-        places = np.union1d(probes, asked.firsts()[: np.searchsorted(asked.firsts(), MOST_EMBEDDED)])
-        vectors = self._embed(asked, places)
-        found = []
+        positions = np.union1d(probes, asked.firsts()[: np.searchsorted(asked.firsts(), MOST_EMBEDDED)])
+        vectors = self._embed(asked, positions)
+        pairs_by_batch = []
         for start in range(0, len(probes), _LINES_AT_ONCE):
             later = probes[start : start + _LINES_AT_ONCE]
-            alike = vectors[np.searchsorted(places, later)] @ vectors.T
+            alike = vectors[np.searchsorted(positions, later)] @ vectors.T
             # Equal lines are grouped already: only earlier rows with another line count.
             alike[
-                (places[None, :] >= later[:, None])
-                | (asked.key[places][None, :] == asked.key[later][:, None])
+                (positions[None, :] >= later[:, None])
+                | (asked.key[positions][None, :] == asked.key[later][:, None])
             ] = 0
             best = np.argsort(-alike, axis=1, kind="stable")[:, :_BEFORE]
             same = np.take_along_axis(alike, best, axis=1) >= SAME_MEANING
-            found.append(pack(np.repeat(later, same.sum(axis=1)), places[best[same]]))
-        pairs = merge_pairs(found)
+            pairs_by_batch.append(pack(np.repeat(later, same.sum(axis=1)), positions[best[same]]))
+        pairs = merge_pairs(pairs_by_batch)
         return pairs if wanted is None else pairs[wanted(*unpack(pairs))]
 
     def _embed(self, asked: Questions, places: Array) -> Array:
         keys = asked.key[places].tolist()
         # A line is embedded as the first row with it spells it, whatever rows follow.
         first = dict(zip(reversed(keys), reversed(places.tolist()), strict=True))
-        wanted = sorted(place for key, place in first.items() if key not in self._known)
-        lines = [_pick_line(row, int(asked.number[place])) for place, row in self._corpus.rows_at(wanted)]
+        unembedded = sorted(position for key, position in first.items() if key not in self._known)
+        lines = [
+            _pick_line(row, int(asked.number[position])) for position, row in self._corpus.rows_at(unembedded)
+        ]
         if lines:
             vectors = self._embedder.embed(lines)
             self._known |= {
-                int(asked.key[place]): vector for place, vector in zip(wanted, vectors, strict=True)
+                int(asked.key[position]): vector for position, vector in zip(unembedded, vectors, strict=True)
             }
         return np.stack([self._known[key] for key in keys])
 
@@ -608,7 +620,7 @@ def _pick_line(row: Interaction, number: int) -> str:
     if len(turns) > 1:
         return "\n".join(turns)
     spoken = (line for line in last_lines(row.question) if words(line))
-    return next((line for at, line in enumerate(spoken) if at == number), row.question)
+    return next((line for index, line in enumerate(spoken) if index == number), row.question)
 
 
 class _MiniLM:
@@ -622,8 +634,8 @@ class _MiniLM:
     def embed(self, texts: Sequence[str]) -> Array:
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         for start in range(0, len(new), _TEXTS_AT_ONCE):
-            some = new[start : start + _TEXTS_AT_ONCE]
-            self._known |= zip(some, self._run(some), strict=True)
+            batch = new[start : start + _TEXTS_AT_ONCE]
+            self._known |= zip(batch, self._run(batch), strict=True)
         return np.stack([self._known[text] for text in texts])
 
     def _run(self, texts: list[str]) -> Array:

@@ -69,43 +69,45 @@ class TextComparer:
         weights = remember_weights(self._corpus, "text_weights", window, lambda: self._learn(window))
         later, earlier = unpack(pairs)
         sizes = np.cumsum(self._lengths[later] + self._lengths[earlier]) // _CHARACTERS_AT_ONCE
-        chosen = []
+        similar = []
         for batch in np.unique(sizes):
             part = pairs[sizes == batch]
-            places = rows_of(part)
-            texts = [(whole, reply) for _, whole, reply in _read_sets(self._corpus, places)]
+            positions = rows_of(part)
+            texts = [(whole, reply) for _, whole, reply in _read_sets(self._corpus, positions)]
             # Turns and reply together have to be similar, and the reply alone.
             for sets in map(join_ragged, zip(*texts, strict=True)):
                 if len(part):
-                    part = part[measure_rows(part, places, sets, weights).likeness >= threshold - TOLERANCE]
-            chosen.append(part)
-        return np.concatenate(chosen)
+                    part = part[
+                        measure_rows(part, positions, sets, weights).likeness >= threshold - TOLERANCE
+                    ]
+            similar.append(part)
+        return np.concatenate(similar)
 
     def _learn(self, window: range) -> RunWeights:
-        places = sample_before(window, passed=self._passed, turns=self._turns, most=TEXT_SAMPLE_ROWS)
-        if not len(places):
+        positions = sample_before(window, passed=self._passed, turns=self._turns, most=TEXT_SAMPLE_ROWS)
+        if not len(positions):
             return NO_WEIGHTS
-        wanted = set(places.tolist())
-        self._held = {place: values for place, values in self._held.items() if place in wanted}
-        missing = np.array(sorted(wanted - self._held.keys()), dtype=np.int64)
-        for some, whole, _ in _read_sets(self._corpus, missing):
-            for at, place in enumerate(some.tolist()):
-                self._held[place] = whole.values[whole.offsets[at] : whole.offsets[at + 1]]
-        held = [self._held[place] for place in places.tolist()]
-        offsets = np.concatenate(([0], np.cumsum([len(values) for values in held])))
-        return weigh(Ragged(np.concatenate(held), offsets))
+        sample = set(positions.tolist())
+        self._held = {position: values for position, values in self._held.items() if position in sample}
+        missing = np.array(sorted(sample - self._held.keys()), dtype=np.int64)
+        for batch, whole, _ in _read_sets(self._corpus, missing):
+            for index, position in enumerate(batch.tolist()):
+                self._held[position] = whole.values[whole.offsets[index] : whole.offsets[index + 1]]
+        sets = [self._held[position] for position in positions.tolist()]
+        offsets = np.concatenate(([0], np.cumsum([len(values) for values in sets])))
+        return weigh(Ragged(np.concatenate(sets), offsets))
 
 
 def _read_sets(corpus: CorpusColumns, places: Array) -> Iterator[tuple[Array, Ragged, Ragged]]:
     """Yield some of the rows with the runs of their turns and reply together, and of the reply alone."""
     for start in range(0, len(places), _ROWS_AT_ONCE):
-        some = places[start : start + _ROWS_AT_ONCE]
+        batch = places[start : start + _ROWS_AT_ONCE]
         wholes, replies = [], []
-        for _, row in corpus.rows_at(some.tolist()):
+        for _, row in corpus.rows_at(batch.tolist()):
             reply = words(row.reply)
             wholes.append(words(turns_text(row)) + reply)
             replies.append(reply)
-        yield some, _as_sets(wholes), _as_sets(replies)
+        yield batch, _as_sets(wholes), _as_sets(replies)
 
 
 def _as_sets(texts: list[list[str]]) -> Ragged:
@@ -147,8 +149,8 @@ def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
     # The worse reply is no row of its own, however often it was logged.
     winners = {int(exchange[worse]): better for better, worse in corpus.pairs.items()}
     lost = np.flatnonzero(passed & np.isin(exchange, np.array(list(winners), dtype=exchange.dtype)))
-    for place in lost.tolist():
-        repeats.instead[place], repeats.step[place] = winners[int(exchange[place])], CONFLICT
+    for position in lost.tolist():
+        repeats.instead[position], repeats.step[position] = winners[int(exchange[position])], CONFLICT
     del prompt, reply
     # An unconfirmed reply of a model never replaces another row.
     ranks = _rank(corpus, settings.keep_duplicate) + np.where(unconfirmed, 4 * corpus.rows, 0)
@@ -160,14 +162,14 @@ def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
     # Near-duplicates are searched among the first rows of each content, whichever of its rows stays: the
     # pairs compared must not depend on later rows.
     standing = np.full(corpus.rows, -1, dtype=np.int64)
-    left = np.flatnonzero(passed & (repeats.instead < 0))
-    standing[first[left]] = left
+    remaining = np.flatnonzero(passed & (repeats.instead < 0))
+    standing[first[remaining]] = remaining
     pairs = find_near_pairs(corpus, first=first, passed=passed, standing=standing >= 0, settings=settings)
     clusters = Clusters(corpus.rows)
     for later, earlier in zip(*(standing[side].tolist() for side in unpack(pairs)), strict=True):
         clusters.join(later, earlier)
     stays = _choose_one(clusters.names(), ranks)
-    _drop(repeats, left[stays[left] != left], stays, NEAR_DUPLICATE)
+    _drop(repeats, remaining[stays[remaining] != remaining], stays, NEAR_DUPLICATE)
     # The row that stays may itself have been dropped in a later step.
     while len(gone := np.flatnonzero(repeats.instead >= 0)):
         onward = repeats.instead[repeats.instead[gone]]
@@ -176,10 +178,10 @@ def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
             break
         repeats.instead[gone] = repeats.instead[repeats.instead[gone]]
     for better, worse in corpus.pairs.items():
-        place = better if repeats.instead[better] < 0 else int(repeats.instead[better])
+        position = better if repeats.instead[better] < 0 else int(repeats.instead[better])
         # The same exchange may stand elsewhere; what is nearly the same has another prompt.
-        if all(corpus.column(name)[place] == corpus.column(name)[better] for name in ("prompt", "reply")):
-            repeats.worse[place] = worse
+        if all(corpus.column(name)[position] == corpus.column(name)[better] for name in ("prompt", "reply")):
+            repeats.worse[position] = worse
     return repeats
 
 
@@ -191,7 +193,7 @@ def find_near_pairs(
     Long sources that two questions share would make the whole text similar, and a refusal is the same reply
     to everything. Paraphrased questions are kept; they are grouped later, so that they stay in one split.
     """
-    own = np.flatnonzero(passed & (first == np.arange(corpus.rows)))
+    firsts = np.flatnonzero(passed & (first == np.arange(corpus.rows)))
 
     def propose(since: int, known: Arrays | None) -> Arrays:
         # Rows that share a band, whatever comes later; `known` are the pairs of the rows before `since`.
@@ -200,23 +202,23 @@ def find_near_pairs(
         fresh = np.arange(corpus.rows) >= since if known is not None else None
         pairs = known[0] if known is not None else NO_PAIRS
         for name in NEAR:
-            pairs = merge_pairs([pairs, pair_neighbours(corpus.column(name)[own], own, fresh=fresh)])
+            pairs = merge_pairs([pairs, pair_neighbours(corpus.column(name)[firsts], firsts, fresh=fresh)])
         return (pairs,)
 
     (proposed,) = corpus.grow("near_proposed", propose)
     later, earlier = unpack(proposed)
-    wanted = proposed[standing[later] & standing[earlier]]
+    candidates = proposed[standing[later] & standing[earlier]]
 
     def judge(_since: int, known: Arrays | None) -> Arrays:
         # A pair is judged by rows before it: what was judged once stays so.
         judged, alike = known if known is not None else (NO_PAIRS, NO_PAIRS)
-        new = wanted[~np.isin(wanted, judged)]
-        found = _compare(corpus, new, passed=passed, threshold=settings.near_duplicate)
-        return merge_pairs([judged, new]), merge_pairs([alike, *found])
+        new = candidates[~np.isin(candidates, judged)]
+        compared = _compare(corpus, new, passed=passed, threshold=settings.near_duplicate)
+        return merge_pairs([judged, new]), merge_pairs([alike, *compared])
 
     _, alike = corpus.grow(f"near_judged_{settings.near_duplicate:g}", judge)
-    found: Array = wanted[np.isin(wanted, alike)]
-    return found
+    near_pairs: Array = candidates[np.isin(candidates, alike)]
+    return near_pairs
 
 
 def _compare(corpus: CorpusColumns, pairs: Array, *, passed: Array, threshold: float) -> Iterator[Array]:
@@ -225,14 +227,14 @@ def _compare(corpus: CorpusColumns, pairs: Array, *, passed: Array, threshold: f
         return
     turns, rows = corpus.column("turn"), unpack(pairs)[0]
     comparer = TextComparer(corpus, passed=passed, turns=turns)
-    for asked in find_questions(corpus, passed=passed, turns=turns, since=int(rows[0])):
-        here = pairs[slice(*np.searchsorted(rows, [asked.window.start, asked.window.stop]))]
+    for questions in find_questions(corpus, passed=passed, turns=turns, since=int(rows[0])):
+        here = pairs[slice(*np.searchsorted(rows, [questions.window.start, questions.window.stop]))]
         if len(here):
-            places = rows_of(here)
-            measures = measure_rows(here, places, asked.runs_of(places), asked.weights)
+            positions = rows_of(here)
+            measures = measure_rows(here, positions, questions.runs_of(positions), questions.weights)
             here = here[measures.likeness >= threshold - TOLERANCE]
         if len(here):
-            yield comparer.choose(here, window=asked.window, threshold=threshold)
+            yield comparer.choose(here, window=questions.window, threshold=threshold)
 
 
 def _drop_conflicts(
@@ -251,8 +253,8 @@ def _drop_conflicts(
     """
     if rule == "keep_all":
         return
-    places = np.flatnonzero(passed)
-    order = places[np.lexsort((places, ~unconfirmed[places], wins[places], prompt[places]))]
+    positions = np.flatnonzero(passed)
+    order = positions[np.lexsort((positions, ~unconfirmed[positions], wins[positions], prompt[positions]))]
     starts = np.flatnonzero(np.concatenate(([True], prompt[order][1:] != prompt[order][:-1]))[: len(order)])
     lengths = np.diff(np.append(starts, len(order)))
     last = np.repeat(order[starts + lengths - 1], lengths)
@@ -266,14 +268,14 @@ def _drop_conflicts(
 
 def _rank(corpus: CorpusColumns, rule: str) -> Array:
     """Rank the rows: the lowest rank of a cluster stays."""
-    places = np.arange(corpus.rows, dtype=np.int64)
+    positions = np.arange(corpus.rows, dtype=np.int64)
     if rule == "first":
-        return places
+        return positions
     if rule == "last":
-        return -places
-    order = np.lexsort((places, -corpus.column("length").astype(np.int64)))
+        return -positions
+    order = np.lexsort((positions, -corpus.column("length").astype(np.int64)))
     ranks = np.empty(corpus.rows, dtype=np.int64)
-    ranks[order] = places
+    ranks[order] = positions
     return ranks
 
 
@@ -282,10 +284,10 @@ def _choose_one(members_of: Array, ranks: Array) -> Array:
     rows = len(members_of)
     best = np.full(rows, np.iinfo(np.int64).max)
     np.minimum.at(best, members_of, ranks)
-    chosen = np.arange(rows, dtype=np.int64)
+    winners = np.arange(rows, dtype=np.int64)
     is_best = ranks == best[members_of]
-    chosen[members_of[is_best]] = np.flatnonzero(is_best)
-    return chosen[members_of]
+    winners[members_of[is_best]] = np.flatnonzero(is_best)
+    return winners[members_of]
 
 
 def _drop(repeats: Repeats, gone: Array, stays: Array, step: int) -> None:

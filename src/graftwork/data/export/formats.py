@@ -120,8 +120,8 @@ def _write_part(sink: Sink, dataset: Dataset, *, file: str, ending: str, form: d
     """Write a configuration: the training split under `datasets`, the validation split under
     `test_datasets`.
     """
-    known = {split: f"{split}{ending}" for split in ("train", "validation")}
-    here = {split: name for split, name in known.items() if name in sink.rows}
+    file_names = {split: f"{split}{ending}" for split in ("train", "validation")}
+    here = {split: name for split, name in file_names.items() if name in sink.rows}
     if not here:
         return
     part: dict[str, Any] = {"chat_template": "tokenizer_default"}
@@ -169,7 +169,7 @@ class LlamaFactory:
         functions = list(conversation.functions)
         about = {"system": system, "tools": write_json(functions) if functions else ""}
         alternate = len(turns) % 2 and all(
-            turn["from"] in (ODD, EVEN)[at % 2] for at, turn in enumerate(turns)
+            turn["from"] in (ODD, EVEN)[index % 2] for index, turn in enumerate(turns)
         )
         if any(turn["from"] == "system" for turn in turns):
             sink.leave_out(row, why="a system prompt is in the middle of the conversation")
@@ -184,13 +184,13 @@ class LlamaFactory:
     def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
         sink.close_arrays()
         name = options.name or f"graftwork_{dataset.content_hash[:8]}"
-        known = {f"{name}_{file.removesuffix('.json')}": file for file in sink.rows}
+        files_by_name = {f"{name}_{file.removesuffix('.json')}": file for file in sink.rows}
         described = {
             known_name: {
                 "file_name": file,
                 **(_DESCRIBED_PAIRS if file.endswith("_preference.json") else _DESCRIBED),
             }
-            for known_name, file in known.items()
+            for known_name, file in files_by_name.items()
         }
         write_atomic(
             sink.folder / "dataset_info.json", orjson.dumps(described, option=orjson.OPT_INDENT_2) + b"\n"
@@ -198,7 +198,7 @@ class LlamaFactory:
         for file, stage, ending in (("sft.yaml", "sft", ""), ("dpo.yaml", "dpo", "_preference")):
             settings: dict[str, Any] = {"stage": stage, "dataset_dir": "."}
             for split, key in (("train", "dataset"), ("validation", "eval_dataset")):
-                if f"{name}_{split}{ending}" in known:
+                if f"{name}_{split}{ending}" in files_by_name:
                     settings[key] = f"{name}_{split}{ending}"
             if len(settings) > 2:
                 settings |= {"mask_history": True, "train_on_prompt": False}
@@ -308,22 +308,22 @@ class OpenAI:
 
 
 def _to_messages(messages: Sequence[Message], names: Iterator[str]) -> list[dict[str, Any]]:
-    made, open_calls = list[dict[str, Any]](), list[str]()
+    converted, open_calls = list[dict[str, Any]](), list[str]()
     for message in messages:
         if message.role == "tool":
             if not open_calls:
                 raise UnansweredCall("a tool answers without a call")
-            made.append({**plain(message), "tool_call_id": open_calls.pop(0)})
+            converted.append({**plain(message), "tool_call_id": open_calls.pop(0)})
             continue
         if open_calls:
             raise UnansweredCall("a tool was called and did not answer")
         is_assistant = message.role == "assistant"
         turn: dict[str, Any] = _to_assistant(message.content, names) if is_assistant else {**plain(message)}
         open_calls = [call["id"] for call in turn.get("tool_calls", ())]
-        made.append(turn)
+        converted.append(turn)
     if open_calls:
         raise UnansweredCall("a tool was called and did not answer")
-    return made
+    return converted
 
 
 def _to_assistant(content: str, names: Iterator[str]) -> dict[str, Any]:
@@ -331,10 +331,10 @@ def _to_assistant(content: str, names: Iterator[str]) -> dict[str, Any]:
     turn = split_calls(content)
     if not turn.calls or not all(FUNCTION_NAME.fullmatch(call.name) for call in turn.calls):
         return {"role": "assistant", "content": content}
-    made: dict[str, Any] = {"role": "assistant"}
+    message: dict[str, Any] = {"role": "assistant"}
     if turn.text:
-        made["content"] = turn.text
-    made["tool_calls"] = [
+        message["content"] = turn.text
+    message["tool_calls"] = [
         {
             "id": next(names),
             "type": "function",
@@ -342,21 +342,21 @@ def _to_assistant(content: str, names: Iterator[str]) -> dict[str, Any]:
         }
         for call in turn.calls
     ]
-    return made
+    return message
 
 
 def _list_tools(conversation: Conversation, messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """List the functions that the log describes, and by name alone those that are called without a
     definition.
     """
-    known = {function["name"]: function for function in conversation.functions}
+    functions = {function["name"]: function for function in conversation.functions}
     for message in messages:
         for call in message.get("tool_calls", ()):
             name = call["function"]["name"]
-            known.setdefault(name, {"name": name, "parameters": {"type": "object", "properties": {}}})
-    if not known:
+            functions.setdefault(name, {"name": name, "parameters": {"type": "object", "properties": {}}})
+    if not functions:
         return {}
-    return {"tools": [{"type": "function", "function": function} for function in known.values()]}
+    return {"tools": [{"type": "function", "function": function} for function in functions.values()]}
 
 
 PLACEHOLDER = "s3://YOUR-BUCKET/YOUR-PREFIX"
@@ -391,14 +391,14 @@ class SageMaker:
 
     def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
         del dataset
-        place = (options.name or PLACEHOLDER).rstrip("/")
+        destination = (options.name or PLACEHOLDER).rstrip("/")
         channels = [
             {
                 "ChannelName": name.partition("/")[0],
                 "DataSource": {
                     "S3DataSource": {
                         "S3DataType": "S3Prefix",
-                        "S3Uri": f"{place}/{name.partition('/')[0]}/",
+                        "S3Uri": f"{destination}/{name.partition('/')[0]}/",
                         "S3DataDistributionType": "FullyReplicated",
                     }
                 },
@@ -412,7 +412,7 @@ class SageMaker:
             sink.folder / "channels.json",
             orjson.dumps({"InputDataConfig": channels}, option=orjson.OPT_INDENT_2) + b"\n",
         )
-        return (f"copy it before the job starts: aws s3 sync . {place}",)
+        return (f"copy it before the job starts: aws s3 sync . {destination}",)
 
 
 TURNS = {"default": ("prompt", "completion"), "preference": ("prompt", "chosen", "rejected")}
@@ -506,8 +506,8 @@ def _card(dataset: Dataset, sizes: dict[str, TableSize], options: ExportOptions)
     redacted = dataset.settings.get("redact", True)
     steps = "filtered, redacted and de-duplicated" if redacted else "filtered and de-duplicated, not redacted"
     rows = "\n".join(f"| {stem} | {size.rows} |" for stem, size in sizes.items())
-    there = {stem.partition("/")[0] for stem in sizes}
-    trained = "\n".join(words for config, words in _TRAINED.items() if FOLDERS[config] in there)
+    folders = {stem.partition("/")[0] for stem in sizes}
+    trained = "\n".join(sentence for config, sentence in _TRAINED.items() if FOLDERS[config] in folders)
     return (
         f"# {options.title or options.name or 'Prepared agent logs'}\n\n"
         f"Prepared by Graftwork: {steps}; rows that "
@@ -712,10 +712,10 @@ def export_dataset(
     form.check_options(options)
     dataset = read_manifest(source)
     if not any(dataset.splits[split].rows for split in splits if split in dataset.splits):
-        held = ", ".join(f"{name} {summary.rows}" for name, summary in dataset.splits.items())
+        row_counts = ", ".join(f"{name} {summary.rows}" for name, summary in dataset.splits.items())
         raise UserMistake(
             f"there is nothing to export in {', '.join(splits)}",
-            why=f"the dataset {dataset.content_hash[:12]} holds {held} rows",
+            why=f"the dataset {dataset.content_hash[:12]} holds {row_counts} rows",
             fix="name another --split, or prepare a dataset with rows in it",
         )
     require_empty_or_own(out, force=force)

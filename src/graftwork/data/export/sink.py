@@ -63,13 +63,13 @@ class ParquetShards:
         """Write the last rows. Returns the final file names with their row counts."""
         self._flush()
         self.close()
-        named = []
+        files = []
         for number, rows in enumerate(self._rows):
             name = f"{self._stem}-{number:05d}-of-{len(self._rows):05d}.parquet"
             path = self._path(number).replace(self._folder / name)
             self._on_disk += path.stat().st_size
-            named.append((name, rows))
-        return named
+            files.append((name, rows))
+        return files
 
     def size(self) -> TableSize:
         return TableSize(sum(self._rows), self._in_memory, self._on_disk)
@@ -276,14 +276,14 @@ def split_tools(messages: Sequence[Message]) -> Conversation:
             described = {key: function[key] for key in ("name", "description", "strict") if function.get(key)}
             parameters = function.get("parameters", function.get("input_schema"))
             functions.append({**described, "parameters": parameters or ANY_ARGUMENTS})
-        before, found, behind = system.partition(write_tools(listed))
+        before, block_text, behind = system.partition(write_tools(listed))
     except ValueError:
         return Conversation(tuple(messages))
-    if not found or not functions:
+    if not block_text or not functions:
         return Conversation(tuple(messages))
-    rest = f"{before.rstrip()}{behind}"
-    kept = (Message(role="system", content=rest),) if rest.strip() else ()
-    return Conversation((*kept, *messages[1:]), tuple(functions))
+    remaining = f"{before.rstrip()}{behind}"
+    system_turn = (Message(role="system", content=remaining),) if remaining.strip() else ()
+    return Conversation((*system_turn, *messages[1:]), tuple(functions))
 
 
 def plain(message: Message) -> dict[str, str]:

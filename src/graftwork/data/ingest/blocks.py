@@ -71,8 +71,8 @@ def name_size(size: int) -> str:
 def too_long(line: int, size: int, *, longest: int) -> Flaw:
     limit = name_size(longest)
     # Just over the limit, both sizes would be written alike.
-    found = f"more than {limit}" if name_size(size) == limit else name_size(size)
-    return Flaw(line, "parse_error", f"the row has {found}, and one row may have {limit}")
+    actual = f"more than {limit}" if name_size(size) == limit else name_size(size)
+    return Flaw(line, "parse_error", f"the row has {actual}, and one row may have {limit}")
 
 
 BLOCK_SIZE = 4 << 20
@@ -197,8 +197,8 @@ class ByteStream:
         self._chunks = _to_utf8(self._unpack(_read(handle, size)))
         first = next(self._chunks, b"")
         # A pipe may deliver its first bytes one by one.
-        while len(first) < 4096 and (more := next(self._chunks, b"")):
-            first += more
+        while len(first) < 4096 and (chunk := next(self._chunks, b"")):
+            first += chunk
         self._first = first.removeprefix(BOM)
         self.head = self._first[:65536]
 
@@ -210,8 +210,8 @@ class ByteStream:
 
     def _unpack(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         first = next(chunks, b"")
-        while len(first) < 4 and (more := next(chunks, b"")):
-            first += more
+        while len(first) < 4 and (chunk := next(chunks, b"")):
+            first += chunk
         packed = _chain(first, chunks)
         try:
             if first.startswith(_GZIP):
@@ -225,21 +225,21 @@ class ByteStream:
 
 
 def _read(handle: IO[bytes], size: int | None) -> Iterator[bytes]:
-    left = size
-    while left is None or left > 0:
-        chunk = handle.read(CHUNK if left is None else min(CHUNK, left))
+    remaining = size
+    while remaining is None or remaining > 0:
+        chunk = handle.read(CHUNK if remaining is None else min(CHUNK, remaining))
         if not chunk:
             return
-        if left is not None:
-            left -= len(chunk)
+        if remaining is not None:
+            remaining -= len(chunk)
         yield chunk
 
 
 def _to_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Convert UTF-16, recognized by its first two bytes, to UTF-8."""
     first = next(chunks, b"")
-    while len(first) < 2 and (more := next(chunks, b"")):
-        first += more
+    while len(first) < 2 and (following := next(chunks, b"")):
+        first += following
     encoding = _WIDE.get(first[:2])
     if encoding is None:
         yield from _chain(first, chunks)
@@ -250,9 +250,9 @@ def _to_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
         text = decoder.decode(chunk)
         if text:
             yield text.encode()
-    rest = decoder.decode(b"", final=True)
-    if rest:
-        yield rest.encode()
+    tail = decoder.decode(b"", final=True)
+    if tail:
+        yield tail.encode()
 
 
 def _chain(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -265,17 +265,17 @@ def _bound_growth(
     packed: Iterator[bytes], unpack: Callable[[Iterator[bytes]], Iterator[bytes]]
 ) -> Iterator[bytes]:
     """Decompress the chunks, up to a ratio that no log reaches."""
-    taken = given = 0
+    packed_bytes = unpacked_bytes = 0
 
     def counted() -> Iterator[bytes]:
-        nonlocal taken
+        nonlocal packed_bytes
         for chunk in packed:
-            taken += len(chunk)
+            packed_bytes += len(chunk)
             yield chunk
 
     for data in unpack(counted()):
-        given += len(data)
-        if given > ALWAYS_UNPACKED + MOST_GROWTH * taken:
+        unpacked_bytes += len(data)
+        if unpacked_bytes > ALWAYS_UNPACKED + MOST_GROWTH * packed_bytes:
             raise _Damage(f"the packed stream unpacks to more than {MOST_GROWTH:,} times its size")
         yield data
 
@@ -283,20 +283,20 @@ def _bound_growth(
 def _unpack_gzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
     unpacker = zlib.decompressobj(wbits=31)
     for chunk in chunks:
-        for place in range(0, len(chunk), _GZIP_SLICE):
-            left = chunk[place : place + _GZIP_SLICE]
-            while left:
+        for offset in range(0, len(chunk), _GZIP_SLICE):
+            packed = chunk[offset : offset + _GZIP_SLICE]
+            while packed:
                 if unpacker.eof:
                     # Members may follow each other, with padding between them.
-                    left = left.lstrip(b"\0")
-                    unpacker = zlib.decompressobj(wbits=31) if left else unpacker
+                    packed = packed.lstrip(b"\0")
+                    unpacker = zlib.decompressobj(wbits=31) if packed else unpacker
                     continue
-                data, is_damaged = _unpack_slice(unpacker, left)
+                data, is_damaged = _unpack_slice(unpacker, packed)
                 if data:
                     yield data
                 if is_damaged:
                     raise _Damage("the gzip stream is damaged")
-                left = unpacker.unconsumed_tail or unpacker.unused_data
+                packed = unpacker.unconsumed_tail or unpacker.unused_data
     if not unpacker.eof:
         raise _Damage("the gzip stream ends too early")
 
@@ -310,8 +310,8 @@ def _unpack_slice(unpacker: "zlib._Decompress", data: bytes) -> tuple[bytes, boo
         pass
     saved = bytearray()
     try:
-        for place in range(len(data)):
-            saved += before.decompress(data[place : place + 1])
+        for offset in range(len(data)):
+            saved += before.decompress(data[offset : offset + 1])
     except zlib.error:
         pass
     return bytes(saved), True
@@ -322,18 +322,18 @@ def _unpack_zstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
     unpacker = zstandard.ZstdDecompressor().decompressobj()
     for chunk in chunks:
-        for place in range(0, len(chunk), _ZSTD_SLICE):
-            left = chunk[place : place + _ZSTD_SLICE]
-            while left:
+        for offset in range(0, len(chunk), _ZSTD_SLICE):
+            packed = chunk[offset : offset + _ZSTD_SLICE]
+            while packed:
                 if unpacker.eof:
                     unpacker = zstandard.ZstdDecompressor().decompressobj()
                 try:
-                    data = unpacker.decompress(left)
+                    data = unpacker.decompress(packed)
                 except zstandard.ZstdError:
                     raise _Damage("the zstd stream is damaged") from None
                 if data:
                     yield data
-                left = unpacker.unused_data if unpacker.eof else b""
+                packed = unpacker.unused_data if unpacker.eof else b""
     if not unpacker.eof:
         raise _Damage("the zstd stream ends too early")
 
@@ -348,70 +348,70 @@ def cut_lines(stream: ByteStream, *, file: str, size: int, longest: int) -> Iter
     than `longest` is a block by itself, with a fault in place of data.
     """
     size, line = min(size, longest), 1
-    held, start = b"", 0
+    buffer, start = b"", 0
     chunks = iter(stream)
     for chunk in chunks:
-        held, start = held[start:] + chunk, 0
-        while len(held) - start >= size:
+        buffer, start = buffer[start:] + chunk, 0
+        while len(buffer) - start >= size:
             within = start + size
-            end = held.rfind(b"\n", start, within) + 1 or held.find(b"\n", within) + 1
-            if not end and len(held) - start <= longest:
+            end = buffer.rfind(b"\n", start, within) + 1 or buffer.find(b"\n", within) + 1
+            if not end and len(buffer) - start <= longest:
                 break
             if not end or end - start - 1 > longest:
-                length, held = _skip_line(held[start:], chunks)
+                length, buffer = _skip_line(buffer[start:], chunks)
                 flaw = too_long(line, length, longest=longest)
                 yield make_block(file, kind="lines", first_line=line, data=b"", flaws=[flaw])
                 start, line = 0, line + 1
                 continue
-            end = _end_of_lines(held, start, end)
-            data, start = held[start:end], end
+            end = _end_of_lines(buffer, start, end)
+            data, start = buffer[start:end], end
             yield make_block(file, kind="lines", first_line=line, data=data)
             line += data.count(b"\n")
-    held = held[start:]
-    while (end := _end_of_lines(held, 0, len(held))) < len(held):
-        yield make_block(file, kind="lines", first_line=line, data=held[:end])
-        held, line = held[end:], line + MOST_LINES
+    buffer = buffer[start:]
+    while (end := _end_of_lines(buffer, 0, len(buffer))) < len(buffer):
+        yield make_block(file, kind="lines", first_line=line, data=buffer[:end])
+        buffer, line = buffer[end:], line + MOST_LINES
     if stream.damage:
-        held = held[: held.rfind(b"\n") + 1]
-        broken = Flaw(line + held.count(b"\n"), "parse_error", f"{stream.damage}; the rows before are read")
-        yield make_block(file, kind="lines", first_line=line, data=held, flaws=[broken])
-    elif held:
-        yield make_block(file, kind="lines", first_line=line, data=held)
+        buffer = buffer[: buffer.rfind(b"\n") + 1]
+        broken = Flaw(line + buffer.count(b"\n"), "parse_error", f"{stream.damage}; the rows before are read")
+        yield make_block(file, kind="lines", first_line=line, data=buffer, flaws=[broken])
+    elif buffer:
+        yield make_block(file, kind="lines", first_line=line, data=buffer)
 
 
 def _end_of_lines(data: bytes, start: int, end: int) -> int:
     """Return `end`, or the end of the last line that a block starting at `start` may have."""
-    place, left = start, MOST_LINES
-    while left > _FEW_LINES and place < end:
+    offset, lines_left = start, MOST_LINES
+    while lines_left > _FEW_LINES and offset < end:
         # This many bytes hold at most this many line ends: the last one is not skipped.
-        step = min(place + left, end)
-        left -= data.count(b"\n", place, step)
-        place = step
-    while left and place < end:
-        place = data.find(b"\n", place, end) + 1 or end
-        left -= 1
-    return place
+        step = min(offset + lines_left, end)
+        lines_left -= data.count(b"\n", offset, step)
+        offset = step
+    while lines_left and offset < end:
+        offset = data.find(b"\n", offset, end) + 1 or end
+        lines_left -= 1
+    return offset
 
 
 def split_lines(chunks: Iterable[bytes], *, line: int, longest: int) -> Iterator[Entry | Flaw]:
     """Yield lines with their line ends; a line beyond the limit is a flaw."""
     source = iter(chunks)
-    held = b""
+    partial = b""
     for chunk in source:
-        *whole, held = (held + chunk).split(b"\n")
-        while whole or len(held) > longest:
+        *whole, partial = (partial + chunk).split(b"\n")
+        while whole or len(partial) > longest:
             for data in whole:
                 fits = len(data) <= longest
                 yield Entry(line, data + b"\n") if fits else too_long(line, len(data), longest=longest)
                 line += 1
             whole = []
-            if len(held) > longest:
-                size, rest = _skip_line(held, source)
+            if len(partial) > longest:
+                size, remaining = _skip_line(partial, source)
                 yield too_long(line, size, longest=longest)
-                *whole, held = rest.split(b"\n")
+                *whole, partial = remaining.split(b"\n")
                 line += 1
-    if held:
-        yield Entry(line, held)
+    if partial:
+        yield Entry(line, partial)
 
 
 def _skip_line(held: bytes, chunks: Iterator[bytes]) -> tuple[int, bytes]:

@@ -80,8 +80,8 @@ def _has_contents(row: dict[str, Any]) -> bool:
 def _take_steps(steps: list[Any]) -> list[LogTurn]:
     """Read the steps of a trajectory. Steps that no model wrote, or that are copied, are context."""
     turns: list[LogTurn] = []
-    for place, item in enumerate(steps):
-        key = f"steps[{place}]"
+    for index, item in enumerate(steps):
+        key = f"steps[{index}]"
         step = take_object(item, key)
         source = step.get("source")
         if source not in ("system", "user", "agent"):
@@ -154,18 +154,18 @@ _PAIRS = (
 
 
 def fits_completion(row: dict[str, Any]) -> bool:
-    return any(row.get(asked) is not None and replied in row for asked, replied in _PAIRS)
+    return any(row.get(prompt_key) is not None and replied in row for prompt_key, replied in _PAIRS)
 
 
 def read_completion(row: dict[str, Any], origin: Origin) -> Interaction:
-    asked, replied = next(pair for pair in _PAIRS if row.get(pair[0]) is not None and pair[1] in row)
-    turns = take_prompt(row[asked], asked, system=first_of(row, "system", "system_prompt"))
+    prompt_key, replied = next(pair for pair in _PAIRS if row.get(pair[0]) is not None and pair[1] in row)
+    turns = take_prompt(row[prompt_key], prompt_key, system=first_of(row, "system", "system_prompt"))
     tools = first_of(row, "tools", "functions")
     reply = row[replied]
     if isinstance(reply, list) and reply and isinstance(reply[0], dict) and "role" in reply[0]:
         exchange = to_exchange([*turns, *take_turns(reply, replied)], replied, tools=tools)
         return Interaction(**exchange, **take_facts(row, origin))
-    require_user(turns, asked)
+    require_user(turns, prompt_key)
     reasoning = (
         take_optional_text(first_of(row, "reasoning_content", "reasoning", "thinking"), "reasoning") or ""
     )
@@ -181,14 +181,14 @@ def fits_alpaca(row: dict[str, Any]) -> bool:
 
 def read_alpaca(row: dict[str, Any], origin: Origin) -> Interaction:
     key = "output" if "output" in row else "response"
-    *system, asked = take_prompt(
+    *system, prompt = take_prompt(
         row["instruction"], "instruction", system=first_of(row, "system", "system_prompt")
     )
     added = take_optional_text(row.get("input"), "input")
-    question = LogTurn("user", f"{asked.content}\n\n{added}") if added else asked
+    question = LogTurn("user", f"{prompt.content}\n\n{added}") if added else prompt
     turns = system
-    for place, pair in enumerate(take_list(open_json(row.get("history")), "history")):
-        name = f"history[{place}]"
+    for index, pair in enumerate(take_list(open_json(row.get("history")), "history")):
+        name = f"history[{index}]"
         if not isinstance(pair, list) or len(pair) != 2:
             raise BadRow(f"`{name}` must be a pair of question and answer")
         turns.append(LogTurn("user", take_text(pair[0], name)))
@@ -214,25 +214,25 @@ _SIDES = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
 
 def read_preference(row: dict[str, Any], origin: Origin) -> Interaction:
     won, lost = next(pair for pair in _SIDES if row.get(pair[0]) is not None and row.get(pair[1]) is not None)
-    chosen, rejected = _take_side(row[won], won), _take_side(row[lost], lost)
+    preferred, rejected = _take_side(row[won], won), _take_side(row[lost], lost)
     request = open_json(row.get("input"))
-    held = request if isinstance(request, dict) and won != "chosen" else row
-    asked = first_of(held, "prompt", "question", "instruction", "messages", "conversations")
-    system = first_of(held, "system", "system_prompt")
-    if len(chosen) > 1:
-        if chosen[:-1] != rejected[:-1]:
+    source = request if isinstance(request, dict) and won != "chosen" else row
+    prompt = first_of(source, "prompt", "question", "instruction", "messages", "conversations")
+    system = first_of(source, "system", "system_prompt")
+    if len(preferred) > 1:
+        if preferred[:-1] != rejected[:-1]:
             raise BadRow(f"`{won}` and `{lost}` do not answer the same conversation")
-        turns = lead_by(system, chosen[:-1])
-    elif asked is not None:
-        spoken = _take_conversation(asked, "prompt")
-        turns = take_prompt(asked, "prompt", system=system) if spoken is None else lead_by(system, spoken)
+        turns = lead_by(system, preferred[:-1])
+    elif prompt is not None:
+        spoken = _take_conversation(prompt, "prompt")
+        turns = take_prompt(prompt, "prompt", system=system) if spoken is None else lead_by(system, spoken)
     else:
         raise BadRow(f"`prompt` is missing, and `{won}` holds only the reply")
     require_user(turns, "prompt")
-    reply, lost_reply = write_reply(chosen[-1]), write_reply(rejected[-1])
+    reply, lost_reply = write_reply(preferred[-1]), write_reply(rejected[-1])
     if reply == lost_reply:
         raise BadRow(f"`{won}` and `{lost}` are the same")
-    messages = to_messages(turns, tools=first_of(held, "tools", "functions"))
+    messages = to_messages(turns, tools=first_of(source, "tools", "functions"))
     return Interaction(messages=messages, reply=reply, rejected=lost_reply, **take_facts(row, origin))
 
 
@@ -258,20 +258,20 @@ def _take_conversation(value: Any, key: str) -> list[LogTurn] | None:
     listed = opened if isinstance(opened, list) else [opened]
     if not listed or not isinstance(listed[0], dict) or listed[0].keys().isdisjoint(("role", "from")):
         return None
-    return [turn for place, item in enumerate(listed) for turn in _take_turn(item, f"{key}[{place}]")]
+    return [turn for index, item in enumerate(listed) for turn in _take_turn(item, f"{key}[{index}]")]
 
 
 def read_mapped(row: dict[str, Any], origin: Origin, *, mapping: Mapping) -> Interaction:
     system = follow(row, mapping.system) if mapping.system else None
     if mapping.question:
-        asked = follow(row, mapping.question)
-        if asked is None:
+        prompt = follow(row, mapping.question)
+        if prompt is None:
             raise BadRow(f"`{mapping.question}` is missing")
-        turns = take_prompt(asked, mapping.question, system=system)
+        turns = take_prompt(prompt, mapping.question, system=system)
     else:
         path = mapping.messages or ""
         turns = take_turns(follow(row, path), path)
-        spoken = [place for place, turn in enumerate(turns) if turn.role == "assistant"]
+        spoken = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
         if spoken and turns[spoken[-1]].content == follow(row, mapping.reply or ""):
             turns = turns[: spoken[-1]]  # the reply may be one of the messages itself, with thanks behind it
         require_user(turns, path)
@@ -329,8 +329,8 @@ NO_SCORE = "must be a number for data.mapping.reward"
 
 def follow(row: Any, path: str) -> Any:
     """Return the value at a dotted path; None if there is none."""
-    found = _walk(row, path)
-    return None if found is _NOWHERE else found
+    value = _walk(row, path)
+    return None if value is _NOWHERE else value
 
 
 _NOWHERE = object()
@@ -340,12 +340,12 @@ def _walk(row: Any, path: str) -> Any:
     """As `follow`, but None only where the log itself has a null at the end or on the way."""
     value = row
     parts = path.split(".")
-    for place, part in enumerate(parts):
+    for depth, part in enumerate(parts):
         value = open_json(value)
         if isinstance(value, dict):
-            rest = ".".join(parts[place:])
-            if rest in value:  # a key may have dots in it
-                return value[rest]
+            dotted = ".".join(parts[depth:])
+            if dotted in value:  # a key may have dots in it
+                return value[dotted]
             value = value.get(part, _NOWHERE)
         elif isinstance(value, list) and part.removeprefix("-").isdecimal():
             number = int(part) if len(part) < 10 else len(value)

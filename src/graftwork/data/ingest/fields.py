@@ -60,8 +60,8 @@ def read_each(
     """Read the items of a list in a row, each with its path. One that cannot be read does not stop the
     others: its error stands in its place.
     """
-    for place, item in enumerate(items):
-        name = f"{path}[{place}]"
+    for index, item in enumerate(items):
+        name = f"{path}[{index}]"
         try:
             result = read(item)
         except (BadRow, ValidationError) as error:
@@ -82,8 +82,8 @@ def take_text(value: Any, key: str) -> str:
     if not isinstance(value, list):
         raise BadRow(f"`{key}` must be text, and is {name_type(value)}")
     texts = []
-    for place, part in enumerate(value):
-        name = f"{key}[{place}]"
+    for index, part in enumerate(value):
+        name = f"{key}[{index}]"
         if isinstance(part, dict) and part.get("type", "text") in _TEXT_PARTS:
             text = first_of(part, "text", "content", "value", "refusal")
             # OpenAI's Assistants API wraps the text together with its annotations.
@@ -276,7 +276,7 @@ _USAGE_KEYS = frozenset(
 
 def take_usage(row: dict[str, Any]) -> dict[str, Any]:
     """Return the tokens and the cost of a call, from the row or from its `usage`."""
-    found: dict[str, Any] = {}
+    usage_facts: dict[str, Any] = {}
     usage = first_of(row, "usage", "usageMetadata")
     sources = [usage] if isinstance(usage, dict) and usage else []
     if not _USAGE_KEYS.isdisjoint(row):
@@ -301,8 +301,8 @@ def take_usage(row: dict[str, Any]) -> dict[str, Any]:
         }
         for key, value in counts.items():
             if value is not None:
-                found.setdefault(key, value)
-    return found
+                usage_facts.setdefault(key, value)
+    return usage_facts
 
 
 def take_tokens(value: Any) -> int | None:
@@ -471,9 +471,9 @@ _LATEST = 4102444800.0
 
 def day_of(row: Interaction) -> int:
     """Days since 1970 in UTC; NO_DAY where the log does not state when the call was made."""
-    given = [row.capture.at] if row.capture is not None else []
-    given += [row.extra[name] for name in TIME_FIELDS if name in row.extra]
-    return next((day for value in given if (day := read_day(value)) is not None), NO_DAY)
+    times = [row.capture.at] if row.capture is not None else []
+    times += [row.extra[name] for name in TIME_FIELDS if name in row.extra]
+    return next((day for value in times if (day := read_day(value)) is not None), NO_DAY)
 
 
 def read_day(value: Any) -> int | None:

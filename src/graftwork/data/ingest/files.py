@@ -61,17 +61,17 @@ ENDINGS = tuple(ending + packing for ending in _CONTAINERS for packing in ("", "
 def find_sources(paths: Iterable[str], *, root: Path = Path()) -> tuple[str, ...]:
     """Return every file that `paths` name, each once. A path that names nothing is an error."""
     # `./log.jsonl` is `log.jsonl`: the first name is kept.
-    found: dict[str, str] = {}
+    names_by_path: dict[str, str] = {}
     for path in paths:
         for name in _find(path, root=root):
-            found.setdefault(os.path.normpath(root / name), name)
-    if not found:
+            names_by_path.setdefault(os.path.normpath(root / name), name)
+    if not names_by_path:
         raise UserMistake(
             "no log file is named",
             why="a dataset is made from logs",
             fix="name files, folders or globs under data.logs in graft.yaml, or give a path",
         )
-    return tuple(found.values())
+    return tuple(names_by_path.values())
 
 
 def _find(path: str, *, root: Path) -> list[str]:
@@ -100,11 +100,11 @@ def _find(path: str, *, root: Path) -> list[str]:
 
 def _find_by_pattern(pattern: str, *, root: Path) -> list[str]:
     # `**` at the end matches only folders in Python before 3.13.
-    wanted = f"{pattern}/*" if pattern.endswith("**") else pattern
-    path = Path(wanted)
+    glob = f"{pattern}/*" if pattern.endswith("**") else pattern
+    path = Path(glob)
     base = Path(path.anchor) if path.is_absolute() else root
     try:
-        matches = list(base.glob(str(path.relative_to(path.anchor)) if path.is_absolute() else wanted))
+        matches = list(base.glob(str(path.relative_to(path.anchor)) if path.is_absolute() else glob))
     except (ValueError, NotImplementedError, re.error) as error:
         raise UserMistake(
             f"this pattern cannot be read: {error}", fix="check data.logs", where=pattern
@@ -121,7 +121,7 @@ def _find_by_pattern(pattern: str, *, root: Path) -> list[str]:
 def _walk(folder: str, *, root: Path) -> list[str]:
     """Return the logs below a folder. Links to folders are not followed, so there are no loops."""
     names: list[str] = []
-    others: list[str] = []
+    unread: list[str] = []
 
     def refuse(error: OSError) -> None:
         raise _explain(error, Path(error.filename or root / folder)) from error
@@ -129,13 +129,13 @@ def _walk(folder: str, *, root: Path) -> list[str]:
     for parent, folders, files in os.walk(root / folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         names += [str(Path(parent, name)) for name in files if _is_log(name) and _is_file(Path(parent, name))]
-        others += [
+        unread += [
             name
             for name in files
             if not name.startswith(".") and not _is_log(name) and os.access(Path(parent, name), os.F_OK)
         ]
-    if names and others:
-        _name_unread(root / folder, tuple(sorted(others)))
+    if names and unread:
+        _name_unread(root / folder, tuple(sorted(unread)))
     if not names:
         raise UserMistake(
             "the folder holds no log",
@@ -152,9 +152,9 @@ _MOST_NAMED = 3
 
 @cache  # once a process: a command looks for its logs several times
 def _name_unread(folder: Path, names: tuple[str, ...]) -> None:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    suffix = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     listed = ", ".join(names[:_MOST_NAMED])
-    log.warning("%s: not read, by their names: %s%s; logs end in %s", folder, listed, more, _LISTED)
+    log.warning("%s: not read, by their names: %s%s; logs end in %s", folder, listed, suffix, _LISTED)
 
 
 def _is_file(path: Path) -> bool:
@@ -278,14 +278,14 @@ _DEEPEST = 1024
 
 def split_array(stream: ByteStream, *, longest: int, has_brackets: bool = True) -> Iterator[Entry | Flaw]:
     """Yield the elements; where the stream is damaged, those before the damage and then its flaw."""
-    held = _Buffer(iter(stream), longest=longest)
-    held.drop(held.data.index(b"[") + 1 if has_brackets else 0)
-    line = held.line
-    for record in _split(held, stream, is_closed=has_brackets):
+    buffer = _Buffer(iter(stream), longest=longest)
+    buffer.drop(buffer.data.index(b"[") + 1 if has_brackets else 0)
+    line = buffer.line
+    for record in _split(buffer, stream, is_closed=has_brackets):
         line = record.line
         yield record
     if stream.damage:
-        yield Flaw(max(line, held.line), "parse_error", f"{stream.damage}; the rows before are read")
+        yield Flaw(max(line, buffer.line), "parse_error", f"{stream.damage}; the rows before are read")
 
 
 def _split(held: "_Buffer", stream: ByteStream, *, is_closed: bool) -> Iterator[Entry | Flaw]:
@@ -360,22 +360,22 @@ class _Buffer:
         self.start = end
 
     def take(self, count: int) -> bytes:
-        taken = self.data[self.start : self.start + count]
+        data = self.data[self.start : self.start + count]
         self.drop(count)
-        return taken
+        return data
 
     def skip_separators(self) -> bytes | None:
         """Skip to the next element, or to the end. Returns the indentation if the element begins its line."""
-        seen = b""
+        separators = b""
         while True:
             match = _SEPARATORS.match(self.data, self.start)
             gap = match.group() if match else b""
             # Only the last line and the line end before it matter.
-            seen = b"".join((seen + gap).rpartition(b"\n")[1:])
+            separators = b"".join((separators + gap).rpartition(b"\n")[1:])
             self.drop(len(gap))
             if self.left or not self.grow():
-                begins_line = seen.startswith(b"\n") and b"," not in seen
-                return seen[1:] if begins_line else None
+                begins_line = separators.startswith(b"\n") and b"," not in separators
+                return separators[1:] if begins_line else None
 
     def find_end(self) -> int:
         """Return the length of the element that begins here, or why it has none."""
@@ -385,20 +385,20 @@ class _Buffer:
                 match = _SCALAR.match(self.data, self.start)
             return match.end() - self.start if match else _BROKEN
         closers = bytearray()
-        place = brackets = 0
+        offset = brackets = 0
         while True:
-            match = _TO_BRACKET.match(self.data, self.start + place)
+            match = _TO_BRACKET.match(self.data, self.start + offset)
             token = match.group(1) if match else b""
-            place = self.scanned = (match.start(1) if match else 0) - self.start
+            offset = self.scanned = (match.start(1) if match else 0) - self.start
             if not token or token == b'"':
-                if token and self.data.find(b"\n", self.start + place) >= 0:
+                if token and self.data.find(b"\n", self.start + offset) >= 0:
                     return _BROKEN
                 if self.left > self.longest:
                     return _BROKEN
                 if not self.grow():
                     return _ENDS_THERE
                 continue
-            place += 1
+            offset += 1
             brackets += 1
             fits = True
             if token[0] in _CLOSER:
@@ -408,7 +408,7 @@ class _Buffer:
             if not fits or len(closers) > _DEEPEST or brackets > 2 * MOST_VALUES:
                 return _BROKEN
             if not closers:
-                return place
+                return offset
 
     def is_one_element(self, count: int, indent: bytes) -> bool:
         """Whether this is one element, and not several broken ones whose brackets happen to match."""
@@ -422,35 +422,35 @@ class _Buffer:
 
     def take_broken(self) -> Entry | Flaw:
         """Take the line of a broken element, without its line end; an overlong one is only measured."""
-        line, size, kept = self.line, 0, b""
+        line, size, text = self.line, 0, b""
         while True:
             end = self.data.find(b"\n", self.start)
             part = self.take((end if end >= 0 else len(self.data)) - self.start)
             size += len(part)
-            kept = kept + part if size <= self.longest else b""
+            text = text + part if size <= self.longest else b""
             if end >= 0 or not self.grow():
                 break
         if size > self.longest:
             return too_long(line, size, longest=self.longest)
-        return Entry(line, kept.rstrip(b" \t\r,") or b"{")
+        return Entry(line, text.rstrip(b" \t\r,") or b"{")
 
     def find_next_line(self, indent: bytes) -> bool:
         """Skip to the next line that begins like the elements of this file."""
-        begin = b"\n" + indent + b"{"
+        marker = b"\n" + indent + b"{"
         while True:
-            found = self.data.find(begin, self.start)
-            if found >= 0:
-                self.drop(found + 1 - self.start)
+            match_start = self.data.find(marker, self.start)
+            if match_start >= 0:
+                self.drop(match_start + 1 - self.start)
                 return True
-            self.drop(max(self.left - len(begin), 0))
+            self.drop(max(self.left - len(marker), 0))
             if not self.grow():
                 return False
 
 
 def _rest_by_line(held: _Buffer) -> Iterator[Entry | Flaw]:
     """What looked like an array may have been the first line of a file of lines."""
-    rest = chain((held.data[held.start :],), held.chunks)
-    for record in split_lines(rest, line=held.line, longest=held.longest):
+    chunks = chain((held.data[held.start :],), held.chunks)
+    for record in split_lines(chunks, line=held.line, longest=held.longest):
         if isinstance(record, Flaw):
             yield record
         elif record.data.strip():
@@ -497,11 +497,11 @@ def _explain_bad_header(names: list[str]) -> str | None:
         return f"the header leaves column {nameless + 1} without a name"
     if any(len(name) > _LONGEST_NAME or "\n" in name or name[0] in "{[" for name in names):
         return "the first line is no header: it holds texts, not names of columns"
-    seen: set[str] = set()
-    for place, name in enumerate(names):
-        if name in seen:
-            return f"the header names column {place + 1} like one before it"
-        seen.add(name)
+    earlier: set[str] = set()
+    for index, name in enumerate(names):
+        if name in earlier:
+            return f"the header names column {index + 1} like one before it"
+        earlier.add(name)
     return None
 
 

@@ -106,10 +106,10 @@ def is_model_call(span: Span) -> bool:
     kind = facts.get("openinference.span.kind")
     if kind is not None:
         return bool(kind == "LLM")
-    named = facts.get("ai.operationId")
-    if named is not None:
+    ai_operation = facts.get("ai.operationId")
+    if ai_operation is not None:
         # The span around these, such as `ai.generateText`, repeats their messages.
-        return isinstance(named, str) and named.endswith(_AI_SDK_CALLS)
+        return isinstance(ai_operation, str) and ai_operation.endswith(_AI_SDK_CALLS)
     operation = facts.get("gen_ai.operation.name") or facts.get("llm.request.type")
     if operation is not None:
         return isinstance(operation, str) and operation in _MODEL_OPERATIONS
@@ -125,8 +125,8 @@ def read_call(span: Span, origin: Origin, *, session: str | None = None) -> Inte
     """Read the span of a call of a model. Raises `LeftOutCall` where it is no row."""
     # Where only MLflow's own attributes are, the search for all others is spared.
     readers = (_read_whole_bodies,) if _has_bodies_alone(span) else _READERS
-    found = (call for read in readers if (call := read(span)) is not None and call.turns)
-    call = next(found, None)
+    calls = (call for read in readers if (call := read(span)) is not None and call.turns)
+    call = next(calls, None)
     if call is None:
         raise LeftOutCall(NO_CONTENT)
     require_user(call.turns, "the messages")
@@ -288,21 +288,21 @@ def _take_part_messages(value: Any, key: str) -> list[LogTurn]:
     if not isinstance(listed, list):
         raise BadRow(f"`{key}` must be a list of messages, and is {name_type(listed)}")
     turns: list[LogTurn] = []
-    for place, item in enumerate(listed):
+    for index, item in enumerate(listed):
         message = item if type(item) is dict else open_json(item)
         plain = _take_plain(message) if type(message) is dict else None
         if plain is not None:
             turns.append(plain)
             continue
         is_open = isinstance(message, dict) and "parts" in message
-        turns += take_message({"role": "assistant", **message} if is_open else message, f"{key}[{place}]")
+        turns += take_message({"role": "assistant", **message} if is_open else message, f"{key}[{index}]")
     return turns
 
 
 def _take_plain(message: dict[str, Any]) -> LogTurn | None:
     """Read a message of one text, as nearly all are: spares the search for calls and reasoning."""
-    parts, named = message.get("parts"), message.get("role", "assistant")
-    role = ROLES.get(named) if type(named) is str else None
+    parts, role_name = message.get("parts"), message.get("role", "assistant")
+    role = ROLES.get(role_name) if type(role_name) is str else None
     if type(parts) is not list or len(parts) != 1 or role is None or type(parts[0]) is not dict:
         return None
     part = parts[0]
@@ -313,11 +313,11 @@ def _take_plain(message: dict[str, Any]) -> LogTurn | None:
 
 
 def _read_openinference(span: Span) -> Bodies | None:
-    asked = _take_numbered(span.attributes, "llm.input_messages")
-    if not asked:
+    messages = _take_numbered(span.attributes, "llm.input_messages")
+    if not messages:
         return None
     replies = _take_numbered(span.attributes, "llm.output_messages")
-    turns = take_turns(asked, "llm.input_messages")
+    turns = take_turns(messages, "llm.input_messages")
     reply = None
     if replies:
         [reply] = take_message({**replies[0], "role": "assistant"}, "llm.output_messages.0")
@@ -337,10 +337,10 @@ def _read_openinference(span: Span) -> Bodies | None:
 def _read_ai_sdk(span: Span) -> Bodies | None:
     """Read the attributes of Vercel's AI SDK."""
     facts = span.attributes
-    asked = open_json(first_of(facts, "ai.prompt.messages", "ai.prompt"))
-    if asked is None:
+    prompt = open_json(first_of(facts, "ai.prompt.messages", "ai.prompt"))
+    if prompt is None:
         return None
-    turns = take_question(asked) if isinstance(asked, dict) else _take_prompt(asked)
+    turns = take_question(prompt) if isinstance(prompt, dict) else _take_prompt(prompt)
     content = first_of(facts, "ai.response.text", "ai.response.object", "ai.result.text", "ai.result.object")
     calls = open_json(first_of(facts, "ai.response.toolCalls", "ai.result.toolCalls"))
     reply = None
@@ -354,15 +354,15 @@ def _read_ai_sdk(span: Span) -> Bodies | None:
 def _take_numbered(attributes: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
     """Return the messages under numbered keys; those with role and content alone by a shorter way."""
     start = f"{prefix}."
-    found: dict[str, dict[str, Any]] = {}
+    by_number: dict[str, dict[str, Any]] = {}
     for key, value in attributes.items():
         if not key.startswith(start):
             continue
         number, _, name = key[len(start) :].partition(".")
         if name not in ("message.role", "message.content") or not number.isdecimal() or len(number) > 9:
             return [_to_message(item) for item in unflatten(attributes, prefix)]
-        found.setdefault(number, {"role": "assistant"})[name[8:]] = value
-    return [found[number] for number in sorted(found, key=int)]
+        by_number.setdefault(number, {"role": "assistant"})[name[8:]] = value
+    return [by_number[number] for number in sorted(by_number, key=int)]
 
 
 def _to_message(item: dict[str, Any]) -> dict[str, Any]:
@@ -371,12 +371,12 @@ def _to_message(item: dict[str, Any]) -> dict[str, Any]:
     message = dict(inner) if isinstance(inner, dict) else {}
     parts = message.pop("contents", None)
     if isinstance(parts, list) and message.get("content") is None:
-        held = [part.get("message_content") for part in parts if isinstance(part, dict)]
-        message["content"] = [part for part in held if isinstance(part, dict)]
+        values = [part.get("message_content") for part in parts if isinstance(part, dict)]
+        message["content"] = [part for part in values if isinstance(part, dict)]
     calls = message.pop("tool_calls", None)
     if isinstance(calls, list):
-        held = [call.get("tool_call") for call in calls if isinstance(call, dict)]
-        message["tool_calls"] = [call for call in held if isinstance(call, dict)]
+        values = [call.get("tool_call") for call in calls if isinstance(call, dict)]
+        message["tool_calls"] = [call for call in values if isinstance(call, dict)]
     if "function_call_name" in message:
         message["function_call"] = {
             "name": message.pop("function_call_name"),
@@ -402,8 +402,8 @@ def _read_message_events(span: Span) -> Bodies | None:
                 inner if isinstance(inner, dict) else {"content": first_of(content, "message", "content")}
             )
             tool_calls = first_of(message, "tool_calls") or content.get("tool_calls")
-            held = {"content": message.get("content"), "tool_calls": tool_calls}
-            [reply] = take_message({"role": "assistant", **held}, event.name)
+            body = {"content": message.get("content"), "tool_calls": tool_calls}
+            [reply] = take_message({"role": "assistant", **body}, event.name)
             reason = take_fact(content.get("finish_reason"))
         elif event.name == "gen_ai.content.prompt":
             turns += _take_prompt(event.attributes.get("gen_ai.prompt"))
@@ -421,8 +421,8 @@ def _open_event(event: SpanEvent) -> dict[str, Any]:
         if isinstance(event.body, dict)
         else open_json(event.attributes.get("gen_ai.event.content"))
     )
-    held = body if isinstance(body, dict) else event.attributes
-    return {key: value for key, value in held.items() if key != "role" or isinstance(value, str)}
+    fields = body if isinstance(body, dict) else event.attributes
+    return {key: value for key, value in fields.items() if key != "role" or isinstance(value, str)}
 
 
 def _take_prompt(value: Any, *, role: str = "user") -> list[LogTurn]:
@@ -436,13 +436,13 @@ def _take_prompt(value: Any, *, role: str = "user") -> list[LogTurn]:
 
 def _read_numbered(span: Span) -> Bodies | None:
     """Read `gen_ai.prompt.0.content` and the like, as OpenLLMetry writes them."""
-    asked = unflatten(span.attributes, "gen_ai.prompt") or unflatten(span.attributes, "llm.prompts")
-    if not asked:
+    prompts = unflatten(span.attributes, "gen_ai.prompt") or unflatten(span.attributes, "llm.prompts")
+    if not prompts:
         return None
     replies = unflatten(span.attributes, "gen_ai.completion") or unflatten(span.attributes, "llm.completions")
     turns: list[LogTurn] = []
-    for place, item in enumerate(asked):
-        turns += take_message({"role": "user", **item}, f"gen_ai.prompt.{place}")
+    for index, item in enumerate(prompts):
+        turns += take_message({"role": "user", **item}, f"gen_ai.prompt.{index}")
     reply = None
     reason = None
     if replies:
@@ -529,9 +529,9 @@ def read_bodies(asked: Any, answered: Any) -> Bodies:
         reply = spoken if spoken.role == "assistant" else reply
     if reply is None and turns and turns[-1].role == "assistant":
         *turns, reply = cut_after_reply(turns, "the input")
-    held = request if isinstance(request, dict) else {}
+    body = request if isinstance(request, dict) else {}
     return Bodies(
-        turns, reply, tools, facts, {"model": take_fact(held.get("model")), "max_tokens": take_limit(held)}
+        turns, reply, tools, facts, {"model": take_fact(body.get("model")), "max_tokens": take_limit(body)}
     )
 
 

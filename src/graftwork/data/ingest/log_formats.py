@@ -73,9 +73,9 @@ from graftwork.text.wording import take_figure
 def fits_openai_log(row: dict[str, Any]) -> bool:
     if not ("response" in row or "error" in row or "modelOutput" in row):
         return False
-    asked = first_of(row, "request", "body", "modelInput")
+    request = first_of(row, "request", "body", "modelInput")
     answered = open_json(row.get("response"))
-    return isinstance(open_json(asked), dict) or ("custom_id" in row and isinstance(answered, dict))
+    return isinstance(open_json(request), dict) or ("custom_id" in row and isinstance(answered, dict))
 
 
 def read_openai_log(row: dict[str, Any], origin: Origin) -> Interaction:
@@ -265,8 +265,8 @@ _SINGLE: tuple[
 
 def fits_session(row: dict[str, Any]) -> bool:
     session = row.get("session")
-    held = session if isinstance(session, dict) and not _has_list(row) else row
-    return _has_list(held)
+    source = session if isinstance(session, dict) and not _has_list(row) else row
+    return _has_list(source)
 
 
 def read_session(row: dict[str, Any], origin: Origin) -> list[Interaction]:
@@ -301,21 +301,21 @@ def read_session(row: dict[str, Any], origin: Origin) -> list[Interaction]:
     facts["group"] = facts["group"] or take_fact(row.get("manager"))
     facts["reward"] = _take_rewards(row)
     facts["status"] = _take_verdict(row) or facts["status"]
-    found: list[Interaction] = []
+    rows: list[Interaction] = []
     for keys, read in _READERS:
         name = next((key for key in keys if row.get(key) is not None), keys[0])
-        for place, item in enumerate(take_list(open_json(row.get(name)), name)):
-            key = f"{name}[{place}]"
+        for index, item in enumerate(take_list(open_json(row.get(name)), name)):
+            key = f"{name}[{index}]"
             try:
-                found.append(_own(read(take_object(open_json(item), key), origin, key), item, facts))
+                rows.append(_own(read(take_object(open_json(item), key), origin, key), item, facts))
             except BadRow as error:
                 raise BadRow(str(error) if key in str(error) else f"in `{key}`: {error}") from None
     if row.get("messages") is not None:
-        found.append(_own(read_chat(_without_judgments(row), origin), {}, facts))
-    if not found:
+        rows.append(_own(read_chat(_without_judgments(row), origin), {}, facts))
+    if not rows:
         raise BadRow("the session holds no exchange")
     base = facts["id"]
-    return [row.model_copy(update={"id": f"{base}#{number}"}) for number, row in enumerate(found, start=1)]
+    return [row.model_copy(update={"id": f"{base}#{number}"}) for number, row in enumerate(rows, start=1)]
 
 
 def _has_list(row: dict[str, Any]) -> bool:
@@ -329,7 +329,7 @@ def _without_judgments(row: dict[str, Any]) -> dict[str, Any]:
 
 def _own(found: Interaction, item: dict[str, Any], session: dict[str, Any]) -> Interaction:
     """Return an exchange with its own values, and those of its session where it has none."""
-    own = {
+    row_facts = {
         key: getattr(found, key) if getattr(found, key) is not None else session[key]
         for key in ("group", "domain", "stage", "model", "status", "split", "duration_ms", "max_tokens")
     }
@@ -339,10 +339,10 @@ def _own(found: Interaction, item: dict[str, Any], session: dict[str, Any]) -> I
         verdict = "rejected"
     return found.model_copy(
         update={
-            **own,
+            **row_facts,
             "session": session["session"],
             "reward": session["reward"] if reward is None else reward,
-            "status": verdict or own["status"],
+            "status": verdict or row_facts["status"],
             "extra": {**session["extra"], **found.extra},
         }
     )
@@ -356,10 +356,10 @@ def read_exchange(item: dict[str, Any], origin: Origin, key: str) -> Interaction
 
 
 def read_decision(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
-    asked = take_text(first_of(item, *_SITUATION), f"{key}.situation")
+    situation = take_text(first_of(item, *_SITUATION), f"{key}.situation")
     decided = take_text(first_of(item, *_DECISION), f"{key}.decision")
     reasoning = take_optional_text(first_of(item, "reasoning", "rationale"), f"{key}.reasoning") or ""
-    return _make(origin, asked, write_reply(LogTurn("assistant", decided, reasoning)), kind="decision")
+    return _make(origin, situation, write_reply(LogTurn("assistant", decided, reasoning)), kind="decision")
 
 
 def read_pattern(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
@@ -381,9 +381,9 @@ def _take_rewards(row: dict[str, Any]) -> float | None:
         return None
     value = open_json(row[name])
     if isinstance(value, list):
-        named = [item for item in value if isinstance(item, dict)]
-        value = {str(item.get("name", place)): item.get("value") for place, item in enumerate(named)} or {
-            str(place): item for place, item in enumerate(value)
+        entries = [item for item in value if isinstance(item, dict)]
+        value = {str(item.get("name", index)): item.get("value") for index, item in enumerate(entries)} or {
+            str(index): item for index, item in enumerate(value)
         }
     if not isinstance(value, dict):
         return take_figure(value)
@@ -397,13 +397,13 @@ def _take_rewards(row: dict[str, Any]) -> float | None:
 
 def _take_verdict(row: dict[str, Any]) -> str | None:
     """Return the status given by the last verdict of a reviewer, if there is one."""
-    given = open_json(first_of(row, *_FEEDBACK))
+    feedback = open_json(first_of(row, *_FEEDBACK))
     verdict: str | None = None
-    for item in given if isinstance(given, list) else [given]:
+    for item in feedback if isinstance(feedback, list) else [feedback]:
         if not isinstance(item, dict):
             continue  # a bare comment is no verdict
-        found = first_of(item, "approved", "verdict", "decision", "outcome")
-        word = found.strip().lower().replace(" ", "_") if isinstance(found, str) else found
+        stated = first_of(item, "approved", "verdict", "decision", "outcome")
+        word = stated.strip().lower().replace(" ", "_") if isinstance(stated, str) else stated
         if word is False or word in _REJECTED:
             verdict = "rejected"
         elif word is True or word in _APPROVED:
@@ -432,10 +432,10 @@ def read_litellm(row: dict[str, Any], origin: Origin) -> list[RowResult]:
         and "messages" not in kind
     ):
         return [SkippedPart(origin=origin, rule="other_call", count=1)]
-    asked = row["messages"]
-    if asked in (None, "", [], {}) or asked == "redacted-by-litellm":
+    messages = row["messages"]
+    if messages in (None, "", [], {}) or messages == "redacted-by-litellm":
         request = open_json(row.get("proxy_server_request"))
-        asked = request.get("messages") if isinstance(request, dict) else None
+        messages = request.get("messages") if isinstance(request, dict) else None
     failed = row.get("status") == "failure"
     began, ended = take_figure(row.get("startTime")), take_figure(row.get("endTime"))
     first = take_figure(row.get("completionStartTime"))
@@ -460,7 +460,9 @@ def read_litellm(row: dict[str, Any], origin: Origin) -> list[RowResult]:
         **({} if failed else take_usage(row)),
         **take_usage({"usage": metadata.get("usage_object") if isinstance(metadata, dict) else None}),
     }
-    request = {"messages": asked, "tools": first_of(parameters, "tools", "functions")} if asked else None
+    request = (
+        {"messages": messages, "tools": first_of(parameters, "tools", "functions")} if messages else None
+    )
     return [_read(request, row["response"], origin, facts, failed=failed)]
 
 
@@ -476,8 +478,8 @@ def read_helicone(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     failed = status is not None and status >= 400
     first = take_figure(row.get("time_to_first_token"))
     scores = open_json(row.get("scores"))
-    held = scores.values() if isinstance(scores, dict) else ()
-    rating = rate_call(item.get("value") if isinstance(item, dict) else item for item in held)
+    values = scores.values() if isinstance(scores, dict) else ()
+    rating = rate_call(item.get("value") if isinstance(item, dict) else item for item in values)
     if not rating and isinstance(row.get("feedback_rating"), bool):
         rating = rate_call([int(row["feedback_rating"])])
     request = open_json(row.get("request_body"))
@@ -510,21 +512,21 @@ def read_stored(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     """
     is_completion = row["object"] == "chat.completion"
     names = ("messages", "input") if is_completion else ("input", "input_items", "messages")
-    asked = open_json(first_of(row, *names))
-    if isinstance(asked, dict) and "data" in asked:
-        asked = take_list(asked["data"], f"{names[0]}.data")
-    if asked in (None, "", [], {}):
+    prompt = open_json(first_of(row, *names))
+    if isinstance(prompt, dict) and "data" in prompt:
+        prompt = take_list(prompt["data"], f"{names[0]}.data")
+    if prompt in (None, "", [], {}):
         raise BadRow(f"the answer is stored without its question; join it under `{names[0]}`")
-    request = {"messages" if is_completion else "input": asked, "instructions": row.get("instructions")}
+    request = {"messages" if is_completion else "input": prompt, "instructions": row.get("instructions")}
     failed = row.get("status") in ("failed", "cancelled") or bool(row.get("error"))
     metadata = row.get("metadata")
-    held = metadata if isinstance(metadata, dict) else {}
+    labels = metadata if isinstance(metadata, dict) else {}
     facts = {
         "id": take_fact(row.get("id")) or str(origin),
         "trace": take_fact(first_of(row, "previous_response_id", "id")) or str(origin),
-        "session": take_fact(first_of(held, "session_id", "conversation_id", "thread_id"))
+        "session": take_fact(first_of(labels, "session_id", "conversation_id", "thread_id"))
         or take_fact(row.get("conversation")),
-        "group": take_fact(first_of(held, "agent", "role")),
+        "group": take_fact(first_of(labels, "agent", "role")),
         "model": take_fact(row.get("model")),
         "max_tokens": take_limit(row),
         **take_usage(row),

@@ -77,10 +77,10 @@ def main() -> None:
 
     _limit_memory(memory)
     out = sys.stdout.buffer
-    given = 0
+    sent = 0
     for frame in decode(path, longest=longest):
-        given += len(frame[2])
-        if given > most:
+        sent += len(frame[2])
+        if sent > most:
             _write(out, (TOO_MUCH, frame[1], b""))
             break
         _write(out, frame)
@@ -120,9 +120,9 @@ def _decode_group(file: "pq.ParquetFile", group: int, *, first: int, longest: in
         passed = 0
         try:
             for batch in file.iter_batches(batch_size=size, row_groups=[group], use_threads=False):
-                left = batch.slice(max(0, done - passed))
+                remaining = batch.slice(max(0, done - passed))
                 passed += batch.num_rows
-                for row in _take_rows(left):
+                for row in _take_rows(remaining):
                     yield _to_frame(row, number=first + done, longest=longest)
                     done += 1
         except MemoryError:
@@ -141,9 +141,9 @@ def _take_rows(batch: "pa.RecordBatch") -> "Iterator[dict[str, Any] | bytes]":
     if len(rows) == batch.num_rows:
         yield from rows
         return
-    for place in range(batch.num_rows):
+    for index in range(batch.num_rows):
         try:
-            row: dict[str, Any] | bytes = batch.slice(place, 1).to_pylist(maps_as_pydicts="lossy")[0]
+            row: dict[str, Any] | bytes = batch.slice(index, 1).to_pylist(maps_as_pydicts="lossy")[0]
         except (ValueError, OverflowError):
             row = BAD_TEXT
         except MemoryError:
@@ -191,10 +191,10 @@ def _limit_memory(most: int) -> None:
     if sys.platform == "linux":
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, allowed = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = mapped + most
+    limit = mapped + most
     if allowed != resource.RLIM_INFINITY:
-        wanted = min(wanted, allowed)
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, wanted))
+        limit = min(limit, allowed)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 if __name__ == "__main__":

@@ -159,8 +159,8 @@ REQUIRED = ("expects", "fits", "read")
 @cache
 def load_format(name: str) -> RowFormat:
     """Return the built-in format of this name, or the one that an installed package adds."""
-    for known, form in FORMATS.items():
-        if known == name:
+    for format_name, form in FORMATS.items():
+        if format_name == name:
             return form
     extension: RowFormat = load_extension("graftwork.formats", name, attributes=REQUIRED)
     return extension
@@ -353,11 +353,11 @@ def sample_rows(paths: Iterable[str], *, settings: DataSettings = _DEFAULTS) -> 
             else:
                 lines = block.data.split(b"\n")
                 formats += [find_format(row) for line in lines if (row := parse_object(line))]
-            for found in read_block(block, settings=settings):
-                if isinstance(found.result, ReadFault):
-                    faults.append(found.result)
-                elif isinstance(found.result, Interaction):
-                    rows.append(found.result)
+            for entry in read_block(block, settings=settings):
+                if isinstance(entry.result, ReadFault):
+                    faults.append(entry.result)
+                elif isinstance(entry.result, Interaction):
+                    rows.append(entry.result)
             if len(rows) >= MOST_SAMPLED:
                 return Sample(tuple(rows[:MOST_SAMPLED]), tuple(formats), tuple(faults), whole=False)
     return Sample(tuple(rows), tuple(formats), tuple(faults), whole=True)
@@ -480,11 +480,11 @@ def _refuse_repeated_keys(raw: bytes, row: dict[str, Any]) -> None:
         return
 
     def refuse(pairs: list[tuple[str, Any]]) -> None:
-        seen: set[str] = set()
+        earlier: set[str] = set()
         for key, _ in pairs:
-            if key in seen:
+            if key in earlier:
                 raise BadRow(f"the key `{redact(key).text[:60]}` occurs twice in one object")
-            seen.add(key)
+            earlier.add(key)
 
     json.loads(raw, object_pairs_hook=refuse)
 

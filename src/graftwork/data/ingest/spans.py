@@ -105,8 +105,8 @@ def read_span(row: dict[str, Any]) -> Span:
     events = []
     for item in listed or ():
         event = require_object(item, "event")
-        held = to_attributes(event.get("attributes") or {}, "event.attributes")
-        events.append(SpanEvent(plain_text(event.get("name")), held))
+        event_attributes = to_attributes(event.get("attributes") or {}, "event.attributes")
+        events.append(SpanEvent(plain_text(event.get("name")), event_attributes))
     resource = _take_columns(row, "resource").get("attributes")
     service = resource.get("service.name") if isinstance(resource, dict) else None
     code = first_of(status, "status_code", "code") or row.get("status_code")
@@ -136,12 +136,12 @@ _NUMBERED = ("llm.input_messages", "llm.output_messages", "llm.tools")
 
 def _take_columns(row: dict[str, Any], name: str) -> dict[str, Any]:
     """Return an object of a row, or what a table has of it in columns such as `NAME.key`."""
-    held = open_json(row.get(name))
+    column = open_json(row.get(name))
     start = f"{name}."
     columns = {key[len(start) :]: value for key, value in row.items() if key.startswith(start)}
-    if held is None or (name == "status" and not isinstance(held, dict)):
+    if column is None or (name == "status" and not isinstance(column, dict)):
         return columns
-    return {**to_attributes(held, name), **columns}
+    return {**to_attributes(column, name), **columns}
 
 
 def _flatten(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _flatten(attributes: dict[str, Any]) -> dict[str, Any]:
             inner = list(enumerate(value))
         if value is not None and not (is_numbered and inner):
             flat.setdefault(key, value)
-        waiting += [(f"{key}.{name}", held, depth + 1) for name, held in reversed(inner)]
+        waiting += [(f"{key}.{name}", inner_value, depth + 1) for name, inner_value in reversed(inner)]
     return flat
 
 
@@ -205,15 +205,15 @@ def to_attributes(value: Any, key: str, *, depth: int = 0) -> dict[str, Any]:
         return value
     if not isinstance(value, list):
         raise BadRow(f"`{key}` must be a list of keys and values, and is {name_type(value)}")
-    found: dict[str, Any] = {}
-    for place, pair in enumerate(value):
+    attributes: dict[str, Any] = {}
+    for index, pair in enumerate(value):
         name = pair.get("key") if isinstance(pair, dict) else None
         if not isinstance(name, str):
-            raise BadRow(f"`{key}[{place}].key` must be text")
-        held = pair.get("value")
-        is_text = type(held) is dict and "stringValue" in held  # as nearly all are
-        found[name] = held["stringValue"] if is_text else to_plain(held, depth=depth)
-    return found
+            raise BadRow(f"`{key}[{index}].key` must be text")
+        inner = pair.get("value")
+        is_text = type(inner) is dict and "stringValue" in inner  # as nearly all are
+        attributes[name] = inner["stringValue"] if is_text else to_plain(inner, depth=depth)
+    return attributes
 
 
 def unflatten(attributes: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
@@ -250,8 +250,8 @@ def _list_scopes(
     row: dict[str, Any], outer: tuple[str, ...], inner: str
 ) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     name = next((key for key in outer if row.get(key) is not None), outer[0])
-    for place, item in enumerate(take_list(row.get(name), name)):
-        path = f"{name}[{place}]"
+    for index, item in enumerate(take_list(row.get(name), name)):
+        path = f"{name}[{index}]"
         resource = first_of(require_object(item, path), "resource") or {}
         facts = resource.get("attributes") if isinstance(resource, dict) else None
         attributes = to_attributes(facts, f"{path}.resource.attributes") if isinstance(facts, list) else {}
@@ -267,10 +267,10 @@ def _to_span(item: Any, *, service: str | None) -> Span:
     span = require_object(item, "the span")
     status = take_object(span.get("status"), "status")
     events = []
-    for place, event in enumerate(take_list(span.get("events"), "events")):
-        held = require_object(event, f"events[{place}]")
-        attributes = to_attributes(held.get("attributes") or [], f"events[{place}].attributes")
-        events.append(SpanEvent(plain_text(held.get("name")), attributes))
+    for index, event in enumerate(take_list(span.get("events"), "events")):
+        fields = require_object(event, f"events[{index}]")
+        attributes = to_attributes(fields.get("attributes") or [], f"events[{index}].attributes")
+        events.append(SpanEvent(plain_text(fields.get("name")), attributes))
     return Span(
         trace=plain_text(span.get("traceId")),
         id=plain_text(span.get("spanId")),

@@ -80,8 +80,8 @@ def _is_span(row: dict[str, Any]) -> bool:
         return True
     if not row.keys().isdisjoint(_KEYS_OF_OTHERS):
         return False
-    held = attributes if isinstance(attributes, dict) else {}
-    if any(key in row or key in held or f"attributes.{key}" in row for key in _MARKS):
+    values = attributes if isinstance(attributes, dict) else {}
+    if any(key in row or key in values or f"attributes.{key}" in row for key in _MARKS):
         return True
     has_attributes = isinstance(attributes, dict | list) or any(key.startswith("attributes.") for key in row)
     return has_attributes and any(key in row for key in _SPAN_IDS)
@@ -95,32 +95,32 @@ def _join_log_records(row: dict[str, Any]) -> list[ReadSpan]:
         if not isinstance(record, Span):
             placed.append((path, record))
             continue
-        place = by_call.setdefault((record.trace, record.id), len(placed))
-        if place == len(placed):
+        index = by_call.setdefault((record.trace, record.id), len(placed))
+        if index == len(placed):
             # Events per message do not name the operation, and are written for calls of models only.
             is_message = (
                 record.name.startswith("gen_ai.") and "gen_ai.operation.name" not in record.attributes
             )
-            named = (
+            merged = (
                 {"gen_ai.operation.name": "chat", **record.attributes} if is_message else record.attributes
             )
-            placed.append((path, record._replace(attributes=named)))
+            placed.append((path, record._replace(attributes=merged)))
         else:
-            first = placed[place][1]
+            first = placed[index][1]
             assert isinstance(first, Span)
             first.events.extend(record.events)
     return placed
 
 
 def _read_spans(placed: Iterable[ReadSpan], origin: Origin, *, session: str | None = None) -> list[RowResult]:
-    found: list[RowResult] = []
+    results: list[RowResult] = []
     left_out: Counter[str] = Counter()
     empty: list[RowResult] = []
     agents: list[tuple[str, Span]] = []
     traces: set[str] = set()
     for path, span in placed:
         if not isinstance(span, Span):
-            found.append(report_bad_row(span, origin, path=path))
+            results.append(report_bad_row(span, origin, path=path))
         elif is_agent_call(span):
             agents.append((path, span))
         elif not is_model_call(span):
@@ -135,17 +135,19 @@ def _read_spans(placed: Iterable[ReadSpan], origin: Origin, *, session: str | No
                 left_out[row] += 1
             else:
                 traces.add(span.trace)
-                found.append(row)
+                results.append(row)
     # Some libraries put the messages on the span of the agent, and none on those of its calls.
     for path, span in agents:
         row = IN_OTHER_SPAN if span.trace in traces else _try_call(span, origin, path, session)
         if isinstance(row, str):
             left_out[OTHER_SPAN if row == NO_CONTENT else row] += 1
         else:
-            found.append(row)
-    found += empty
-    found += [SkippedPart(origin=origin, rule=rule, count=count) for rule, count in sorted(left_out.items())]
-    return found
+            results.append(row)
+    results += empty
+    results += [
+        SkippedPart(origin=origin, rule=rule, count=count) for rule, count in sorted(left_out.items())
+    ]
+    return results
 
 
 def _try_call(span: Span, origin: Origin, path: str, session: str | None) -> Interaction | ReadFault | str:
@@ -174,16 +176,16 @@ def read_mlflow(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     trace = take_fact(first_of(info, "trace_id", "request_id"))
     listed = take_list(open_json(data.get("spans")), "data.spans")
     spans = read_each(listed, "data.spans", lambda item: _to_mlflow_span(item, trace))
-    found = _read_spans(spans, origin, session=session)
-    return _add_assessments(found, take_list(open_json(first_of(info, "assessments")), "info.assessments"))
+    results = _read_spans(spans, origin, session=session)
+    return _add_assessments(results, take_list(open_json(first_of(info, "assessments")), "info.assessments"))
 
 
 def _to_mlflow_span(item: Any, trace: str | None) -> Span:
     span = take_object(open_json(item), "the span")
     status = open_json(span.get("status"))
     code = first_of(status, "code", "status_code") if isinstance(status, dict) else span.get("status_code")
-    held = span.get("context")
-    context = held if isinstance(held, dict) else {}
+    stated = span.get("context")
+    context = stated if isinstance(stated, dict) else {}
     return Span(
         trace=trace or take_fact(first_of(span, "trace_id") or context.get("trace_id")) or "",
         id=take_fact(first_of(span, "span_id") or context.get("span_id")) or "",
@@ -201,22 +203,22 @@ def _add_assessments(found: list[RowResult], assessments: list[Any]) -> list[Row
     """Give each call the mean of its own assessments, else that of its trace."""
     by_span: dict[str | None, list[float]] = {}
     for item in assessments:
-        held = item if isinstance(item, dict) else {}
-        feedback = held.get("feedback")
+        fields = item if isinstance(item, dict) else {}
+        feedback = fields.get("feedback")
         value = feedback.get("value") if isinstance(feedback, dict) else None
         number = float(value) if isinstance(value, bool) else take_figure(value)
-        if number is not None and held.get("valid") is not False:
-            by_span.setdefault(take_fact(held.get("span_id")), []).append(number)
+        if number is not None and fields.get("valid") is not False:
+            by_span.setdefault(take_fact(fields.get("span_id")), []).append(number)
     if not by_span:
         return found
     rated: list[RowResult] = []
     for row in found:
-        own = by_span.get(row.id) if isinstance(row, Interaction) else None
-        scores = own or by_span.get(None)
+        span_scores = by_span.get(row.id) if isinstance(row, Interaction) else None
+        scores = span_scores or by_span.get(None)
         if not isinstance(row, Interaction) or not scores:
             rated.append(row)
             continue
-        level = "call" if own else "trace"
+        level = "call" if span_scores else "trace"
         rated.append(row.model_copy(update={"reward": sum(scores) / len(scores), "reward_level": level}))
     return rated
 
@@ -280,8 +282,8 @@ def _read_langfuse_trace(
     row: dict[str, Any], observations: list[dict[str, Any]], origin: Origin
 ) -> list[RowResult]:
     """Read the observations and scores of a trace. One that cannot be read does not stop the others."""
-    held = row.get("trace")
-    trace = held if isinstance(held, dict) else row
+    nested = row.get("trace")
+    trace = nested if isinstance(nested, dict) else row
     shared = {"traceId": trace.get("id"), "sessionId": first_of(trace, "sessionId", "session_id")}
     results: list[RowResult] = []
     for path, read in read_each(
@@ -315,8 +317,8 @@ def _span_of(row: dict[str, Any]) -> float | None:
 
 
 def _keep(row: dict[str, Any], *keys: str) -> dict[str, Any]:
-    kept = {key: row[key] for key in keys if isinstance(row.get(key), str | int) and row[key] != ""}
-    return {key: value for key, value in kept.items() if len(str(value)) <= 200 and "\0" not in str(value)}
+    fields = {key: row[key] for key in keys if isinstance(row.get(key), str | int) and row[key] != ""}
+    return {key: value for key, value in fields.items() if len(str(value)) <= 200 and "\0" not in str(value)}
 
 
 def fits_langsmith(row: dict[str, Any]) -> bool:
@@ -336,7 +338,7 @@ def read_langsmith(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     inputs = take_object(open_json(row["inputs"]), "inputs")
     outputs = take_object(open_json(row.get("outputs")), "outputs")
     bodies = read_bodies(_open_langchain_inputs(inputs), _open_langchain_outputs(outputs))
-    named = take_fact(bodies.facts.get("model")) or take_fact(
+    model = take_fact(bodies.facts.get("model")) or take_fact(
         first_of(metadata, "ls_model_name") or first_of(parameters, "model", "model_name")
     )
     usage = first_of(outputs, "usage_metadata") or metadata.get("usage_metadata")
@@ -346,7 +348,7 @@ def read_langsmith(row: dict[str, Any], origin: Origin) -> list[RowResult]:
         "id": take_fact(row.get("id")) or str(origin),
         "session": take_fact(first_of(metadata, "session_id", "thread_id", "conversation_id")),
         "trace": take_fact(first_of(row, "trace_id", "id")) or str(origin),
-        "model": named,
+        "model": model,
         "duration_ms": _span_of(row),
         "first_token_ms": _between(row, ("start_time",), ("first_token_time",)),
         "max_tokens": take_limit(inputs) or take_limit(parameters),
@@ -391,17 +393,17 @@ def _open_langchain_message(item: Any) -> Any:
     """Return a message under `role` and `content`; the class or the type names the role."""
     if not isinstance(item, dict) or "role" in item:
         return item
-    held = first_of(item, "kwargs", "data") if first_of(item, "kwargs", "data") else item
-    if not isinstance(held, dict):
+    body = first_of(item, "kwargs", "data") if first_of(item, "kwargs", "data") else item
+    if not isinstance(body, dict):
         return item
-    kind = held.get("type") or item.get("type")
+    kind = body.get("type") or item.get("type")
     if kind in ("constructor", None):
         names = item.get("id")
         name = names[-1] if isinstance(names, list) and names and isinstance(names[-1], str) else ""
         kind = name.removesuffix("Chunk").removesuffix("Message").lower()
     if not isinstance(kind, str):
         return item
-    added = held.get("additional_kwargs")
-    calls = held.get("tool_calls") or (added.get("tool_calls") if isinstance(added, dict) else None)
-    message = {"role": _LANGCHAIN_ROLES.get(kind, kind), "content": held.get("content")}
+    added = body.get("additional_kwargs")
+    calls = body.get("tool_calls") or (added.get("tool_calls") if isinstance(added, dict) else None)
+    message = {"role": _LANGCHAIN_ROLES.get(kind, kind), "content": body.get("content")}
     return {**message, "tool_calls": calls} if calls else message

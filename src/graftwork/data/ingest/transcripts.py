@@ -171,8 +171,8 @@ class _OpenBlock:
     def add(self, reply: _Reply, data: bytes) -> None:
         new: list[_Step] = []
         step = reply.before
-        held = self._steps
-        while step is not None and (step.depth > len(held) or held[step.depth - 1] is not step):
+        steps = self._steps
+        while step is not None and (step.depth > len(steps) or steps[step.depth - 1] is not step):
             new.append(step)
             step = step.before
         keep = 0 if step is None else step.depth
@@ -264,19 +264,19 @@ def _split_claude_code(lines: Iterator[tuple[int, dict[str, Any]] | Flaw]) -> It
             except TypeError:
                 yield _too_deep(line)
     tree = _Tree(events)
-    for place, event in enumerate(events):
+    for index, event in enumerate(events):
         if not event.is_reply:
             continue
         if event.is_error:
             yield API_ERROR
-        elif not tree.continues_reply(place):
-            yield tree.join_parts(place)
+        elif not tree.continues_reply(index):
+            yield tree.join_parts(index)
 
 
 def _to_event(line: int, row: dict[str, Any]) -> _Event:
-    found, uuid = row.get("message"), row.get("uuid")
-    message = found if isinstance(found, dict) else {}
-    is_reply = row.get("type") == "assistant" and isinstance(found, dict)
+    raw, uuid = row.get("message"), row.get("uuid")
+    message = raw if isinstance(raw, dict) else {}
+    is_reply = row.get("type") == "assistant" and isinstance(raw, dict)
     about, usage = b"", None
     if is_reply:
         stated = {
@@ -293,7 +293,7 @@ def _to_event(line: int, row: dict[str, Any]) -> _Event:
         uuid if isinstance(uuid, str) else "",
         plain_text(row.get("parentUuid")),
         orjson.dumps(message.get("role")),
-        orjson.dumps(content_parts(message))[1:-1] if isinstance(found, dict) else None,
+        orjson.dumps(content_parts(message))[1:-1] if isinstance(raw, dict) else None,
         plain_text(message.get("id")),
         is_reply,
         bool(row.get("isApiErrorMessage")),
@@ -320,19 +320,19 @@ class _Tree:
         self._above: list[int | None] = []
         """The nearest line above this one that has a message."""
         self._steps: dict[int, _Step] = {}
-        by_id = {event.uuid: place for place, event in enumerate(events) if event.uuid}
-        for place, event in enumerate(events):
+        by_id = {event.uuid: index for index, event in enumerate(events) if event.uuid}
+        for index, event in enumerate(events):
             parent = by_id.get(event.parent)
-            parent = None if parent is None or parent >= place else parent
+            parent = None if parent is None or parent >= index else parent
             self._parents.append(parent)
             if parent is None:
                 self._above.append(None)
             else:
-                known = events[parent]
-                has_message = known.parts is not None and not known.is_error
+                ancestor = events[parent]
+                has_message = ancestor.parts is not None and not ancestor.is_error
                 self._above.append(parent if has_message else self._above[parent])
             if event.is_reply and event.message:
-                self._parts.setdefault(event.message, []).append(place)
+                self._parts.setdefault(event.message, []).append(index)
 
     def continues_reply(self, place: int) -> bool:
         """Whether this is a later part of a reply that began before."""
@@ -369,10 +369,10 @@ class _Tree:
     def join_parts(self, place: int) -> _Reply:
         """Return a reply whose parts are on several lines as one."""
         first = self._events[place]
-        places = self._parts.get(first.message, ())
+        numbers = self._parts.get(first.message, ())
         parts, reason, usage = first.parts or b"", first.reason, first.usage
-        if len(places) > 1:
-            listed = [self._events[number] for number in places]
+        if len(numbers) > 1:
+            listed = [self._events[number] for number in numbers]
             reason = next((event.reason for event in reversed(listed) if event.reason), None)
             usage = next((event.usage for event in reversed(listed) if event.usage), None)
             parts = b",".join(event.parts for event in listed if event.parts)
@@ -423,8 +423,10 @@ class _CodexSession:
             self._model = take_fact(payload.get("model")) or self._model
         elif kind == "session_meta":
             self._session = plain_text(first_of(payload, "id", "session_id")) or self._session
-            given = first_of(payload, "base_instructions", "instructions")
-            self._set_system(plain_text(given.get("text") if isinstance(given, dict) else given))
+            instructions = first_of(payload, "base_instructions", "instructions")
+            self._set_system(
+                plain_text(instructions.get("text") if isinstance(instructions, dict) else instructions)
+            )
         elif kind == "compacted":
             return [*self.end_reply(), *self._compact(line, payload)]
         else:
@@ -451,10 +453,10 @@ class _CodexSession:
             return ()
         about = {"session": self._session, "at": self._at, "model": self._model, "usage": usage}
         data = _write(about) or _write({**about, "usage": None}) or b"{}"
-        written = parts[0] if len(parts) == 1 else b",".join(parts)
-        before, step = self._history, b"[%b]" % written
+        joined = parts[0] if len(parts) == 1 else b",".join(parts)
+        before, step = self._history, b"[%b]" % joined
         self._history = _Step(before, step)
-        return (_Reply(self._began, before, written, data, step),)
+        return (_Reply(self._began, before, joined, data, step),)
 
     def _add(self, items: list[bytes]) -> None:
         self._history = _Step(self._history, b"[%b]" % b",".join(items))
@@ -481,8 +483,8 @@ class _CodexSession:
             self._add([orjson.dumps({"role": "system", "content": self._system})])
 
     def _compact(self, line: int, payload: dict[str, Any]) -> Iterator[_Item]:
-        kept = payload.get("replacement_history")
-        items = [item for item in kept if isinstance(item, dict)] if isinstance(kept, list) else []
+        history = payload.get("replacement_history")
+        items = [item for item in history if isinstance(item, dict)] if isinstance(history, list) else []
         self._restart()
         together: list[bytes] = []
         was_from_model = False
@@ -612,7 +614,7 @@ class TranscriptReader:
         if not any(message.role == "user" for message in self._messages):
             return SkippedPart(origin=origin, rule="no_content", count=1)
         session = about["session"] or str(origin)
-        at = about["at"]
+        timestamp = about["at"]
         reason = about.get("reason")
         facts = {}
         if isinstance(usage := about["usage"], dict):
@@ -628,7 +630,7 @@ class TranscriptReader:
             session=session,
             trace=session,
             model=about["model"],
-            extra={"timestamp": at} if 0 < len(at) <= 40 else {},
+            extra={"timestamp": timestamp} if 0 < len(timestamp) <= 40 else {},
             **facts,
         )
 
@@ -636,9 +638,9 @@ class TranscriptReader:
         if self.kind == "codex":
             if len(parts) == 1 and parts[0].get("type") == "function_call":  # spares the search for text
                 [call] = parts
-                written = write_call(call.get("name"), call.get("arguments"), "reply.content[0]")
-                return LogTurn("assistant", written)
-            listed = [_to_parts(item, f"reply.items[{place}]") for place, item in enumerate(parts)]
+                content = write_call(call.get("name"), call.get("arguments"), "reply.content[0]")
+                return LogTurn("assistant", content)
+            listed = [_to_parts(item, f"reply.items[{index}]") for index, item in enumerate(parts)]
             parts = list(chain.from_iterable(listed))
         [answer] = take_message({"role": "assistant", "content": parts}, "reply")
         return answer
@@ -650,11 +652,11 @@ def _take_plain(message: dict[str, Any]) -> Message | None:
     if result is not None:
         return Message(role="tool", content=result)
     role = message.get("role")
-    known = ROLES.get(role) if type(role) is str else None
-    text = None if known is None or known == "tool" else _take_text(message)
-    if text is None or known is None:
+    normalized = ROLES.get(role) if type(role) is str else None
+    text = None if normalized is None or normalized == "tool" else _take_text(message)
+    if text is None or normalized is None:
         return None
-    return Message(role=known, content=drop_reasoning(text) if known == "assistant" else text)
+    return Message(role=normalized, content=drop_reasoning(text) if normalized == "assistant" else text)
 
 
 def _take_result(message: dict[str, Any]) -> str | None:

@@ -53,7 +53,7 @@ def _open_part(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     stated = first_of(part, "type", "part_kind")
-    held: Any = part
+    content: Any = part
     if stated == "compaction":
         text = first_of(part, "content", "text")
         return None if text is None else {"type": "text", "text": text}
@@ -63,12 +63,12 @@ def _open_part(part: Any) -> Any:
         kind = "reasoning"
     else:  # Gemini and Bedrock name the kind of a part by a key
         key = next((key for key in _KINDS if isinstance(part.get(key), dict)), "")
-        kind, held = _KINDS.get(key), part.get(key)
+        kind, content = _KINDS.get(key), part.get(key)
     if kind == "tool_use":
-        name = first_of(held, "name", "toolName", "tool_name")
-        return {"type": kind, "name": name, "input": first_of(held, "input", "arguments", "args")}
+        name = first_of(content, "name", "toolName", "tool_name")
+        return {"type": kind, "name": name, "input": first_of(content, "input", "arguments", "args")}
     if kind == "tool_result":
-        result = first_of(held, "content", "response", "result", "output")
+        result = first_of(content, "content", "response", "result", "output")
         if isinstance(result, list) and len(result) == 1 and isinstance(result[0], dict):
             [only] = result  # a list of one that states its type
             result = next(iter(only.values())) if only.keys() in ({"json"}, {"text"}) else result
@@ -76,8 +76,8 @@ def _open_part(part: Any) -> Any:
             result = result["value"]
         return {"type": kind, "content": result}
     if kind == "reasoning" and "type" not in part:
-        inner = held.get("reasoningText")
-        text = first_of(inner if isinstance(inner, dict) else held, "text", "content")
+        inner = content.get("reasoningText")
+        text = first_of(inner if isinstance(inner, dict) else content, "text", "content")
         return {"type": kind, "text": text or ""}
     return part
 
@@ -87,8 +87,8 @@ def open_message(value: dict[str, Any]) -> list[dict[str, Any]] | None:
     kind, author = value.get("type"), value.get("kind")
     parts = open_json(value.get("parts"))
     if kind in ("function_call", "custom_tool_call"):
-        given = value.get("arguments") if kind == "function_call" else {"input": value.get("input")}
-        return [_reply([{"type": "tool_use", "name": value.get("name"), "input": given}])]
+        arguments = value.get("arguments") if kind == "function_call" else {"input": value.get("input")}
+        return [_reply([{"type": "tool_use", "name": value.get("name"), "input": arguments}])]
     if kind in ("function_call_output", "custom_tool_call_output"):
         return [{"role": "tool", "content": value.get("output")}]
     if kind == "reasoning":
@@ -116,11 +116,11 @@ _REQUEST_ROLES = {"system-prompt": "system", "user-prompt": "user", "tool-return
 
 def _open_request(part: Any) -> dict[str, Any]:
     """Return the message of one part of a pydantic-ai request: each part has its own role."""
-    held = part if isinstance(part, dict) else {}
-    kind = held.get("part_kind")
+    fields = part if isinstance(part, dict) else {}
+    kind = fields.get("part_kind")
     if kind == "retry-prompt":
-        kind = "tool-return" if held.get("tool_name") else "user-prompt"
-    return {"role": _REQUEST_ROLES.get(str(kind)), "content": held.get("content")}
+        kind = "tool-return" if fields.get("tool_name") else "user-prompt"
+    return {"role": _REQUEST_ROLES.get(str(kind)), "content": fields.get("content")}
 
 
 ROLES: dict[str, Role] = {
@@ -165,9 +165,9 @@ def take_turns(value: Any, key: str) -> list[LogTurn]:
         return spoken
     turns: list[LogTurn] = []
     has_items = False
-    for place, item in enumerate(value):
+    for index, item in enumerate(value):
         message = item if type(item) is dict else open_json(item)
-        turns += take_message(message, f"{key}[{place}]")
+        turns += take_message(message, f"{key}[{index}]")
         has_items = has_items or ("role" not in message and is_item(message))
     turns = _join_items(turns) if has_items else turns
     # Each request of pydantic-ai repeats the instructions.
@@ -195,24 +195,24 @@ def take_message(value: Any, key: str) -> list[LogTurn]:
         return [turn for message in opened for turn in take_message(message, key)]
     if not isinstance(role, str) or role.lower() not in ROLES:
         raise BadRow(f"`{key}.role` must be one of system, user, assistant, tool")
-    known = ROLES[role.lower()]
+    speaker = ROLES[role.lower()]
     content = value.get("content")
     if type(content) is str and len(value) == 2 and "\0" not in content:
-        return [LogTurn(known, content)]  # as nearly all are: spares the search for calls and reasoning
+        return [LogTurn(speaker, content)]  # as nearly all are: spares the search for calls and reasoning
     if content is None and "parts" in value:
         content = open_json(value["parts"])
-    if known == "assistant":
+    if speaker == "assistant":
         return [_take_assistant({**value, "content": content}, key)]
     if isinstance(content, list):
         content = open_parts(content)
     parts = content if isinstance(content, list) else []
     results = [part for part in parts if _is_result(part)]
     turns = [LogTurn("tool", write_result(part.get("content"), f"{key}.content")) for part in results]
-    rest = [part for part in parts if not _is_result(part)] if results else content
-    if results and not rest:
+    spoken = [part for part in parts if not _is_result(part)] if results else content
+    if results and not spoken:
         return turns
-    text = write_result if known == "tool" else take_text
-    return [*turns, LogTurn(known, text(rest, f"{key}.content"))]
+    text = write_result if speaker == "tool" else take_text
+    return [*turns, LogTurn(speaker, text(spoken, f"{key}.content"))]
 
 
 def _is_result(part: Any) -> bool:
@@ -340,9 +340,9 @@ def take_assistant_parts(content: Any, key: str) -> LogTurn:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[str] = []
-    for place, part in enumerate(open_parts(content)):
+    for index, part in enumerate(open_parts(content)):
         kind = part.get("type") if isinstance(part, dict) else None
-        name = f"{key}[{place}]"
+        name = f"{key}[{index}]"
         if kind in _REASONING_PARTS:
             thoughts.append(_take_reasoning(part, name))
         elif kind == "tool_use":
@@ -373,8 +373,8 @@ def _take_assistant(value: dict[str, Any], key: str) -> LogTurn:
 def _take_calls(value: dict[str, Any], key: str) -> list[str]:
     listed = take_list(open_json(first_of(value, "tool_calls", "toolCalls")), f"{key}.tool_calls")
     calls = []
-    for place, item in enumerate(listed):
-        name = f"{key}.tool_calls[{place}]"
+    for index, item in enumerate(listed):
+        name = f"{key}.tool_calls[{index}]"
         call = take_object(item, name)
         function = take_object(call["function"], f"{name}.function") if "function" in call else call
         called = first_of(function, "name", "function_name", "toolName")
@@ -389,11 +389,13 @@ def _take_reasoning(value: dict[str, Any], key: str) -> str:
     """Return reasoning by any of its names; encrypted reasoning has none."""
     is_part = value.get("type") in _REASONING_PARTS
     for name in (*_REASONING_KEYS, *(("text", "summary", "content") if is_part else ())):
-        found = value.get(name)
-        if isinstance(found, str) and found:
-            return take_text(found, f"{key}.{name}")
-        if isinstance(found, list) and found:
-            texts = [part if isinstance(part, str) else take_object(part, f"{key}.{name}") for part in found]
+        reasoning = value.get(name)
+        if isinstance(reasoning, str) and reasoning:
+            return take_text(reasoning, f"{key}.{name}")
+        if isinstance(reasoning, list) and reasoning:
+            texts = [
+                part if isinstance(part, str) else take_object(part, f"{key}.{name}") for part in reasoning
+            ]
             return "\n".join(
                 text if isinstance(text, str) else take_text(text.get("text"), f"{key}.{name}")
                 for text in texts
@@ -458,15 +460,17 @@ def take_limit(parameters: Any) -> int | None:
 
 def take_question(request: dict[str, Any]) -> list[LogTurn]:
     config = request.get("config")
-    held = {**config, **request} if isinstance(config, dict) else request
-    system = open_system(first_of(held, "instructions", "system", "systemInstruction", "system_instruction"))
+    fields = {**config, **request} if isinstance(config, dict) else request
+    system = open_system(
+        first_of(fields, "instructions", "system", "systemInstruction", "system_instruction")
+    )
     for name in ("messages", "input", "contents"):
-        asked = request.get(name)
-        if asked is None:
+        prompt = request.get(name)
+        if prompt is None:
             continue
-        listed = [asked] if isinstance(asked, dict) else open_json(asked)
+        listed = [prompt] if isinstance(prompt, dict) else open_json(prompt)
         if not isinstance(listed, list):
-            return take_prompt(asked, f"request.{name}", system=system)
+            return take_prompt(prompt, f"request.{name}", system=system)
         if name == "contents":
             listed = [{"parts": [{"text": item}]} if isinstance(item, str) else item for item in listed]
         return lead_by(system, take_turns(listed, f"request.{name}"), key="request.system")
@@ -475,8 +479,8 @@ def take_question(request: dict[str, Any]) -> list[LogTurn]:
 
 def take_tools(request: dict[str, Any]) -> Any:
     """Return the tools of a request, wherever an API lists them."""
-    for held in (request, request.get("config"), request.get("toolConfig")):
-        tools = first_of(held, "tools", "functions") if isinstance(held, dict) else None
+    for source in (request, request.get("config"), request.get("toolConfig")):
+        tools = first_of(source, "tools", "functions") if isinstance(source, dict) else None
         if tools is not None:
             return tools
     return None
@@ -514,8 +518,8 @@ def take_answer(response: dict[str, Any]) -> ModelAnswer:
         turn = take_assistant_parts(content, "response.content")
     else:
         listed = first_of(response, "results", "outputs")
-        held = listed[0] if isinstance(listed, list) and listed else response
-        text = first_of(held, *_TEXTS) if isinstance(held, dict) else None
+        source = listed[0] if isinstance(listed, list) and listed else response
+        text = first_of(source, *_TEXTS) if isinstance(source, dict) else None
         if text is None:
             raise BadRow("`response` holds neither choices nor output nor content")
         turn = LogTurn("assistant", take_text(text, "response"))
@@ -540,8 +544,8 @@ def _take_choice(value: Any) -> ModelAnswer:
 def _take_output(response: dict[str, Any]) -> ModelAnswer:
     """Read the output of the Responses API: reasoning, messages and tool calls in order."""
     parts: list[Any] = []
-    for place, item in enumerate(take_list(response["output"], "response.output")):
-        name = f"response.output[{place}]"
+    for index, item in enumerate(take_list(response["output"], "response.output")):
+        name = f"response.output[{index}]"
         kind = take_object(item, name).get("type")
         if kind == "message":
             content = item.get("content")

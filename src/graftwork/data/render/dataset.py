@@ -81,7 +81,7 @@ def remote_rendering(
             "first_line": task.first_line,
             "subsets": [[name, subset.staged] for name, subset in task.subsets.items()],
             "out": str(task.out.absolute()),
-            "joined": [[at, *facts] for at, facts in task.joined.items()],
+            "joined": [[position, *facts] for position, facts in task.joined.items()],
         }
         arrays = [np.ascontiguousarray(task.numbers, dtype=np.int64).tobytes()]
         for subset in task.subsets.values():
@@ -124,7 +124,7 @@ def render_piece(_context: None, head: Any, blobs: list[bytes]) -> None:
             first_line=head["first_line"],
             subsets=subsets,
             out=Path(head["out"]),
-            joined={at: JoinedFacts(*facts) for at, *facts in head["joined"]},
+            joined={position: JoinedFacts(*facts) for position, *facts in head["joined"]},
         )
     )
 
@@ -156,10 +156,10 @@ def pack_rows(lengths: "Lengths", *, length: int) -> "tuple[NDArray[np.int64], N
             room, sequence = length, sequences
             sequences += 1
         sequence_of.append(sequence)
-        left = room - size
-        if left:
-            buckets[left].append(sequence)
-            open_rooms |= bits[left]
+        space = room - size
+        if space:
+            buckets[space].append(sequence)
+            open_rooms |= bits[space]
     numbers = np.array(sequence_of, dtype=np.int64)
     return longest_first[np.argsort(numbers, kind="stable")], boundaries(np.bincount(numbers))
 
@@ -188,9 +188,9 @@ def assemble(
     for entry in placed:
         by_split.setdefault(entry.shard.split, []).append(entry)
     names = {
-        one.folder / one.shard.file: f"{split}/{number:05d}.parquet"
+        member.folder / member.shard.file: f"{split}/{number:05d}.parquet"
         for split, members in by_split.items()
-        for number, one in enumerate(members)
+        for number, member in enumerate(members)
     }
     packs, packing = _pack([entry.shard for entry in by_split["train"]], length=pack_tokens)
     packed = scratch / f"{head.model}.{PACKS}"
@@ -321,23 +321,23 @@ def list_dropped(corpus: Corpus, decided: RowOutcomes) -> Iterator["pa.Table"]:
     yield drops_table(unread)
     # The rows that some step decided on are few; each of them is looked at.
     concerned = ~corpus.column("passed") | (decided.repeats.instead >= 0)
-    for places in (
+    for positions in (
         *(corpus.withdrawn, decided.assignment.excluded, decided.unfit_references),
         *(decided.unwanted, decided.refused, decided.shortened),
     ):
-        concerned[list(places)] = True
+        concerned[list(positions)] = True
     names = ("line", "input_hash", "passed", "fault", "reason")
     for first, segment in corpus.by_segment():
         behind = first + segment.stop - segment.start
         numbers = np.flatnonzero(concerned[first:behind]).tolist()
         columns = corpus.read_columns(segment, names, numbers) if numbers else {}
         drops = []
-        for at, number in enumerate(numbers):
-            drop = _judge(corpus, first + number, at, columns, decided)
+        for index, number in enumerate(numbers):
+            drop = _judge(corpus, first + number, index, columns, decided)
             if drop is not None:
                 step, reason = drop
-                origin = Origin(file=segment.file, line=segment.first_line + columns["line"][at])
-                input_hash = columns["input_hash"][at]
+                origin = Origin(file=segment.file, line=segment.first_line + columns["line"][index])
+                input_hash = columns["input_hash"][index]
                 drops.append(Drop(origin=origin, step=step, reason=reason, input_hash=input_hash))
         yield drops_table(drops)
 
@@ -355,10 +355,10 @@ def _judge(
     if place in assignment.excluded or place in decided.unfit_references:
         reason = UNFIT_REFERENCE
         if place in assignment.excluded:
-            one, other = map(corpus.origin, assignment.excluded[place])
-            reason = f"set aside: it asks what {one} and {other} ask, which stand in different splits"
+            first, second = map(corpus.origin, assignment.excluded[place])
+            reason = f"set aside: it asks what {first} and {second} ask, which stand in different splits"
             if assignment.excluded[place][1] == place:
-                reason = f"set aside: it asks what {one} asks, and stood in another split before"
+                reason = f"set aside: it asks what {first} asks, and stood in another split before"
         return "split", reason
     if place in decided.unwanted:
         return "models", "no model under models: is made of it"
@@ -372,13 +372,13 @@ def _judge(
 def count_kept(passed: "np.ndarray[Any, Any]", decided: RowOutcomes) -> dict[str, int]:
     """Count the rows left after each step."""
     repeats = decided.repeats
-    left = int(passed.sum())
-    after = {"read": len(passed), "filter": left, "redact": left}
+    remaining = int(passed.sum())
+    after = {"read": len(passed), "filter": remaining, "redact": remaining}
     for number, step in enumerate(REPEAT_STEPS[1:], start=1):
-        left -= int(((repeats.step == number) & passed).sum())
-        after[step] = left
+        remaining -= int(((repeats.step == number) & passed).sum())
+        after[step] = remaining
     apart = (*decided.assignment.excluded, *decided.unfit_references)
-    after["split"] = left - sum(repeats.instead[place] < 0 for place in apart)
+    after["split"] = remaining - sum(repeats.instead[position] < 0 for position in apart)
     after["render"] = after["split"] - len(decided.refused)
     return after
 
@@ -446,10 +446,10 @@ def render_corpus(
         ]
     )
     tasks = list(_list_tasks(corpus, places, subsets, staged=staged, render_key=render_key, folder=folder))
-    known = {task.out: find_rendered(task.out) for task, _ in tasks}
-    done = sum(len(task.numbers) for task, _ in tasks if known[task.out])
-    new = [task for task, _ in tasks if known[task.out] is None]
-    new = _add_earlier(new, folder, current=set(known))
+    blocks_by_folder = {task.out: find_rendered(task.out) for task, _ in tasks}
+    done = sum(len(task.numbers) for task, _ in tasks if blocks_by_folder[task.out])
+    new = [task for task, _ in tasks if blocks_by_folder[task.out] is None]
+    new = _add_earlier(new, folder, current=set(blocks_by_folder))
     work = MapWork(
         render_block,
         prepare=init_worker,
@@ -459,16 +459,16 @@ def render_corpus(
     blocks = engine.map(new, work)
     report("render", done, len(places))
     for task, rendered in zip(new, blocks, strict=True):
-        known[task.out] = rendered
+        blocks_by_folder[task.out] = rendered
         done += len(task.numbers)
         report("render", done, len(places))
     for path in folder.iterdir() if folder.exists() else ():
-        if path not in known:
+        if path not in blocks_by_folder:
             shutil.rmtree(path, ignore_errors=True)
     return [
         RenderedSegment(block, task.out, offset)
         for task, offset in tasks
-        if (block := known[task.out]) is not None
+        if (block := blocks_by_folder[task.out]) is not None
     ]
 
 
@@ -497,12 +497,12 @@ def _list_tasks(
             for name, subset in rows.items()
         ]
         joined = {
-            at: corpus.joined[int(row)]
-            for at, row in enumerate(places[low:high] if corpus.joined else ())
+            index: corpus.joined[int(row)]
+            for index, row in enumerate(places[low:high] if corpus.joined else ())
             if int(row) in corpus.joined
         }
-        stated = [[at, *facts] for at, facts in joined.items()]
-        place = [segment.features, segment.file, segment.first_line, numbers.tobytes().hex(), *stated]
+        stated = [[index, *facts] for index, facts in joined.items()]
+        source = [segment.features, segment.file, segment.first_line, numbers.tobytes().hex(), *stated]
         block = fingerprint([render_key, segment.file, segment.first_line])[:BLOCK_DIGITS]
         task = RenderTask(
             features=corpus.path_of(segment),
@@ -510,7 +510,7 @@ def _list_tasks(
             file=segment.file,
             first_line=segment.first_line,
             subsets=rows,
-            out=folder / f"{block}-{fingerprint([render_key, place, decided])[:40]}",
+            out=folder / f"{block}-{fingerprint([render_key, source, decided])[:40]}",
             joined=joined,
         )
         yield task, offset

@@ -87,7 +87,7 @@ KnownRows = Mapping[tuple[str, str], KnownRow]
 
 def read_known_rows(folders: Sequence[Path]) -> KnownRows:
     """Read the tokens of the conversations in shards by the same renderer."""
-    known: dict[tuple[str, str], KnownRow] = {}
+    rendered_rows: dict[tuple[str, str], KnownRow] = {}
     for folder in folders:
         rendered = find_rendered(folder)
         for shard in rendered.shards if rendered is not None else ():
@@ -95,10 +95,10 @@ def read_known_rows(folders: Sequence[Path]) -> KnownRows:
             table = pq.read_table(folder / shard.file, columns=columns, use_threads=False).combine_chunks()
             tokens = table.column("tokens").combine_chunks()
             values, spans = tokens.values.to_numpy(), pairwise(tokens.offsets.to_pylist())
-            rest = (table.column(name).to_pylist() for name in ("messages", "reply", "trained_from"))
-            for (start, stop), text, reply, begins in zip(spans, *rest, strict=True):
-                known[text, reply] = KnownRow(values[start:stop], begins)
-    return known
+            columns_read = (table.column(name).to_pylist() for name in ("messages", "reply", "trained_from"))
+            for (start, stop), text, reply, begins in zip(spans, *columns_read, strict=True):
+                rendered_rows[text, reply] = KnownRow(values[start:stop], begins)
+    return rendered_rows
 
 
 Count = Callable[[Sequence[Message], str], int]
@@ -153,14 +153,14 @@ def list_answers(
     Turns with the weight 0 are left out; with `only_marked`, also those without a weight.
     """
     turns = (*messages, Message(role="assistant", content=reply))
-    asked = next((at for at, turn in enumerate(turns) if turn.role == "user"), len(turns))
+    first_question = next((index for index, turn in enumerate(turns) if turn.role == "user"), len(turns))
     stated = iter(weights or ())
-    weight_of = {at: next(stated, None) for at, turn in enumerate(turns) if turn.role == "assistant"}
+    weight_of = {index: next(stated, None) for index, turn in enumerate(turns) if turn.role == "assistant"}
     return [
-        AnswerPart(turns[:at], turns[at].content)
-        for at, weight in weight_of.items()
-        if at > asked
-        and turns[at].content.strip()
+        AnswerPart(turns[:index], turns[index].content)
+        for index, weight in weight_of.items()
+        if index > first_question
+        and turns[index].content.strip()
         and (bool(weight) if only_marked else weight is None or weight > 0)
     ]
 
@@ -171,14 +171,16 @@ def _leave_out_oldest(row: AnswerPart, *, count: Count, most: int) -> AnswerPart
     An end is the whole conversation or begins with a user turn: no reply without its question, and no tool
     result without its call.
     """
-    questions = [at for at, message in enumerate(row.messages) if message.role == "user"]
+    questions = [index for index, message in enumerate(row.messages) if message.role == "user"]
     if not questions:
         return None
     begins = sorted({0, *questions})
 
     def end(place: int) -> AnswerPart:
-        kept = (m for at, m in enumerate(row.messages) if at >= begins[place] or m.role == "system")
-        return AnswerPart(tuple(kept), row.reply)
+        remaining = (
+            m for index, m in enumerate(row.messages) if index >= begins[place] or m.role == "system"
+        )
+        return AnswerPart(tuple(remaining), row.reply)
 
     def does_fit(place: int) -> bool:
         return count(*end(place)) <= most
@@ -217,14 +219,14 @@ def apply_system_prompt(
 
     An empty prompt removes the logged one, and so does `drop`.
     """
-    given = settings.system_prompts.get(role) if role is not None else None
-    if given is None:
-        given = settings.system_prompt
-    if given is None and settings.logged_system_prompt != "drop":
+    prompt = settings.system_prompts.get(role) if role is not None else None
+    if prompt is None:
+        prompt = settings.system_prompt
+    if prompt is None and settings.logged_system_prompt != "drop":
         return tuple(messages)
-    given = given or ""
+    prompt = prompt or ""
     # The prompt is trained on and sent to evaluated models, so it is redacted like the rows.
-    parts = [_without_secrets(given) if settings.redact else given]
+    parts = [_without_secrets(prompt) if settings.redact else prompt]
     if settings.logged_system_prompt == "keep_behind":
         parts += [message.content for message in messages if message.role == "system"]
     else:
@@ -233,8 +235,8 @@ def apply_system_prompt(
             block for turn in messages if turn.role == "system" for block in _TOOLS.findall(turn.content)
         ]
     text = "\n\n".join(part for part in parts if part)
-    rest = tuple(message for message in messages if message.role != "system")
-    return (Message(role="system", content=text), *rest) if text else rest
+    turns = tuple(message for message in messages if message.role != "system")
+    return (Message(role="system", content=text), *turns) if text else turns
 
 
 def needs_reasoning_dropped(rows: Sequence[Interaction], renderer: "Renderer") -> bool:
@@ -357,27 +359,27 @@ def render_block(task: RenderTask) -> RenderedBlock:
     )
     for position, joined in task.joined.items():
         rows[position] = join_facts(rows[position], joined)
-    known = read_known_rows(task.earlier)
-    ready, refused = _render(rows, renderer=renderer, settings=settings, known=known)
+    earlier = read_known_rows(task.earlier)
+    ready, refused = _render(rows, renderer=renderer, settings=settings, known=earlier)
     placed = {entry.position for entry in ready}
     table = read_table(task.features, ["prompt", "reply", "input_hash"])
     keys: dict[str, list[Any]] = table.take(pa.array(task.numbers, pa.int64())).to_pydict()
     shards = []
     for model, subset in task.subsets.items():
         for number, split in enumerate(SUBSET_SPLITS):
-            chosen = [entry for entry in ready if subset.split[entry.position] == number]
-            if chosen:
-                shards.append(_write_shard(task, chosen, keys, model=model, split=split))
-    reasons = {place: (int(task.numbers[place]), reason) for place, reason in sorted(refused.items())}
-    made = RenderedBlock(
+            members = [entry for entry in ready if subset.split[entry.position] == number]
+            if members:
+                shards.append(_write_shard(task, members, keys, model=model, split=split))
+    reasons = {index: (int(task.numbers[index]), reason) for index, reason in sorted(refused.items())}
+    block = RenderedBlock(
         shards,
-        refused=dict(named for place, named in reasons.items() if place not in placed),
-        shortened=dict(named for place, named in reasons.items() if place in placed),
+        refused=dict(refusal for index, refusal in reasons.items() if index not in placed),
+        shortened=dict(refusal for index, refusal in reasons.items() if index in placed),
     )
     options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
-    summary = orjson.dumps(made, default=lambda record: record._asdict(), option=options)
+    summary = orjson.dumps(block, default=lambda record: record._asdict(), option=options)
     write_atomic(task.out / SUMMARY, summary, durable=False)
-    return made
+    return block
 
 
 BY_TEMPLATE = "refused by the template"
@@ -395,20 +397,20 @@ def _render(
         requests += [(position, part, answer) for part, answer in enumerate(answers)]
     most = settings.max_tokens * MOST_CHARACTERS_PER_TOKEN
     sizes = [_count_characters(*answer) for _, _, answer in requests]
-    found = [
+    reused = [
         known.get((encode_messages(answer.messages), answer.reply)) if known and size <= most else None
         for (_, _, answer), size in zip(requests, sizes, strict=True)
     ]
     new = [
         answer
-        for (_, _, answer), size, tokens in zip(requests, sizes, found, strict=True)
+        for (_, _, answer), size, tokens in zip(requests, sizes, reused, strict=True)
         if size <= most and tokens is None
     ]
     results = iter(renderer.render_batch(new))
     ready: list[_RenderedPart] = []
-    asked = {position for position, *_ in requests}
-    refused = {position: NOT_MARKED for position in range(len(rows)) if position not in asked}
-    for (position, part, answer), size, tokens in zip(requests, sizes, found, strict=True):
+    answered = {position for position, *_ in requests}
+    refused = {position: NOT_MARKED for position in range(len(rows)) if position not in answered}
+    for (position, part, answer), size, tokens in zip(requests, sizes, reused, strict=True):
         rendered = tokens or (next(results) if size <= most else None)
         row = rows[position]
         if isinstance(rendered, UserMistake):
@@ -422,7 +424,10 @@ def _render(
             shorter = _shorten(
                 answer, renderer=renderer, settings=settings, only_last=only_last, weights=row.turn_weights
             )
-            ready += [_RenderedPart(position, row, part + n, *one) for n, one in enumerate(shorter)]
+            ready += [
+                _RenderedPart(position, row, part + n, *rendered_part)
+                for n, rendered_part in enumerate(shorter)
+            ]
             if not shorter:
                 length = f"{size:,} characters" if rendered is None else f"{len(rendered.tokens)} tokens"
                 which = f"answer {part + 1}, " if part else ""

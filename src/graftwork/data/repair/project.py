@@ -126,8 +126,8 @@ def with_prices(settings: RepairSettings) -> tuple[RepairSettings, str]:
     if teacher.engine is not None:
         priced = teacher.model_copy(update={"price_in": 0.0, "price_out": 0.0})
         return settings.model_copy(update={"teacher": priced}), "$0: the engine runs on this machine"
-    found = find_token_price(teacher.model, index_prices(list_token_prices()))
-    if found is None:
+    listed = find_token_price(teacher.model, index_prices(list_token_prices()))
+    if listed is None:
         if teacher.max_cost is not None:
             raise UserMistake(
                 "max_cost needs prices",
@@ -136,10 +136,13 @@ def with_prices(settings: RepairSettings) -> tuple[RepairSettings, str]:
                 where="data.repair.teacher.max_cost",
             )
         return settings, ""
-    prices = {"price_in": found.usd_per_million_input, "price_out": found.usd_per_million_output}
+    prices = {
+        "price_in": listed.usd_per_million_input,
+        "price_out": listed.usd_per_million_output,
+    }
     stated = {name: value for name in prices if (value := getattr(teacher, name)) is not None}
     used = teacher.model_copy(update={**prices, **stated})
-    basis = f"${used.price_in:g} {per_million.format(used.price_out)} ({found.source}, {found.dated})"
+    basis = f"${used.price_in:g} {per_million.format(used.price_out)} ({listed.source}, {listed.dated})"
     return settings.model_copy(update={"teacher": used}), basis
 
 

@@ -264,9 +264,9 @@ def find_targets(corpus: Corpus, assignment: SplitAssignment, *, settings: DataS
             continue
         clean = redact_row(row).row
         key = hash_prompt(clean.messages)
-        found = questions.get(key)
-        rows = (target,) if found is None else (*found.rows, target)
-        questions[key] = RepairQuestion(key, clean if found is None else found.row, rows)
+        question = questions.get(key)
+        rows = (target,) if question is None else (*question.rows, target)
+        questions[key] = RepairQuestion(key, clean if question is None else question.row, rows)
     added = _augment(corpus, assignment, usable, settings=settings, taken=set(questions))
     replies = corpus.column("reply_chars")[usable]
     roles = corpus.labels("group")
@@ -283,37 +283,37 @@ def find_targets(corpus: Corpus, assignment: SplitAssignment, *, settings: DataS
 
 
 def to_row(target: TargetRow, **fields: Any) -> RepairRow:
-    named = {"origin": target.origin, "group": target.group, "fault": target.fault, "reason": target.reason}
-    return RepairRow(**{**named, **fields})
+    values = {"origin": target.origin, "group": target.group, "fault": target.fault, "reason": target.reason}
+    return RepairRow(**{**values, **fields})
 
 
 def _list_faulty(
     corpus: Corpus, assignment: SplitAssignment, passed: "np.ndarray[Any, Any]", settings: RepairSettings
 ) -> Iterator[tuple[Interaction, TargetRow, str]]:
     faults, reasons = corpus.labels("fault"), corpus.labels("reason")
-    wanted = [number for number, name in enumerate(faults.names) if name in settings.faults]
-    places = np.flatnonzero(np.isin(faults.numbers, wanted) & ~passed)
+    fault_numbers = [number for number, name in enumerate(faults.names) if name in settings.faults]
+    positions = np.flatnonzero(np.isin(faults.numbers, fault_numbers) & ~passed)
     prompts, turns = corpus.column("prompt"), corpus.column("turn")
     held_out = passed & (assignment.split != TRAIN) & (assignment.split != UNASSIGNED)
-    answered = np.isin(prompts[places], prompts[passed])
-    held = np.isin(turns[places], turns[held_out])
+    answered = np.isin(prompts[positions], prompts[passed])
+    is_held_out = np.isin(turns[positions], turns[held_out])
     hashes: dict[int, str] = {}
     for first, segment in corpus.by_segment():
-        inside = places[(places >= first) & (places < first + segment.stop - segment.start)]
+        inside = positions[(positions >= first) & (positions < first + segment.stop - segment.start)]
         if len(inside):
             block = corpus.read_columns(segment, ["input_hash"])["input_hash"]
-            hashes |= {place: block[place - first] for place in inside.tolist()}
-    for at, (place, row) in enumerate(corpus.rows_at(places.tolist())):
+            hashes |= {position: block[position - first] for position in inside.tolist()}
+    for index, (position, row) in enumerate(corpus.rows_at(positions.tolist())):
         if not row.question.strip():
             continue  # nothing is asked: no teacher can answer it
         target = TargetRow(
             origin=row.origin,
-            input_hash=hashes[place],
+            input_hash=hashes[position],
             group=row.group,
-            fault=faults.names[faults.numbers[place]],
-            reason=reasons.names[reasons.numbers[place]],
+            fault=faults.names[faults.numbers[position]],
+            reason=reasons.names[reasons.numbers[position]],
         )
-        yield row, target, ANSWERED if answered[at] else HELD_OUT if held[at] else ""
+        yield row, target, ANSWERED if answered[index] else HELD_OUT if is_held_out[index] else ""
 
 
 def _augment(
@@ -331,7 +331,7 @@ def _augment(
     roles = corpus.labels("group")
     # The share is that of all usable rows, the added ones included.
     room = int(usable.sum() * repair.augment_share / (1 - repair.augment_share))
-    made: list[RepairQuestion] = []
+    added: list[RepairQuestion] = []
     turns = corpus.column("turn")
     for role in repair.augment:
         if role not in roles.names:
@@ -341,32 +341,32 @@ def _augment(
                 fix="name one of these: --augment role=NAME",
                 where="--augment",
             )
-        own = roles.numbers == roles.names.index(role)
+        of_role = roles.numbers == roles.names.index(role)
         # The system prompt that most of the role's rows have.
         prompts = Counter(
             "\n\n".join(message.content for message in row.messages if message.role == "system")
-            for _, row in corpus.rows_at(np.flatnonzero(own)[:1000].tolist())
+            for _, row in corpus.rows_at(np.flatnonzero(of_role)[:1000].tolist())
         )
         system = max(sorted(prompts), key=lambda text: prompts[text]) if prompts else None
-        trained = usable & (assignment.split == TRAIN) & ~own & ~np.isin(turns, turns[own])
-        places = np.flatnonzero(trained)
-        order = places[np.argsort(draw(turns[places], seed=settings.seed), kind="stable")]
-        lacking = min(repair.augment_to - int((usable & own).sum()), room - len(made))
+        trained = usable & (assignment.split == TRAIN) & ~of_role & ~np.isin(turns, turns[of_role])
+        positions = np.flatnonzero(trained)
+        order = positions[np.argsort(draw(turns[positions], seed=settings.seed), kind="stable")]
+        lacking = min(repair.augment_to - int((usable & of_role).sum()), room - len(added))
         for question in _ask_as(role, system, corpus, order, reason=f"{AUGMENT}: role {role}"):
             if lacking <= 0:
                 break
             if question.prompt_hash not in taken:
                 taken.add(question.prompt_hash)
-                made.append(question)
+                added.append(question)
                 lacking -= 1
-    return made
+    return added
 
 
 def _ask_as(
     role: str, system: str | None, corpus: Corpus, order: "np.ndarray[Any, Any]", *, reason: str
 ) -> Iterator[RepairQuestion]:
-    for place in order.tolist():
-        (_, row), *_ = corpus.rows_at([place])
+    for position in order.tolist():
+        (_, row), *_ = corpus.rows_at([position])
         clean = redact_row(row).row
         turns = tuple(message for message in clean.messages if message.role != "system")
         messages = ((Message(role="system", content=system),) if system else ()) + turns
@@ -477,16 +477,16 @@ def choose_agreed(replies: Sequence[KeptReply], *, samples: int) -> tuple[KeptRe
     """
     bags = [Counter(words(reply.text)) for reply in replies]
 
-    def share_words(one: Counter[str], other: Counter[str]) -> float:
+    def share_words(first: Counter[str], second: Counter[str]) -> float:
         """The F1 score of the shared words."""
-        total = one.total() + other.total()
-        return 2 * (one & other).total() / total if total else 1.0
+        total = first.total() + second.total()
+        return 2 * (first & second).total() / total if total else 1.0
 
     means = [
-        sum(share_words(bag, other) for at, other in enumerate(bags) if at != place) / (samples - 1)
-        for place, bag in enumerate(bags)
+        sum(share_words(bag, second) for index, second in enumerate(bags) if index != number) / (samples - 1)
+        for number, bag in enumerate(bags)
     ]
-    best = max(range(len(replies)), key=lambda place: (means[place], -place))
+    best = max(range(len(replies)), key=lambda number: (means[number], -number))
     return replies[best], means[best]
 
 
@@ -504,29 +504,32 @@ def plan_repair(
     rows: list[RepairRow] = []
     total_in = total_out = requests = cached = prompts = overlong = 0
     for question in targets.questions:
-        known = sum(
+        journaled = sum(
             teacher is not None and journal.get(key_of(teacher, question.prompt_hash, sample)) is not None
             for sample in range(settings.samples)
         )
-        new = settings.samples - known
+        new = settings.samples - journaled
         # The tokens of the prompt, and those of an answer to it.
-        asked = estimate_tokens(question.row.messages)
+        prompt_tokens = estimate_tokens(question.row.messages)
         logged = 0 if question.rows[0].fault == AUGMENT else len(question.row.reply)
         answered = round(max(GROWTH * logged, targets.typical_reply) / CHARACTERS_PER_TOKEN)
         answered = min(answered, teacher.max_tokens) if teacher else answered
-        tokens_in, tokens_out = new * asked, new * answered
-        overlong += bool(new) and longest is not None and asked + answered > longest
+        tokens_in, tokens_out = new * prompt_tokens, new * answered
+        overlong += bool(new) and longest is not None and prompt_tokens + answered > longest
         total_in, total_out = total_in + tokens_in, total_out + tokens_out
-        requests, cached, prompts = requests + new, cached + known, prompts + (new > 0)
-        first, *others = question.rows
+        requests, cached, prompts = requests + new, cached + journaled, prompts + (new > 0)
+        first, *duplicates = question.rows
         fields = {"prompt_hash": question.prompt_hash, "tokens_in": tokens_in, "tokens_out": tokens_out}
         cost = price(teacher, tokens_in, tokens_out)
         rows.append(to_row(first, state="ask" if new else "cached", cost=cost, **fields))
         rows += [
             to_row(
-                other, state="shared", why=f"answered with {first.origin}", prompt_hash=question.prompt_hash
+                duplicate,
+                state="shared",
+                why=f"answered with {first.origin}",
+                prompt_hash=question.prompt_hash,
             )
-            for other in others
+            for duplicate in duplicates
         ]
     listed = tuple(sorted([*rows, *targets.skipped], key=_by_origin))
     at_most = requests * teacher.max_tokens if teacher else total_out
@@ -555,14 +558,16 @@ def _find_short_budgets(
 ) -> tuple[str, ...]:
     if teacher is None:
         return ()
-    found = []
+    problems = []
     total_in, total_out = journal.tokens_in + tokens_in, journal.tokens_out + tokens_out
     if teacher.max_total_tokens is not None and total_in + total_out > teacher.max_total_tokens:
-        found.append(f"max_total_tokens {teacher.max_total_tokens:,} is less than {total_in + total_out:,}")
+        problems.append(
+            f"max_total_tokens {teacher.max_total_tokens:,} is less than {total_in + total_out:,}"
+        )
     cost = price(teacher, total_in, total_out)
     if teacher.max_cost is not None and cost is not None and cost > teacher.max_cost:
-        found.append(f"max_cost ${teacher.max_cost:g} is less than ${cost:.2f}")
-    return tuple(found)
+        problems.append(f"max_cost ${teacher.max_cost:g} is less than ${cost:.2f}")
+    return tuple(problems)
 
 
 def run_repair(
@@ -583,7 +588,7 @@ def run_repair(
     rows: list[RepairRow] = []
     overlong = 0
     for question, (state, why, reply) in zip(targets.questions, decisions, strict=True):
-        first, *others = question.rows
+        first, *duplicates = question.rows
         shared: dict[str, Any] = {"state": state, "why": why, "prompt_hash": question.prompt_hash}
         stated = {**shared}
         if reply is not None:
@@ -594,7 +599,7 @@ def run_repair(
             overlong += longest is not None and tokens > longest
             # Rows that share a prompt share its fate; the accepted row replaces the first of them.
             shared |= {"state": "shared", "why": f"answered with {first.origin}"}
-        rows += [to_row(first, **stated), *(to_row(other, **shared) for other in others)]
+        rows += [to_row(first, **stated), *(to_row(duplicate, **shared) for duplicate in duplicates)]
     write_atomic(out, b"".join(lines), private=True)
     listed = tuple(sorted([*rows, *targets.skipped], key=_by_origin))
     return RepairOutcome(

@@ -84,8 +84,8 @@ class UserTurns(NamedTuple):
 def read_turns(corpus: CorpusColumns, *, passed: Array) -> UserTurns:
     key = corpus.column("turn")
     first = find_first(key, among=passed)
-    own = np.flatnonzero(passed & (key != 0) & (first == np.arange(len(key))))
-    return UserTurns(key, first, own)
+    firsts = np.flatnonzero(passed & (key != 0) & (first == np.arange(len(key))))
+    return UserTurns(key, first, firsts)
 
 
 def pair_turns(
@@ -109,7 +109,7 @@ def pair_turns(
         if wanted is not None:
             proposed = proposed[wanted(*unpack(proposed))]
         pairs = merge_pairs([pairs, proposed])
-    found = []
+    similar = []
     for window in open_windows(corpus.rows):
         low, high = np.searchsorted(unpack(pairs)[0], [window.start, window.stop])
         if low == high:
@@ -118,11 +118,11 @@ def pair_turns(
         weights = remember_weights(corpus, "turn_weights", window, learn)
         for start in range(low, high, _PAIRS_AT_ONCE):
             part = pairs[start : min(start + _PAIRS_AT_ONCE, high)]
-            places = rows_of(part)
-            sets = read_rows(corpus, "turn_runs", places)
-            measures = measure_rows(part, places, sets, weights, sampled=TURN_RUNS)
-            found.append(part[measures.likeness >= threshold - TOLERANCE])
-    return merge_pairs(found)
+            positions = rows_of(part)
+            sets = read_rows(corpus, "turn_runs", positions)
+            measures = measure_rows(part, positions, sets, weights, sampled=TURN_RUNS)
+            similar.append(part[measures.likeness >= threshold - TOLERANCE])
+    return merge_pairs(similar)
 
 
 def _learn_weights(corpus: CorpusColumns, window: range, turns: UserTurns, passed: Array) -> RunWeights:
@@ -140,22 +140,22 @@ def pair_rare_questions(
     """
     low, high = asked.window.start, asked.window.stop
     few = _fresh_values(corpus, "lines", np.flatnonzero(passed[:high]), fresh)
-    found = []
+    pairs = []
     with ExternalSort(high) as spill:
         lines_of, sizes_of = corpus.ragged("lines"), corpus.ragged("line_sizes")
         for (first, lines, offsets), (_, sizes, _) in zip(lines_of, sizes_of, strict=True):
             if first >= high:
                 break
-            places = np.repeat(np.arange(first, first + len(offsets) - 1), np.diff(offsets))
-            asks = (lines & IS_QUESTION == IS_QUESTION) & (sizes >= QUESTION_RUNS) & (places < high)
-            asks[asks] = passed[places[asks]] & ~np.isin(lines[asks] & ~IS_QUESTION, asked.boilerplate)
-            chosen = _find_values(few, lines, asks)
-            spill.add(lines[chosen], places[chosen])
+            positions = np.repeat(np.arange(first, first + len(offsets) - 1), np.diff(offsets))
+            asks = (lines & IS_QUESTION == IS_QUESTION) & (sizes >= QUESTION_RUNS) & (positions < high)
+            asks[asks] = passed[positions[asks]] & ~np.isin(lines[asks] & ~IS_QUESTION, asked.boilerplate)
+            selected = _find_values(few, lines, asks)
+            spill.add(lines[selected], positions[selected])
         for entries in spill.partitions():
             rare = (entries.ranks() < RARE_ROWS) & (entries.places >= low)
             for later, earlier in map(entries.pair, range(1, RARE_ROWS)):
-                found.append(pack(entries.places[later[rare[later]]], entries.places[earlier[rare[later]]]))
-    return only_fresh(merge_pairs(found), fresh)
+                pairs.append(pack(entries.places[later[rare[later]]], entries.places[earlier[rare[later]]]))
+    return only_fresh(merge_pairs(pairs), fresh)
 
 
 def pair_rare_grams(
@@ -172,8 +172,8 @@ def pair_long_replies(
     corpus: CorpusColumns, *, passed: Array, in_all: bool = False, fresh: Array | None = None
 ) -> Array:
     """Pair rows with nearly the same long reply: their questions ask the same in other words."""
-    own = np.flatnonzero(passed)
-    return _pair_grams(corpus, "reply_grams", own, rare_rows=RARE_REPLIES, in_all=in_all, fresh=fresh)
+    positions = np.flatnonzero(passed)
+    return _pair_grams(corpus, "reply_grams", positions, rare_rows=RARE_REPLIES, in_all=in_all, fresh=fresh)
 
 
 def _pair_grams(
@@ -191,9 +191,9 @@ def _pair_grams(
         expected = sum(int(offsets[-1]) for *_, offsets in corpus.ragged(name))
     with ExternalSort(expected) as spill:
         for first, flat, offsets in corpus.ragged(name):
-            places = np.repeat(np.arange(first, first + len(offsets) - 1), np.diff(offsets))
-            inside = _find_values(few, flat, is_own[places])
-            spill.add(flat[inside], places[inside])
+            positions = np.repeat(np.arange(first, first + len(offsets) - 1), np.diff(offsets))
+            inside = _find_values(few, flat, is_own[positions])
+            spill.add(flat[inside], positions[inside])
         for entries in spill.partitions():
             ranks = entries.ranks()
             rare = ranks < rare_rows
@@ -210,16 +210,16 @@ def _pair_grams(
     if not shared:
         return NO_PAIRS
     pairs_found, times = _join_counts(shared)
-    places = rows_of(pairs_found)
+    positions = rows_of(pairs_found)
     counts = [np.zeros(0, dtype=np.int64)]
-    for rows in stream_rows(corpus, name, places):
+    for rows in stream_rows(corpus, name, positions):
         owners = rows.owners()
         values = rows.values[np.lexsort((rows.values, owners))]
         once = np.ones(len(values), dtype=bool)
         once[1:] = (values[1:] != values[:-1]) | (owners[1:] != owners[:-1])
         counts.append(np.bincount(owners[once], minlength=len(rows.offsets) - 1))
     sizes = np.concatenate(counts)
-    fewer = np.minimum(*(sizes[np.searchsorted(places, side)] for side in unpack(pairs_found)))
+    fewer = np.minimum(*(sizes[np.searchsorted(positions, side)] for side in unpack(pairs_found)))
     enough: Array = pairs_found[times >= RARE_SHARE * fewer]
     return enough
 
@@ -233,8 +233,8 @@ def _fresh_values(corpus: CorpusColumns, name: str, places: Array, fresh: Array 
 
 def _find_values(few: ValueLookup | None, values: Array, inside: Array) -> Array:
     """Return the positions of the values that are looked for."""
-    chosen: Array = np.flatnonzero(inside)
-    return chosen if few is None else chosen[few.find(values[chosen])[0]]
+    candidates: Array = np.flatnonzero(inside)
+    return candidates if few is None else candidates[few.find(values[candidates])[0]]
 
 
 def _count_pairs(pairs: Array, times: Array | None) -> tuple[Array, Array]:
@@ -325,11 +325,11 @@ class SplitShares:
 
 def _pick(drawn: float, shares: list[float]) -> int:
     """Return the share that `drawn` falls into, held-out splits first."""
-    at = drawn * sum(shares)
+    point = drawn * sum(shares)
     for split in reversed(range(1, len(shares))):
-        if at < shares[split]:
+        if point < shares[split]:
             return split
-        at -= shares[split]
+        point -= shares[split]
     return 0 if shares[0] > 0 else max(range(len(shares)), key=shares.__getitem__)
 
 
@@ -361,8 +361,8 @@ class SplitAssignment(NamedTuple):
 def find_unfit_references(corpus: CorpusColumns, assignment: SplitAssignment) -> Array:
     """Return the rows in held-out splits with unconfirmed replies of a model."""
     held_out = (assignment.split != UNASSIGNED) & (assignment.split != TRAIN)
-    found: Array = np.flatnonzero((corpus.column("unconfirmed") != 0) & held_out)
-    return found
+    positions: Array = np.flatnonzero((corpus.column("unconfirmed") != 0) & held_out)
+    return positions
 
 
 def assign_splits(
@@ -370,7 +370,7 @@ def assign_splits(
     *,
     settings: DataSettings,
     embedder: Embedder | None = None,
-    known: SplitAssignment | None = None,
+    earlier: SplitAssignment | None = None,
     previous: Array | None = None,
 ) -> SplitAssignment:
     """Assign every row that passed to a split, or exclude it. An embedder also groups paraphrases.
@@ -378,14 +378,14 @@ def assign_splits(
     `previous` is the earlier split of each row, 255 for none: the row keeps it, even if the rows it was
     grouped with are gone.
 
-    `known` is the assignment of the first rows by the same settings: then only later rows are compared,
+    `earlier` is the assignment of the first rows by the same settings: then only later rows are compared,
     with the same result.
     """
-    if embedder is not None and known is not None and known.rows < MOST_EMBEDDED:
+    if embedder is not None and earlier is not None and earlier.rows < MOST_EMBEDDED:
         # Lines are embedded as first spelled: all are embedded again, in order.
-        known = None
-    since = known.rows if known is not None else 0
-    fresh = np.arange(corpus.rows) >= since if known is not None else None
+        earlier = None
+    since = earlier.rows if earlier is not None else 0
+    fresh = np.arange(corpus.rows) >= since if earlier is not None else None
     passed = corpus.column("passed").astype(bool)
     turns = read_turns(corpus, passed=passed)
     threshold = settings.question_similarity
@@ -400,15 +400,17 @@ def assign_splits(
     table = _Assigner(corpus, turns_first=turns.first, passed=passed, settings=settings)
     if previous is not None:
         table.set_previous(previous)
-    if known is not None:
-        table.resume(known)
-    for asked in find_questions(corpus, passed=passed, turns=turns.key, since=since):
-        start, stop = max(asked.window.start, since), asked.window.stop
-        table.open_window(asked, until=start)
-        lines = asked.pair_alike(threshold=threshold, fresh=fresh)
+    if earlier is not None:
+        table.resume(earlier)
+    for window_questions in find_questions(corpus, passed=passed, turns=turns.key, since=since):
+        start, stop = max(window_questions.window.start, since), window_questions.window.stop
+        table.open_window(window_questions, until=start)
+        lines = window_questions.pair_alike(threshold=threshold, fresh=fresh)
         if paraphrases is not None and start < MOST_EMBEDDED:
-            lines = merge_pairs([lines, paraphrases.pair(asked)])
-        questions = merge_pairs([pair_rare_questions(corpus, asked, passed=passed, fresh=fresh), replies])
+            lines = merge_pairs([lines, paraphrases.pair(window_questions)])
+        questions = merge_pairs(
+            [pair_rare_questions(corpus, window_questions, passed=passed, fresh=fresh), replies]
+        )
         for low in range(start, stop, _ROWS_AT_ONCE):
             high = min(low + _ROWS_AT_ONCE, stop)
             table.assign_rows(
@@ -454,8 +456,8 @@ class _Assigner:
     def resume(self, known: SplitAssignment) -> None:
         """Restore the assignment of the first rows."""
         np.frombuffer(self._split, dtype=np.uint8)[: known.rows] = known.split
-        for place in np.flatnonzero((known.group >= 0) & (known.group != np.arange(known.rows))).tolist():
-            self._clusters.join(int(known.group[place]), place)
+        for position in np.flatnonzero((known.group >= 0) & (known.group != np.arange(known.rows))).tolist():
+            self._clusters.join(int(known.group[position]), position)
         self._excluded = dict(known.excluded)
         self._shares.resume(known.founders, known.split)
         assigned = np.flatnonzero(known.split != UNASSIGNED)
@@ -463,7 +465,7 @@ class _Assigner:
             _place_first(first_rows, first, assigned)
         turns_first = self._classes[0][0]
         self._excluded_turns = {
-            place: pair for place, pair in known.excluded.items() if turns_first[place] == place
+            position: pair for position, pair in known.excluded.items() if turns_first[position] == position
         }
 
     def open_window(self, asked: Questions, *, until: int) -> None:
@@ -477,9 +479,9 @@ class _Assigner:
         for split, first_rows in enumerate(self._line_rows):
             _place_first(first_rows, asked.first, np.flatnonzero(splits == split))
         self._excluded_lines = {
-            int(asked.first[place]): pair
-            for place, pair in self._excluded.items()
-            if low <= place < until and self._is_probe[place]
+            int(asked.first[position]): pair
+            for position, pair in self._excluded.items()
+            if low <= position < until and self._is_probe[position]
         }
 
     def assign_rows(
@@ -492,26 +494,26 @@ class _Assigner:
         probes = self._is_probe[low:high].tolist()
         line_of = self._line_first[low:high].tolist()
         classes_of = [first[low:high].tolist() for first, _ in self._classes]
-        for at, place in enumerate(range(low, high)):
-            if not passed[at]:
+        for index, position in enumerate(range(low, high)):
+            if not passed[index]:
                 continue
-            classes = [of[at] for of in classes_of]
-            line, turn = line_of[at], classes[0]
+            classes = [of[index] for of in classes_of]
+            line, turn = line_of[index], classes[0]
             conflicting = self._excluded_lines.get(line) or self._excluded_turns.get(turn)
             neighbours: list[int] = []
             if not conflicting:
-                similar = (lines.get(place, ()), turns.get(place, ()), questions.get(place, ()))
+                similar = (lines.get(position, ()), turns.get(position, ()), questions.get(position, ()))
                 neighbours = self._neighbours(line, classes, *similar)
-            conflict = conflicting or self._find_conflict(place, neighbours)
+            conflict = conflicting or self._find_conflict(position, neighbours)
             if conflict:
-                self._excluded[place] = conflict
+                self._excluded[position] = conflict
                 # Rows with exactly the same question follow the first of them.
-                if turn == place:
+                if turn == position:
                     self._excluded_turns[turn] = conflict
-                if probes[at]:
+                if probes[index]:
                     self._excluded_lines[line] = conflict
             else:
-                self._assign(place, line, classes, neighbours)
+                self._assign(position, line, classes, neighbours)
 
     def _neighbours(
         self,
@@ -522,20 +524,20 @@ class _Assigner:
         questions: Sequence[int],
     ) -> list[int]:
         """Return assigned rows before this one that must be in the same split."""
-        found = [first_rows[line] for first_rows in self._line_rows]
-        for other in lines:
-            there = int(self._line_first[other])
-            found += [first_rows[there] for first_rows in self._line_rows]
-        found += [first_rows[of] for of, (_, first_rows) in zip(classes, self._classes, strict=True)]
+        neighbours = [first_rows[line] for first_rows in self._line_rows]
+        for row in lines:
+            line_first = int(self._line_first[row])
+            neighbours += [first_rows[line_first] for first_rows in self._line_rows]
+        neighbours += [first_rows[of] for of, (_, first_rows) in zip(classes, self._classes, strict=True)]
         first, first_rows = self._classes[0]
-        found += [first_rows[int(first[other])] for other in turns]
-        found += [other for other in questions if self._split[other] != UNASSIGNED]
-        return [other for other in found if other >= 0]
+        neighbours += [first_rows[int(first[row])] for row in turns]
+        neighbours += [row for row in questions if self._split[row] != UNASSIGNED]
+        return [row for row in neighbours if row >= 0]
 
     def _find_conflict(self, place: int, neighbours: list[int]) -> tuple[int, int] | None:
-        for other in neighbours[1:]:
-            if self._split[other] != self._split[neighbours[0]]:
-                low, high = sorted((neighbours[0], other))
+        for neighbour in neighbours[1:]:
+            if self._split[neighbour] != self._split[neighbours[0]]:
+                low, high = sorted((neighbours[0], neighbour))
                 return low, high
         if neighbours and self._previous[place] not in (UNASSIGNED, self._split[neighbours[0]]):
             # It was in another split before, and now turns out to belong to these rows.
@@ -553,8 +555,8 @@ class _Assigner:
         else:
             split = self._shares.assign_group(place)
         self._split[place] = split
-        for other in neighbours:
-            self._clusters.join(other, place)
+        for neighbour in neighbours:
+            self._clusters.join(neighbour, place)
         if self._line_rows[split][line] < 0:
             self._line_rows[split][line] = place
         for of, (_, first_rows) in zip(classes, self._classes, strict=True):
@@ -581,10 +583,10 @@ def _place_first(first_rows: "array[int]", class_of: Array, places: Array) -> No
 def _by_row(pairs: Array, low: int, high: int) -> SimilarRows:
     """Return the earlier rows of each later row from `low` to before `high`."""
     start, stop = np.searchsorted(pairs, np.array([low, high], dtype=np.uint64) << np.uint64(32))
-    found: dict[int, list[int]] = {}
+    earlier_rows: dict[int, list[int]] = {}
     for later, earlier in zip(*(side.tolist() for side in unpack(pairs[start:stop])), strict=True):
-        found.setdefault(later, []).append(earlier)
-    return found
+        earlier_rows.setdefault(later, []).append(earlier)
+    return earlier_rows
 
 
 SPLITS_FORM = 1
@@ -608,9 +610,9 @@ def write_previous_splits(path: Path, *, keys: Keys, split: Array, settings: Dat
 
 def read_previous_splits(path: Path, *, keys: Keys, settings: DataSettings) -> Array:
     """Return the previous split of each of these rows; 255 for none."""
-    known, split = _read_splits(path, settings=settings)
-    places = find_places(keys, known)
-    previous: Array = np.where(places >= 0, np.append(split, UNASSIGNED)[places], UNASSIGNED)
+    stored_keys, split = _read_splits(path, settings=settings)
+    positions = find_places(keys, stored_keys)
+    previous: Array = np.where(positions >= 0, np.append(split, UNASSIGNED)[positions], UNASSIGNED)
     return previous.astype(np.uint8)
 
 
@@ -639,7 +641,7 @@ def write_assignment(
     """Store the assignment. `embedded` says whether an embedder was used."""
     founded = np.zeros(decided.rows, dtype=bool)
     founded[decided.founders] = True
-    excluded = [(place, *pair) for place, pair in decided.excluded.items()]
+    excluded = [(position, *pair) for position, pair in decided.excluded.items()]
     made_by = _fingerprint_assignment(settings, embedded=embedded, rows=identify(decided.rows))
     arrays = {
         "made_by": np.array(made_by),
@@ -658,38 +660,38 @@ def read_assignment(
 ) -> SplitAssignment | None:
     """Read the assignment of the first of these `rows`, if it still holds."""
     stored = read_arrays(path, ("made_by", "split", "group", "aside", "founded", "kept"))
-    known = len(stored["split"]) if stored else rows + 1
-    if known > rows or str(stored["made_by"]) != _fingerprint_assignment(
-        settings, embedded=embedded, rows=identify(known)
+    covered = len(stored["split"]) if stored else rows + 1
+    if covered > rows or str(stored["made_by"]) != _fingerprint_assignment(
+        settings, embedded=embedded, rows=identify(covered)
     ):
         return None
     return SplitAssignment(
         split=stored["split"],
         group=stored["group"].astype(np.int64),
-        excluded={place: (one, other) for place, one, other in stored["aside"].tolist()},
-        founders=np.flatnonzero(np.unpackbits(stored["founded"], count=known)),
-        kept=np.unpackbits(stored["kept"], count=known).astype(bool),
+        excluded={position: (first, second) for position, first, second in stored["aside"].tolist()},
+        founders=np.flatnonzero(np.unpackbits(stored["founded"], count=covered)),
+        kept=np.unpackbits(stored["kept"], count=covered).astype(bool),
     )
 
 
 def _fingerprint_assignment(settings: DataSettings, *, embedded: bool, rows: str) -> str:
     # Log files may come and go: the rows themselves identify the input.
-    chosen = settings.model_dump(mode="json", exclude={"logs", "repair"})
-    return fingerprint([ASSIGNMENT_FORM, __version__, chosen, embedded, rows])
+    dumped = settings.model_dump(mode="json", exclude={"logs", "repair"})
+    return fingerprint([ASSIGNMENT_FORM, __version__, dumped, embedded, rows])
 
 
 ASSIGNMENT_FILE, SPLITS_FILE = "decided.npz", "pins.npz"
 
 
 class SplitState:
-    """`previous` is the previous split of each row; `known` the full assignment of the first rows."""
+    """`previous` is the previous split of each row; `earlier` the full assignment of the first rows."""
 
     def __init__(self, folder: Path, corpus: Corpus, *, settings: DataSettings) -> None:
         self._folder, self._settings = folder, settings
         self._keys = corpus.column("line_key")
         self._passed = corpus.column("passed").astype(bool)
         self.previous: Array = read_previous_splits(folder / SPLITS_FILE, keys=self._keys, settings=settings)
-        self.known: SplitAssignment | None = read_assignment(
+        self.earlier: SplitAssignment | None = read_assignment(
             folder / ASSIGNMENT_FILE,
             rows=corpus.rows,
             settings=settings,

@@ -61,25 +61,25 @@ def find_leaks(
     *,
     settings: DataSettings,
     embedder: Embedder | None = None,
-    known: SplitAssignment | None = None,
+    earlier: SplitAssignment | None = None,
     most: int = 100,
 ) -> list[tuple[int, int, Kind]]:
     """Find training and held-out rows that ask the same: at most `most` of each kind, in order.
 
-    `known` is an assignment of the first rows that was checked with the same settings: pairs of unchanged
+    `earlier` is an assignment of the first rows that was checked with the same settings: pairs of unchanged
     rows are then skipped.
     """
     passed = corpus.column("passed").astype(bool)
     # Rows that are new, changed their split, or were not kept when the others were checked.
     moved = np.ones(corpus.rows, dtype=bool)
-    if known is not None:
-        before = slice(known.rows)
-        moved[before] = assignment.split[before] != known.split
-        moved[before] |= (kept & passed)[before] & ~known.kept
+    if earlier is not None:
+        before = slice(earlier.rows)
+        moved[before] = assignment.split[before] != earlier.split
+        moved[before] |= (kept & passed)[before] & ~earlier.kept
     since = int(np.argmax(moved)) if moved.any() else corpus.rows
-    if embedder is not None and known is not None and since < 2 * MOST_EMBEDDED:
+    if embedder is not None and earlier is not None and since < 2 * MOST_EMBEDDED:
         # Embeddings are not stored. All windows with embedded rows end before this row.
-        known, since = None, 0
+        earlier, since = None, 0
     # Rows for reinforcement learning are trained on too; their split comes after SPLITS.
     held_out = np.isin(assignment.split, [SPLITS.index("validation"), SPLITS.index("test")])
     assigned = assignment.split != UNASSIGNED
@@ -88,8 +88,8 @@ def find_leaks(
     threshold = settings.question_similarity
     leaks: list[tuple[int, int, Kind]] = []
 
-    def note(kind: Kind, found: Iterator[tuple[int, int]]) -> None:
-        new = sorted({(trained, held_out, kind) for trained, held_out in found})
+    def note(kind: Kind, pairs: Iterator[tuple[int, int]]) -> None:
+        new = sorted({(trained, held_out, kind) for trained, held_out in pairs})
         leaks.extend(new[:most])
 
     row_sides = _ClassSides(np.arange(corpus.rows), sides)
@@ -97,26 +97,26 @@ def find_leaks(
     note("same_turn", turn_sides.in_both())
     for kind, name in _SHARED_KEYS:
         note(kind, _ClassSides(find_first(corpus.column(name), among=passed), sides).in_both())
-    fresh = None if known is None else _spread_over(turns.first, moved)
+    fresh = None if earlier is None else _spread_over(turns.first, moved)
     alike = pair_turns(
         corpus, turns, passed=passed, threshold=threshold, wanted=turn_sides.are_parted, fresh=fresh
     )
     note("alike_turn", turn_sides.parted(alike))
     note("rare_words", turn_sides.parted(pair_rare_grams(corpus, turns, in_all=True, fresh=fresh)))
-    fresh = None if known is None else moved
+    fresh = None if earlier is None else moved
     note("long_reply", row_sides.parted(pair_long_replies(corpus, passed=passed, in_all=True, fresh=fresh)))
     paraphrases = Paraphrases(corpus, embedder) if embedder is not None else None
-    for asked in find_questions(corpus, passed=passed, turns=turns.key, since=since):
-        fresh = None if known is None else _spread_over(asked.first, moved)
-        line_sides = _ClassSides(asked.first, sides)
-        note("same_line", line_sides.in_both(since=asked.window.start))
-        pairs = asked.pair_alike(threshold=threshold, wanted=line_sides.are_parted, fresh=fresh)
+    for window_questions in find_questions(corpus, passed=passed, turns=turns.key, since=since):
+        fresh = None if earlier is None else _spread_over(window_questions.first, moved)
+        line_sides = _ClassSides(window_questions.first, sides)
+        note("same_line", line_sides.in_both(since=window_questions.window.start))
+        pairs = window_questions.pair_alike(threshold=threshold, wanted=line_sides.are_parted, fresh=fresh)
         note("alike_line", line_sides.parted(pairs))
         if paraphrases is not None:
-            found = paraphrases.pair(asked, wanted=line_sides.are_parted)
-            note("paraphrase", line_sides.parted(found))
-        fresh = None if known is None else moved
-        questions = pair_rare_questions(corpus, asked, passed=passed, fresh=fresh)
+            paraphrased = paraphrases.pair(window_questions, wanted=line_sides.are_parted)
+            note("paraphrase", line_sides.parted(paraphrased))
+        fresh = None if earlier is None else moved
+        questions = pair_rare_questions(corpus, window_questions, passed=passed, fresh=fresh)
         note("same_question", row_sides.parted(questions))
     return leaks
 
@@ -139,14 +139,16 @@ def require_no_leak(
     *,
     settings: DataSettings,
     embedder: Embedder | None = None,
-    known: SplitAssignment | None = None,
+    earlier: SplitAssignment | None = None,
 ) -> None:
     """Refuse a dataset with the same or nearly the same question in train and in a held-out split."""
-    leaks = find_leaks(corpus, assignment, kept, settings=settings, embedder=embedder, known=known, most=1)
+    leaks = find_leaks(
+        corpus, assignment, kept, settings=settings, embedder=embedder, earlier=earlier, most=1
+    )
     if leaks:
-        one, other, kind = leaks[0]
-        trained, held_out = corpus.origin(one), corpus.origin(other)
-        split = SPLITS[assignment.split[other]]
+        trained_row, held_out_row, kind = leaks[0]
+        trained, held_out = corpus.origin(trained_row), corpus.origin(held_out_row)
+        split = SPLITS[assignment.split[held_out_row]]
         raise AnswerIsNo(
             f"a question is in train and in {split}",
             why=f"{trained} and {held_out} {_WHY[kind]}: an evaluation on it would measure memory, not skill",
@@ -178,8 +180,8 @@ class _ClassSides:
         (trained, last_trained), (held_out, last_held_out) = self._trained, self._held_out
         both = (last_trained >= 0) & (last_held_out >= 0)
         both &= np.maximum(last_trained, last_held_out) >= since
-        for place in np.flatnonzero(both).tolist():
-            yield int(trained[place]), int(held_out[place])
+        for first_row in np.flatnonzero(both).tolist():
+            yield int(trained[first_row]), int(held_out[first_row])
 
     def are_parted(self, later: Array, earlier: Array) -> Array:
         """Whether rows of the two classes are on different sides."""
@@ -189,12 +191,12 @@ class _ClassSides:
 
     def parted(self, pairs: Array) -> Iterator[tuple[int, int]]:
         later, earlier = unpack(pairs)
-        one, other = self._first[later], self._first[earlier]
+        later_class, earlier_class = self._first[later], self._first[earlier]
         (trained, last_trained), (held_out, last_held_out) = self._trained, self._held_out
-        for at in np.flatnonzero(self._is_parted(later, earlier, self._trained, self._held_out)).tolist():
-            yield int(last_trained[one[at]]), int(held_out[other[at]])
-        for at in np.flatnonzero(self._is_parted(later, earlier, self._held_out, self._trained)).tolist():
-            yield int(trained[other[at]]), int(last_held_out[one[at]])
+        for pair in np.flatnonzero(self._is_parted(later, earlier, self._trained, self._held_out)).tolist():
+            yield int(last_trained[later_class[pair]]), int(held_out[earlier_class[pair]])
+        for pair in np.flatnonzero(self._is_parted(later, earlier, self._held_out, self._trained)).tolist():
+            yield int(trained[earlier_class[pair]]), int(last_held_out[later_class[pair]])
 
     def _is_parted(
         self, later: Array, earlier: Array, side: tuple[Array, Array], other_side: tuple[Array, Array]
@@ -202,7 +204,7 @@ class _ClassSides:
         """Of the later row's class, count rows from that row on; of the other class, all rows if one came
         before the later row.
         """
-        one, other = self._first[later], self._first[earlier]
-        parted: Array = (side[1][one] >= later) & (other_side[1][other] >= 0)
-        parted &= self._assigned[other] < later
+        later_class, earlier_class = self._first[later], self._first[earlier]
+        parted: Array = (side[1][later_class] >= later) & (other_side[1][earlier_class] >= 0)
+        parted &= self._assigned[earlier_class] < later
         return parted

@@ -63,17 +63,17 @@ class ModelSubset(NamedTuple):
 def select_subsets(facts: KeptRows, models: dict[str, ModelSettings], *, seed: int) -> list[ModelSubset]:
     subsets = []
     for name, settings in models.items():
-        own = _find_own(facts, name, settings.keep)
-        others = own
+        selected = _find_own(facts, name, settings.keep)
+        replayable = selected
         if facts.taught is not None and not settings.repaired:
-            own, others = own & ~facts.taught, own | facts.taught
-        split = np.where(own, facts.split, np.uint8(NOT_SELECTED))
+            selected, replayable = selected & ~facts.taught, selected | facts.taught
+        split = np.where(selected, facts.split, np.uint8(NOT_SELECTED))
         # About this share of the groups, independently of which other groups there are.
         drawn = _mix(facts.group.astype(np.int64).view(np.uint64), purpose="rl", seed=seed)
-        apart = own & (facts.split == TRAIN) & (drawn < np.uint64(int(settings.rl * 2**64)))
+        apart = selected & (facts.split == TRAIN) & (drawn < np.uint64(int(settings.rl * 2**64)))
         split[apart] = RL
-        split[_draw_replay(facts, settings.replay, own=others, apart=apart, seed=seed)] = TRAIN
-        subsets.append(ModelSubset(name, split, own, _weigh(facts, settings.weights, split)))
+        split[_draw_replay(facts, settings.replay, own=replayable, apart=apart, seed=seed)] = TRAIN
+        subsets.append(ModelSubset(name, split, selected, _weigh(facts, settings.weights, split)))
     return subsets
 
 
@@ -101,52 +101,54 @@ def summarize_subsets(subsets: list[ModelSubset], facts: KeptRows) -> list[Subse
 
 def find_unmatched(facts: KeptRows, models: dict[str, ModelSettings]) -> list[tuple[str, str]]:
     """List every key and value under `models:` that no row has: perhaps a typo."""
-    known = _values_that_occur(facts)
-    found: list[tuple[str, str]] = []
+    occurring = _values_that_occur(facts)
+    unmatched: list[tuple[str, str]] = []
     for name, settings in models.items():
-        for key, wanted in settings.keep:
-            found += [(f"models.{name}.keep.{key}", str(v)) for v in wanted if v not in known[key]]
-        strangers = [role for role in settings.weights if role not in known["role"]]
-        found += [(f"models.{name}.weights", role) for role in strangers]
-    return found
+        for key, values in settings.keep:
+            unmatched += [(f"models.{name}.keep.{key}", str(v)) for v in values if v not in occurring[key]]
+        strangers = [role for role in settings.weights if role not in occurring["role"]]
+        unmatched += [(f"models.{name}.weights", role) for role in strangers]
+    return unmatched
 
 
 def _find_own(facts: KeptRows, name: str, keep: Keep) -> Mask:
     """Select the rows that a model is trained and evaluated on, in every split."""
-    own = np.ones(len(facts.split), dtype=np.bool_)
-    known = _values_that_occur(facts)
-    for key, wanted in keep:
-        if not wanted:
+    selected = np.ones(len(facts.split), dtype=np.bool_)
+    values_by_key = _values_that_occur(facts)
+    for key, values in keep:
+        if not values:
             continue
         if key == "stage":
             # -1 means none and cannot be selected.
-            matches = np.isin(facts.stage, [stage for stage in wanted if int(stage) >= 0])
+            matches = np.isin(facts.stage, [stage for stage in values if int(stage) >= 0])
         else:
             column, names = (
                 (facts.role, facts.role_names) if key == "role" else (facts.domain, facts.domain_names)
             )
-            matches = np.isin(column, [place for place, value in enumerate(names) if value in wanted])
+            matches = np.isin(column, [number for number, value in enumerate(names) if value in values])
         if not matches.any():
-            occurring = [str(value) for value in known[key]]
+            occurring = [str(value) for value in values_by_key[key]]
             listed = ", ".join(occurring[:20]) + (" …" if len(occurring) > 20 else "")
             raise UserMistake(
-                f"models.{name}.keep.{key} matches no row: {', '.join(str(value) for value in wanted)}",
+                f"models.{name}.keep.{key} matches no row: {', '.join(str(value) for value in values)}",
                 why=f"the {key}s of the kept rows are: {listed}"
-                if known[key]
+                if values_by_key[key]
                 else f"no kept row states a {key}",
-                fix=f"name one of these, or leave {key!r} out" if known[key] else f"leave {key!r} out",
+                fix=f"name one of these, or leave {key!r} out"
+                if values_by_key[key]
+                else f"leave {key!r} out",
                 where=f"models.{name}.keep.{key}",
             )
-        own &= matches
-    if not own.any() and any(wanted for _, wanted in keep):
-        named = [key for key, wanted in keep if wanted]
+        selected &= matches
+    if not selected.any() and any(values for _, values in keep):
+        keys = [key for key, values in keep if values]
         raise UserMistake(
             f"models.{name}.keep matches no row",
-            why=f"each of {', '.join(named)} matches some rows, and no row matches all of them",
+            why=f"each of {', '.join(keys)} matches some rows, and no row matches all of them",
             fix="name fewer keys; `graft data audit` shows which roles and domains the logs have",
             where=f"models.{name}.keep",
         )
-    return own
+    return selected
 
 
 def _values_that_occur(facts: KeptRows) -> dict[str, list[str] | list[int]]:
@@ -155,8 +157,8 @@ def _values_that_occur(facts: KeptRows) -> dict[str, list[str] | list[int]]:
         np.unique(column).tolist() for column in (facts.role, facts.domain, facts.stage)
     )
     return {
-        "role": sorted(facts.role_names[place] for place in roles if place >= 0),
-        "domain": sorted(facts.domain_names[place] for place in domains if place >= 0),
+        "role": sorted(facts.role_names[number] for number in roles if number >= 0),
+        "domain": sorted(facts.domain_names[number] for number in domains if number >= 0),
         "stage": [stage for stage in stages if stage >= 0],
     }
 
@@ -211,8 +213,8 @@ def require_split_key(corpus: Corpus, passed: "np.ndarray[Any, Any]", *, setting
         return []
     lacking = int((passed & (corpus.column("together") == 0)).sum())
     if lacking == int(passed.sum()):
-        places = np.flatnonzero(passed)[:SAMPLED_ROWS].tolist()
-        rows = [row for _, row in corpus.rows_at(places)]
+        positions = np.flatnonzero(passed)[:SAMPLED_ROWS].tolist()
+        rows = [row for _, row in corpus.rows_at(positions)]
         fields = [name for name, field in SPLIT_FIELDS.items() if any(getattr(row, field) for row in rows)]
         keys = sorted({*fields, *(key for row in rows for key in row.extra)} - {"id"})[:20]
         raise UserMistake(
@@ -231,7 +233,7 @@ def find_setting_warnings(
 ) -> list[str]:
     """Warn about settings that name something no kept row has."""
     warnings = [f"{key}: no kept row has {value!r}" for key, value in find_unmatched(facts, dict(models))]
-    roles = {facts.role_names[place] for place in np.unique(facts.role).tolist() if place >= 0}
+    roles = {facts.role_names[number] for number in np.unique(facts.role).tolist() if number >= 0}
     warnings += [
         f"data.system_prompts: no kept row has the role {role!r}"
         for role in settings.system_prompts
