@@ -135,7 +135,7 @@ def cut_pieces(tokens: Sequence[int], *, trained_from: int, decoder: TokenDecode
 
 
 def join_pieces(pieces: Sequence[TextPiece]) -> tuple[TextPiece, ...]:
-    """Join neighbouring pieces with the same flags."""
+    """Join adjacent pieces with the same flags."""
     joined = []
     for (trained, control), members in groupby(pieces, key=lambda piece: (piece.trained, piece.control)):
         run = list(members)

@@ -407,7 +407,7 @@ def audit_logs(
 
 
 def audit_files(paths: Iterable[str], settings: DataSettings | None = None, *, root: Path = Path()) -> Audit:
-    """Audit files without a project, and without leaving anything behind."""
+    """Audit files without a project, and without leaving files."""
     log_settings = (settings or DataSettings()).model_copy(update={"logs": tuple(paths)})
     with tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
         return audit_logs(AuditContext(settings=log_settings), folder=Path(folder), root=root)

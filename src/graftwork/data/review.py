@@ -4,7 +4,7 @@ In: an open project: its captures, the last evaluation, the last audit, the data
 corrections with reviewer and time, and which contradict each other; one JudgeCalibration for each mode of the
 judge. Decisions are stored at once. Those about captures become feedback when the session ends; those about
 rows of the log are written to a log of their own, which replaces the rows. Labels go to the judge without the
-reference wherever that would be the labelled answer itself.
+reference wherever that would be the labeled answer itself.
 """
 
 import heapq
@@ -231,7 +231,7 @@ def _list_rows(work: OpenProject, rows: list[Row], sizes: Counter[str | None]) -
     failed, doubts = _find_failures(work), _find_doubts(work)
     for row in rows:
         if row.capture is not None or "." in row.id:
-            continue  # captures are in the queue themselves; a part of a conversation is no row of the log
+            continue  # captures are in the queue themselves; a part of a conversation is not a row of the log
         reasons: dict[ReviewReason, str] = dict(doubts.get(row.origin, {}))
         if row.id in failed:
             reasons["gate_failure"] = "the adapter fails this held-out case"
@@ -451,7 +451,7 @@ class CalibratedJudge(Record):
 
 
 def calibrate_judge(work: OpenProject, *, limit: int | None = None) -> CalibratedJudge:
-    """Ask the judge about everything that people labelled. Replies are kept: asking again costs nothing."""
+    """Ask the judge about everything that people labeled. Replies are kept: asking again costs nothing."""
     settings = work.settings.evaluate.judge
     if settings is None:
         raise UserMistake(
@@ -507,8 +507,13 @@ def _calibrate_mode(
     return calibration.model_copy(update={"made_at": timestamp()})
 
 
+<<<<<<< HEAD
 def gather_labels(work: OpenProject) -> tuple[list[LabeledAnswer], list[LabeledPair]]:
     """Rewards, preference pairs, feedback, corrections and reviews, each labelled answer under its own id."""
+=======
+def gather_labels(work: OpenProject) -> tuple[list[LabelledAnswer], list[LabelledPair]]:
+    """Rewards, preference pairs, feedback, corrections and reviews, each labeled answer under its own id."""
+>>>>>>> b90d251b (data, text: American spelling and plain negation)
     prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
     rows = [row for split in SPLITS for row in read_rows(Path(prepared.folder), split)]
     # The scale of the log's rewards, as a check on reviewer_score states it.
@@ -559,5 +564,5 @@ def _name_pair(messages: Sequence[Message], preferred: str, other: str) -> tuple
 
 
 def _blind(case: Case) -> Case:
-    """Without the reference, which is the very answer that is labelled."""
+    """Without the reference, which is the very answer that is labeled."""
     return case.model_copy(update={"reference": ""})

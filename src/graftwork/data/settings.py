@@ -46,7 +46,7 @@ class FieldTest(NamedTuple):
 
 
 def require_condition(text: str) -> str:
-    """Raise a ValueError where the text is no condition."""
+    """Raise a ValueError where the text is not a condition."""
     parse_condition(text)
     return text
 
@@ -385,13 +385,13 @@ class DataSettings(Record):
         {},
         description="How often rows are trained on in an epoch, by their score: {1: 0, 3: 0.5, 5: 2}. "
         "Between two scores it is interpolated; rows without a score count once. Rows in the lower half of "
-        "this scale are no references for tests.",
+        "this scale are not references for tests.",
     )
     score_pairs: float | None = Field(
         None,
         gt=0,
         description="Make a preference pair of the best and the worst reply to the same prompt where their "
-        "scores differ by at least this; the worse one is no row of its own.",
+        "scores differ by at least this; the worse one is not a row of its own.",
     )
     drop_rated_bad: bool = Field(
         True,

@@ -23,7 +23,7 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin, Role
 from graftwork.records.release import PromptVariant, replace_system
 from graftwork.records.report import Case, EvalJob
-from graftwork.text.words import normalise
+from graftwork.text.words import normalize
 
 
 def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case, ...]:
@@ -101,8 +101,13 @@ def question_key(case: Case) -> str:
     The system prompt and the reference take no part: the same question under another id, with another
     prompt or out of another file is the same question.
     """
+<<<<<<< HEAD
     questions = [normalise(message.content) for message in case.messages if message.role == "user"]
     return fingerprint(questions)[:16] if any(questions) else ""
+=======
+    asked = [normalize(message.content) for message in case.messages if message.role == "user"]
+    return fingerprint(asked)[:16] if any(asked) else ""
+>>>>>>> b90d251b (data, text: American spelling and plain negation)
 
 
 def clusters_of(cases: Sequence[Case]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.interaction import Interaction
 from graftwork.records.report import Case
-from graftwork.text.words import normalise
+from graftwork.text.words import normalize
 
 LONG = 20_000
 
@@ -120,7 +120,7 @@ class HackAnswer(NamedTuple):
 def hacks_for(case: Case) -> Iterator[HackAnswer]:
     """The answers to try on this case; those that happen to be its reference are left out."""
     for name, text in TEXTS.items():
-        if normalise(text) != normalise(case.reference):
+        if normalize(text) != normalize(case.reference):
             yield HackAnswer(name, text)
     yield HackAnswer("repeats the prompt", case.messages[-1].content)
     if not asks_for_code(case):

@@ -48,7 +48,7 @@ def looks_random(value: str) -> bool:
 def looks_generated(value: str) -> bool:
     """Whether a generator made this: capitals, small letters and digits that change all the time.
 
-    Names in camel case and paths consist of words, so few of their neighbours differ in class.
+    Names in camel case and paths consist of words, so few of their neighbors differ in class.
     """
     classes = [2 if c.isdigit() else c.isupper() for c in value if c.isalnum()]
     changes = sum(left_class != right_class for left_class, right_class in pairwise(classes))

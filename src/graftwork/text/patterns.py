@@ -99,7 +99,7 @@ def find_emails(text: str) -> Iterator[TextSpan]:
     done = 0
     for match in _HOST.finditer(text):
         at_sign = match.start()
-        # One more than allowed: a longer run is no local part, wherever it is cut.
+        # One more than allowed: a longer run is not a local part, wherever it is cut.
         before = _LOCAL_PART.match(text[max(done, at_sign - _LONGEST_LOCAL_PART - 1) : at_sign][::-1])
         if before is None or before.end() > _LONGEST_LOCAL_PART:
             continue

@@ -33,7 +33,7 @@ from graftwork.text.patterns import (
 )
 
 SECRET_KINDS = frozenset(pattern.kind for pattern in PATTERNS if pattern.secret)
-# At most nine digits: no pattern mistakes them for a card or phone number.
+# At most nine digits: no pattern mistakes them for a payment card or phone number.
 _PLACEHOLDER = re.compile(r"<REDACTED:([a-z_]{1,24}):([1-9][0-9]{0,8})>")
 # Removing a value can expose another next to it; more rounds only matter for hostile text.
 _ROUNDS = 4
@@ -167,7 +167,7 @@ def hold_private(texts: Iterable[str]) -> bool:
 
 
 LONGEST_WORD = 20
-"""A longer part of a name with letters and digits mixed is no word."""
+"""A longer part of a name with letters and digits mixed is not a word."""
 SHORTEST_KNOWN = 8
 """A shorter value of a variable may be part of any word."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -230,8 +230,8 @@ def is_variable_name(name: str) -> bool:
 def _require_name(name: str) -> str:
     if not is_variable_name(name):
         raise ValueError(
-            "this is no name of an environment variable; the key itself must not be here, because settings "
-            "are written into every report"
+            "this is not the name of an environment variable; the key itself must not be here, because "
+            "settings are written into every report"
         )
     return name
 

@@ -39,7 +39,7 @@ SAMPLE = 400
 
 # UTF-8 that was read as Latin-1 or CP1252: the first byte of a sequence, then what the others became. Some
 # became punctuation that may follow a letter in valid text (`MAÇÃ…`, `café…»`), so a capital before it, or a
-# single sequence, is no proof.
+# single sequence, is not proof.
 _SIGNS = "\u0080-\u00bf€‚ƒ„†‡ˆ‰Š‹ŒŽ‘•˜™š›œžŸ"
 _CONTINUED = _SIGNS + "…’“”–—"
 _MOJIBAKE = re.compile(
@@ -393,7 +393,7 @@ def _load_json(text: str) -> Any:
     except ValueError:
         pass
     try:
-        # It also accepts NaN, which is no fault of a reply.
+        # It also accepts NaN, which is not a fault of a reply.
         return json.loads(text)
     except (ValueError, RecursionError):
         return None

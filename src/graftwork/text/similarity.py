@@ -14,7 +14,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-# Odd constants of splitmix64, which spread neighbouring numbers over all bits.
+# Odd constants of splitmix64, which spread adjacent numbers over all bits.
 _SPREAD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _MOST_WORDS = 400_000
 # Values that are processed at once: about 50 MB in total.

@@ -53,7 +53,7 @@ def write_calls(answer: TextAndCalls) -> str:
 
 
 def split_calls(content: str) -> TextAndCalls | None:
-    """Split text and the calls behind it; None if there are none, or not in this form."""
+    """Split text and the calls after it; None if there are none, or not in this form."""
     start = content.find(OPEN)
     if start < 0 or not content.endswith(CLOSE):
         return None
@@ -69,7 +69,7 @@ def split_calls(content: str) -> TextAndCalls | None:
 
 
 def read_calls(text: str) -> tuple[ToolCall, ...] | None:
-    """Read every call in a text, however it is spaced; None if one of them is no call."""
+    """Read every call in a text, however it is spaced; None if one of them is not a call."""
     return _parse_calls(_TAGGED.findall(text))
 
 

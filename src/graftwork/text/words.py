@@ -48,7 +48,7 @@ def words(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Return `text` as its words with single spaces."""
     return " ".join(words(text))
 
@@ -56,7 +56,7 @@ def normalise(text: str) -> str:
 def fold(text: str) -> str:
     """Remove differences in case, spacing and punctuation around words.
 
-    Unlike `normalise`, keeps every character that may carry meaning: `C` is not `C++`, `a < b` not `a > b`,
+    Unlike `normalize`, keeps every character that may carry meaning: `C` is not `C++`, `a < b` not `a > b`,
     `2.5` not `25`.
     """
     plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
@@ -64,7 +64,7 @@ def fold(text: str) -> str:
 
 
 def with_pairs(terms: Sequence[str]) -> list[str]:
-    """The words and the pairs of neighbouring words."""
+    """The words and the pairs of adjacent words."""
     return [*terms, *map(" ".join, pairwise(terms))]
 
 

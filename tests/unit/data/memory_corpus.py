@@ -13,7 +13,7 @@ from graftwork.data.settings import DataSettings
 from graftwork.records.dataset import InputFile
 from graftwork.records.interaction import Origin
 from graftwork.text.shape import main_script
-from graftwork.text.words import normalise
+from graftwork.text.words import normalize
 
 
 class Fault(NamedTuple):
@@ -41,7 +41,7 @@ class Dealing(NamedTuple):
 
 
 def take_print(text):
-    return int.from_bytes(hashlib.sha256(normalise(text).encode()).digest()[:8]) | 1
+    return int.from_bytes(hashlib.sha256(normalize(text).encode()).digest()[:8]) | 1
 
 
 class MemoryCorpus:
@@ -136,7 +136,7 @@ def group_equal(corpus):
     """Rows with the same question are one group; rows that did not pass have none."""
     passed, founders, groups = corpus.column("passed"), {}, []
     for place in range(corpus.rows):
-        key = normalise(dict(corpus.rows_at([place]))[place].question)
+        key = normalize(dict(corpus.rows_at([place]))[place].question)
         groups.append(founders.setdefault(key, place) if passed[place] else -1)
     return Dealing(np.array(groups, dtype=np.int64))
 

@@ -271,7 +271,7 @@ def test_large_tables_become_several_files_with_their_number(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    shards = sink.ParquetShards(tmp_path, "data/t", schema=pa.schema([("n", pa.int64())]), rows_a_file=4)
+    shards = sink.ParquetShards(tmp_path, "data/t", schema=pa.schema([("n", pa.int64())]), rows_per_file=4)
     for n in range(10):
         shards.add({"n": n})
     names = shards.finish()

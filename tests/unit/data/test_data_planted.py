@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.data.prepare import audit_files
-from graftwork.text.words import normalise
+from graftwork.text.words import normalize
 
 LOGS = Path(__file__).parents[3] / "examples" / "cited_answers" / "logs"
 
@@ -42,7 +42,7 @@ def test_planted_conflicts_are_found_and_only_true_ones_next_to_them(found, plan
 
     def reply_of(line):
         question, reply = (turn["content"] for turn in lines[line - 1]["messages"][-2:])
-        return normalise(question), reply
+        return normalize(question), reply
 
     same_question: dict[str, set[int]] = {}
     for line in {line for group in planted["groups"]["reworded"] for line in group}:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from graftwork.data.dedup.repeats import CONFLICT, DUPLICATE, NEAR_DUPLICATE, find_repeats
 from graftwork.data.settings import DataSettings
-from graftwork.text.words import normalise
+from graftwork.text.words import normalize
 
 SOURCES = (
     "Sources:\n[1] The stage piano is packed with a folding stand and a dust cover.\n"
@@ -114,7 +114,7 @@ def test_the_row_kept_for_its_duplicates_stays_itself_and_no_exchange_is_lost(ro
     found = repeats_of(rows, keep_duplicate=rule, conflicts=conflicts)
     assert all(stays not in found for _, stays in found.values())
     left = [row for place, row in enumerate(rows) if place not in found]
-    output = [(normalise(row.question), normalise(row.reply)) for row in left]
+    output = [(normalize(row.question), normalize(row.reply)) for row in left]
     assert len(output) == len(set(output))
     if conflicts == "keep_last":
         assert len({question for question, _ in output}) == len(output)

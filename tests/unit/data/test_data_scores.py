@@ -149,7 +149,7 @@ def test_scores_that_are_missing_or_no_number_are_an_error_with_the_row(tmp_path
     assert missing.value.where == f"data.{next(iter(setting))}"
     for fields, mapping in (({"stars": "good"}, MAPPED), ({"score": "good"}, {})):
         rows = [*starred(), chat("What now?", "This.", **fields)]
-        with pytest.raises(UserMistake, match="a score is no number") as text:
+        with pytest.raises(UserMistake, match="a score is not a number") as text:
             run(tmp_path, rows, **mapping, **setting)
         assert text.value.why.startswith(f"log.jsonl:{len(rows)}: ")
 

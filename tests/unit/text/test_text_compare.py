@@ -17,7 +17,7 @@ from graftwork.text.similarity import (
     run_words,
     weigh,
 )
-from graftwork.text.words import last_lines, normalise, words
+from graftwork.text.words import last_lines, normalize, words
 
 
 def test_scripts_without_spaces_are_taken_by_character():
@@ -26,7 +26,7 @@ def test_scripts_without_spaces_are_taken_by_character():
 
 @given(st.text())
 def test_normalising_twice_changes_nothing_more(text):
-    assert normalise(normalise(text)) == normalise(text)
+    assert normalize(normalize(text)) == normalize(text)
 
 
 def test_last_lines_come_from_the_end_without_blank_ones():

@@ -67,9 +67,9 @@ def find_labels(replies: Sequence[str]) -> dict[str | None, list[str]] | str:
         fields: dict[str | None, list[str]] = {
             name: [_label((value or {}).get(name)) for value in parsed] for name in frequent
         }
-        labelled = [name for name, labels in fields.items() if are_labels(labels)][:MOST_FIELDS]
-        if labelled:
-            return {name: fields[name] for name in labelled}
+        labeled = [name for name, labels in fields.items() if are_labels(labels)][:MOST_FIELDS]
+        if labeled:
+            return {name: fields[name] for name in labeled}
         return "no field of the JSON replies has few distinct values"
     whole = [" ".join(reply.split()) for reply in replies]
     if are_labels(whole):
@@ -269,9 +269,9 @@ def estimate_noise(facts: AuditFacts) -> LabelNoise:
     if len(positions) > MOST_ROWS:
         positions = positions[np.linspace(0, len(positions) - 1, MOST_ROWS).astype(np.int64)]
     rows = list(facts.read(positions).values())
-    labelled = find_labels([row.reply for row in rows])
-    if isinstance(labelled, str):
-        return LabelNoise(why_not=labelled)
+    labeled = find_labels([row.reply for row in rows])
+    if isinstance(labeled, str):
+        return LabelNoise(why_not=labeled)
     # The system prompt does not differ from row to row.
     prompts = Prompts(
         ["\n".join(turn.content for turn in row.messages if turn.role != "system") for row in rows]
@@ -279,7 +279,7 @@ def estimate_noise(facts: AuditFacts) -> LabelNoise:
     fields: list[FieldNoise] = []
     suspicious: list[SuspiciousLabel] = []
     skipped: dict[str, str] = {}
-    for field, labels in labelled.items():
+    for field, labels in labeled.items():
         judged = estimate_label_noise(prompts, field, labels)
         if isinstance(judged, str):
             skipped[field or "reply"] = judged

@@ -89,7 +89,7 @@ def count_labels(
     return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
 
 
-def summarise_lengths(lengths: "NDArray[Any]") -> LengthSummary:
+def summarize_lengths(lengths: "NDArray[Any]") -> LengthSummary:
     import numpy as np
 
     if not len(lengths):
@@ -272,8 +272,8 @@ def audit_corpus(
         fit_to_train=not any(finding.severity == "blocker" for finding in findings),
         findings=tuple(findings),
         groups=count_labels(facts, "group"),
-        prompt_length=summarise_lengths(corpus.column("prompt_chars")),
-        reply_length=summarise_lengths(corpus.column("reply_chars")),
+        prompt_length=summarize_lengths(corpus.column("prompt_chars")),
+        reply_length=summarize_lengths(corpus.column("reply_chars")),
         # What was found says so itself.
         not_looked_for=tuple(lacking for lacking in find_not_looked_for(facts) if lacking.code not in codes),
         usable_groups=count_labels(facts, "group", among=facts.usable),

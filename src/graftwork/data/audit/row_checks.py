@@ -290,7 +290,7 @@ def say_bad_score(settings: DataSettings) -> str:
 
 
 def find_unconfirmed(row: Interaction, settings: DataSettings) -> int:
-    """Return why the reply is no reference: SERVED, TAUGHT, BAD, or 0 where it is one."""
+    """Return why the reply is not a reference: SERVED, TAUGHT, BAD, or 0 where it is one."""
     if is_rated_bad(row, settings):
         return BAD
     if row.answered is not None:

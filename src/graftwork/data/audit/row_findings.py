@@ -122,7 +122,7 @@ BAD_REPLIES = {
     ),
     NOT_KEPT: BadReply(
         "do not meet the condition of data.keep",
-        "they are not trained on, and are no reference for tests",
+        "they are not trained on, and are not references for tests",
         lambda settings: f"data.keep is `{settings.keep}`; ` or FIELD missing` keeps rows without the field",
         "info",
     ),
@@ -298,8 +298,8 @@ def find_other_scripts(facts: AuditFacts) -> Iterator[Finding]:
     numbers, names = facts.labels("script")
     lettered = [number for number, name in enumerate(names) if name != NO_LETTERS]
     counts = np.bincount(numbers[np.isin(numbers, lettered)], minlength=len(names))
-    labelled = int(counts.sum())
-    if labelled < ENOUGH_ROWS or counts.max() < MAIN_SHARE * labelled:
+    labeled = int(counts.sum())
+    if labeled < ENOUGH_ROWS or counts.max() < MAIN_SHARE * labeled:
         return
     main = int(counts.argmax())
     positions = np.flatnonzero(np.isin(numbers, lettered) & (numbers != main))

@@ -625,7 +625,7 @@ def read_scores(corpus: Corpus) -> Scores:
 
 
 def require_scores(corpus: Corpus, settings: DataSettings) -> None:
-    """Refuse `data.score_weights` and `data.score_pairs` without scores, or where one is no number."""
+    """Refuse `data.score_weights` and `data.score_pairs` without scores, or where one is not a number."""
     if not settings.score_weights and settings.score_pairs is None:
         return
     where = "data.score_weights" if settings.score_weights else "data.score_pairs"
@@ -637,7 +637,7 @@ def require_scores(corpus: Corpus, settings: DataSettings) -> None:
         first = corpus.origin(int(unreadable[0])), "its score is text"
     if first is not None:
         raise UserMistake(
-            "a score is no number",
+            "a score is not a number",
             why=f"{first[0]}: {first[1]}",
             fix="correct the row, or name another field under data.mapping.reward",
             where=where,
@@ -656,7 +656,7 @@ def require_scores(corpus: Corpus, settings: DataSettings) -> None:
 
 
 def find_low_rated(corpus: Corpus, settings: DataSettings) -> npt.NDArray[np.int64]:
-    """Rows that are no references for tests: those in the lower half of the scale of `score_weights`."""
+    """Rows that cannot be references for tests: those in the lower half of the scale of `score_weights`."""
     if not settings.score_weights:
         return np.zeros(0, dtype=np.int64)
     middle = (min(settings.score_weights) + max(settings.score_weights)) / 2

@@ -189,7 +189,7 @@ class Corpus:
         self.joined: dict[int, JoinedFacts] = {}
         """What other lines say about rows."""
         self.low_rated: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        """Rows that are no references for tests because of their score."""
+        """Rows that cannot be references for tests because of their score."""
         self.pairs: dict[int, int] = {}
         """By the row with the better reply to a prompt: the one with the worse, by their scores."""
         self._fields: dict[str, int] = {}
@@ -302,7 +302,7 @@ class Corpus:
                 yield input_hash, ReadFault(origin=origin, code=code, message=message)
 
     def left_out(self) -> Iterator[SkippedPart]:
-        """Yield what is no exchange in the lines of the logs, by rule."""
+        """Yield what is not an exchange in the lines of the logs, by rule."""
         for segment, head in self._heads():
             for line, rule, count, trace, call in head["left_out"]:
                 origin = Origin(file=segment.file, line=segment.first_line + line)
@@ -332,9 +332,9 @@ class Corpus:
     def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Interaction]]:
         """Yield the rows at these positions, which must ascend."""
         start = 0
-        for (first, behind), segment in zip(pairwise(self._firsts), self.segments, strict=True):
+        for (first, stop), segment in zip(pairwise(self._firsts), self.segments, strict=True):
             until = start
-            while until < len(places) and places[until] < behind:
+            while until < len(places) and places[until] < stop:
                 until += 1
             if until > start:
                 rows = read_interactions(

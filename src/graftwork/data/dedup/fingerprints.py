@@ -305,9 +305,9 @@ def _choose_grams(turns: Ragged) -> Ragged:
     # Windows that reach beyond the end of a turn count only where the turn has no full one.
     begins = here <= np.maximum(starts, ends - GRAM_WINDOW)
     for step in range(GRAM_WINDOW):
-        behind = here - step
-        inside = behind >= starts
-        window = np.where(inside, behind, 0)
+        earlier = here - step
+        inside = earlier >= starts
+        window = np.where(inside, earlier, 0)
         is_smallest |= inside & begins[window] & (smallest[window] == grams.values)
     counts = np.bincount(grams.owners()[is_smallest], minlength=len(lengths))
     return Ragged(grams.values[is_smallest], _offsets(counts))
@@ -427,8 +427,8 @@ class ValueLookup:
         return maybe[same], which[same]
 
 
-def pair_neighbours(values: Array, positions: Array, *, fresh: Array | None = None) -> Array:
-    """Pair each row with the few rows before it that have the same value. Positions ascend; 0 is no value.
+def pair_neighbors(values: Array, positions: Array, *, fresh: Array | None = None) -> Array:
+    """Pair each row with the few rows before it that have the same value. Positions ascend; 0 means no value.
 
     With `fresh`, return only pairs that contain a row marked there.
     """

@@ -308,10 +308,10 @@ def _mark_rare(sets: Ragged, weighed: Array, *, threshold: float) -> Array:
 
 def _share_before(weighed: Array, sets: Ragged, owners: Array) -> Array:
     """Return, for each value, the share of its set's weight that comes before it."""
-    behind = np.cumsum(weighed) - weighed
-    bases = np.append(behind, 0.0)[sets.offsets[:-1]]
+    before = np.cumsum(weighed) - weighed
+    bases = np.append(before, 0.0)[sets.offsets[:-1]]
     totals = np.bincount(owners, weighed, minlength=len(bases))
-    share: Array = (behind - bases[owners]) / totals[owners]
+    share: Array = (before - bases[owners]) / totals[owners]
     return share
 
 
@@ -479,14 +479,14 @@ def _choose_lines(corpus: CorpusColumns, rows: int, boilerplate: Array, marked: 
     """
     chosen_keys = np.zeros(rows, dtype=np.uint64)
     numbers = np.zeros(rows, dtype=np.uint8)
-    behind = 0
+    lines_before = 0
     for first, flat, offsets in corpus.ragged("lines"):
         if first >= rows:
             break
         keys = flat & ~IS_QUESTION
         indices = np.arange(len(keys))
-        asks = ~np.isin(keys, boilerplate) & ~marked[behind : behind + len(keys)]
-        behind += len(keys)
+        asks = ~np.isin(keys, boilerplate) & ~marked[lines_before : lines_before + len(keys)]
+        lines_before += len(keys)
         full = np.flatnonzero(offsets[1:] > offsets[:-1])
         if not len(full):
             continue

@@ -20,7 +20,7 @@ from graftwork.data.dedup.fingerprints import (
     join_ragged,
     measure_rows,
     merge_pairs,
-    pair_neighbours,
+    pair_neighbors,
     rows_of,
     unpack,
 )
@@ -146,7 +146,7 @@ def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
         repeats, prompt, reply, passed=passed, unconfirmed=unconfirmed, wins=wins, rule=settings.conflicts
     )
     exchange = spread(prompt) + reply
-    # The worse reply is no row of its own, however often it was logged.
+    # The worse reply is not a row of its own, however often it was logged.
     winners = {int(exchange[worse]): better for better, worse in corpus.pairs.items()}
     lost = np.flatnonzero(passed & np.isin(exchange, np.array(list(winners), dtype=exchange.dtype)))
     for position in lost.tolist():
@@ -202,7 +202,7 @@ def find_near_pairs(
         fresh = np.arange(corpus.rows) >= since if known is not None else None
         pairs = known[0] if known is not None else NO_PAIRS
         for name in NEAR:
-            pairs = merge_pairs([pairs, pair_neighbours(corpus.column(name)[firsts], firsts, fresh=fresh)])
+            pairs = merge_pairs([pairs, pair_neighbors(corpus.column(name)[firsts], firsts, fresh=fresh)])
         return (pairs,)
 
     (proposed,) = corpus.grow("near_proposed", propose)

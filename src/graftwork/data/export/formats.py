@@ -379,7 +379,7 @@ class SageMaker:
     def check_options(self, options: ExportOptions) -> None:
         if options.name is not None and not S3_URI.fullmatch(options.name):
             raise UserMistake(
-                f"{options.name!r} is no place in S3",
+                f"{options.name!r} is not a location in S3",
                 why="channels.json names the place that the folders will be copied to",
                 fix="give --name s3://BUCKET/PREFIX, or leave it out and fill it in later",
             )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 ROWS_AT_ONCE = 1024
-ROWS_A_FILE = 200_000
+ROWS_PER_FILE = 200_000
 
 
 class TableSize(NamedTuple):
@@ -42,12 +42,12 @@ class ParquetShards:
     """Parquet files of bounded size, named `stem-00000-of-00003.parquet` when their number is known."""
 
     def __init__(
-        self, folder: Path, stem: str, *, schema: "pa.Schema", rows_a_file: int = ROWS_A_FILE
+        self, folder: Path, stem: str, *, schema: "pa.Schema", rows_per_file: int = ROWS_PER_FILE
     ) -> None:
         self._folder = folder
         self._stem = stem
         self._schema = schema
-        self._rows_a_file = rows_a_file
+        self._rows_per_file = rows_per_file
         self._waiting: list[dict[str, Any]] = []
         self._writer: pq.ParquetWriter | None = None
         self._rows: list[int] = []
@@ -56,7 +56,7 @@ class ParquetShards:
 
     def add(self, value: dict[str, Any]) -> None:
         self._waiting.append(value)
-        if len(self._waiting) >= min(ROWS_AT_ONCE, self._rows_a_file):
+        if len(self._waiting) >= min(ROWS_AT_ONCE, self._rows_per_file):
             self._flush()
 
     def finish(self) -> list[tuple[str, int]]:
@@ -87,7 +87,7 @@ class ParquetShards:
             return
         table = pa.Table.from_pylist(self._waiting, schema=self._schema)
         self._waiting = []
-        if self._rows and self._rows[-1] >= self._rows_a_file:
+        if self._rows and self._rows[-1] >= self._rows_per_file:
             self.close()
         if self._writer is None:
             path = self._path(len(self._rows))
@@ -276,12 +276,12 @@ def split_tools(messages: Sequence[Message]) -> Conversation:
             described = {key: function[key] for key in ("name", "description", "strict") if function.get(key)}
             parameters = function.get("parameters", function.get("input_schema"))
             functions.append({**described, "parameters": parameters or ANY_ARGUMENTS})
-        before, block_text, behind = system.partition(write_tools(listed))
+        before, block_text, after = system.partition(write_tools(listed))
     except ValueError:
         return Conversation(tuple(messages))
     if not block_text or not functions:
         return Conversation(tuple(messages))
-    remaining = f"{before.rstrip()}{behind}"
+    remaining = f"{before.rstrip()}{after}"
     system_turn = (Message(role="system", content=remaining),) if remaining.strip() else ()
     return Conversation((*system_turn, *messages[1:]), tuple(functions))
 
@@ -310,7 +310,7 @@ def _read_json(text: str) -> Any:
     """Parse JSON that can be written again without loss: no NaN, no lone surrogates."""
 
     def refuse(constant: str) -> NoReturn:
-        raise BadRow(f"{constant} is no JSON")
+        raise BadRow(f"{constant} is not JSON")
 
     if has_too_many_values(text):
         raise BadRow("holds too many values")

@@ -27,7 +27,7 @@ class ReadFault(Record):
 
 
 class SkippedPart(Record):
-    """Parts of a line that are no exchange, such as the spans of tools: the rule, and how many.
+    """Parts of a line that are not exchanges, such as the spans of tools: the rule, and how many.
 
     A call without content has its ids: its messages may be in another file.
     """

@@ -273,7 +273,7 @@ def read_mapped(row: dict[str, Any], origin: Origin, *, mapping: Mapping) -> Int
         turns = take_turns(follow(row, path), path)
         spoken = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
         if spoken and turns[spoken[-1]].content == follow(row, mapping.reply or ""):
-            turns = turns[: spoken[-1]]  # the reply may be one of the messages itself, with thanks behind it
+            turns = turns[: spoken[-1]]  # the reply may be one of the messages itself, with thanks after it
         require_user(turns, path)
         turns = lead_by(system, turns, key=mapping.system or "")
     path = mapping.reply or ""

@@ -91,7 +91,7 @@ def take_text(value: Any, key: str) -> str:
         elif isinstance(part, str):
             texts.append(take_text(part, name))
         else:
-            raise BadRow(f"`{name}` is no text, and only text is read")
+            raise BadRow(f"`{name}` is not text, and only text is read")
     return "".join(texts)
 
 
@@ -394,7 +394,7 @@ def take_stage(value: Any) -> int | None:
 
 
 def take_reward(row: dict[str, Any]) -> float | None:
-    """Return the judgement of the reply: a number, or 1 and 0 for the labels of KTO datasets."""
+    """Return the judgment of the reply: a number, or 1 and 0 for the labels of KTO datasets."""
     stated = first_of(row, *SCORES)
     if stated is not None and (score := take_score(stated)) is not None:
         return score

@@ -85,12 +85,14 @@ def _find(path: str, *, root: Path) -> list[str]:
             return _find_by_pattern(path, root=root)
         raise _explain(error, whole) from error
     except ValueError:
-        raise UserMistake("this is no path", why="it holds a NUL character", fix="check data.logs") from None
+        raise UserMistake(
+            "this is not a path", why="it holds a NUL character", fix="check data.logs"
+        ) from None
     if stat.S_ISDIR(mode):
         return _walk(path, root=root)
     if not stat.S_ISREG(mode) and not (stat.S_ISFIFO(mode) and path.startswith(_SHELL_PIPES)):
         raise UserMistake(
-            "this is no file",
+            "this is not a file",
             why="it is a pipe, a socket or a device, and logs are read more than once",
             fix="write it to a file first, or give it to standard input and name `-`",
             where=path,
@@ -496,7 +498,7 @@ def _explain_bad_header(names: list[str]) -> str | None:
         nameless = [bool(name.strip()) for name in names].index(False)
         return f"the header leaves column {nameless + 1} without a name"
     if any(len(name) > _LONGEST_NAME or "\n" in name or name[0] in "{[" for name in names):
-        return "the first line is no header: it holds texts, not names of columns"
+        return "the first line is not a header: it holds texts, not names of columns"
     earlier: set[str] = set()
     for index, name in enumerate(names):
         if name in earlier:
@@ -628,10 +630,10 @@ page must be decoded whole, and writers put up to a thousand rows into one.
 """
 
 _SAID: dict[bytes, tuple[FaultCode, str]] = {
-    child.BAD_TEXT: ("encoding", "a value of the row is no UTF-8, or beyond what can be read"),
+    child.BAD_TEXT: ("encoding", "a value of the row is not UTF-8, or beyond what can be read"),
     child.BAD_VALUE: ("schema", "the row holds a value that is neither text, number, list nor object"),
     child.TOO_MUCH: ("parse_error", f"the file unpacks to more than {MOST_GROWTH:,} times its size"),
-    child.DAMAGED: ("parse_error", "the file is no sound Parquet from here on"),
+    child.DAMAGED: ("parse_error", "the file is not sound Parquet from here on"),
 }
 
 

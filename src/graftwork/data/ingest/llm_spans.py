@@ -77,7 +77,7 @@ _FINISHED = {
 
 
 class LeftOutCall(Exception):
-    """The span is no row, by this rule."""
+    """The span is not a row, by this rule."""
 
     def __init__(self, rule: str) -> None:
         super().__init__(rule)
@@ -122,7 +122,7 @@ def is_model_call(span: Span) -> bool:
 
 
 def read_call(span: Span, origin: Origin, *, session: str | None = None) -> Interaction:
-    """Read the span of a call of a model. Raises `LeftOutCall` where it is no row."""
+    """Read the span of a call of a model. Raises `LeftOutCall` where it is not a row."""
     # Where only MLflow's own attributes are, the search for all others is spared.
     readers = (_read_whole_bodies,) if _has_bodies_alone(span) else _READERS
     calls = (call for read in readers if (call := read(span)) is not None and call.turns)

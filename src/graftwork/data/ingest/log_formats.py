@@ -401,7 +401,7 @@ def _take_verdict(row: dict[str, Any]) -> str | None:
     verdict: str | None = None
     for item in feedback if isinstance(feedback, list) else [feedback]:
         if not isinstance(item, dict):
-            continue  # a bare comment is no verdict
+            continue  # a bare comment is not a verdict
         stated = first_of(item, "approved", "verdict", "decision", "outcome")
         word = stated.strip().lower().replace(" ", "_") if isinstance(stated, str) else stated
         if word is False or word in _REJECTED:

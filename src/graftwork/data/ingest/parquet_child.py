@@ -73,7 +73,7 @@ Frame = tuple[bytes, int, bytes]
 def main() -> None:
     path, longest, memory, most = Path(sys.argv[1]), *map(int, sys.argv[2:5])
     stop_with_parent()
-    import pyarrow.parquet  # noqa: F401  # before the limit: its libraries are no part of what decoding takes
+    import pyarrow.parquet  # noqa: F401  # before the limit: its libraries are not part of what decoding takes
 
     _limit_memory(memory)
     out = sys.stdout.buffer

@@ -188,7 +188,7 @@ def _find_wrapped(row: dict[str, Any]) -> tuple[str, list[Any]] | None:
 
 
 def read_row(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> Sequence[RowResult]:
-    """Read a row: its interactions, and what of it is no interaction."""
+    """Read a row: its interactions, and what of it is not an interaction."""
     # Our own rows among the logs of a project are read whatever form the others have.
     if "answered" in row and logs.fits_repaired(row):
         results: Sequence[RowResult] = [logs.read_repaired(row, origin)]
@@ -423,7 +423,7 @@ def _read_line(
 
 
 class _NotJson(Exception):
-    """The row is no JSON that can be read."""
+    """The row is not JSON that can be read."""
 
     def __init__(self, code: FaultCode, message: str) -> None:
         super().__init__(message)

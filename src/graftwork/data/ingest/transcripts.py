@@ -3,7 +3,7 @@
 In: the lines of a file. Out: blocks of replies, each on the line where it begins, with the conversation
 before it; of the lines of a block its interactions, which share their messages. Claude Code links its lines
 into a tree, so edited prompts, side agents and compacted sessions are separate branches; Codex replaces its
-history when it compacts. What is no exchange is counted.
+history when it compacts. What is not an exchange is counted.
 """
 
 import hashlib

@@ -249,7 +249,7 @@ def to_messages(turns: Iterable[LogTurn], *, tools: Any = None) -> tuple[Message
         return tuple(messages)
     opened = open_json(tools)
     listed = map(open_json, opened if isinstance(opened, list) else [opened])
-    # The bare name of a tool is no definition.
+    # The bare name of a tool is not a definition.
     defined = [tool for item in listed if isinstance(item, dict) and item for tool in _open_tools(item)]
     try:
         return tool_calls.add_tools(messages, [tool for tool in defined if isinstance(tool, dict)])
@@ -286,7 +286,7 @@ def cut_after_reply(turns: list[LogTurn], key: str) -> list[LogTurn]:
 
 
 def take_weight(value: Any) -> float | None:
-    """Read the weight of an assistant turn: 0 or 1 as in OpenAI's format; None for what is no number."""
+    """Read the weight of an assistant turn: 0 or 1 as in OpenAI's format; None for what is not a number."""
     return None if not isinstance(value, bool | int | float) else float(value > 0)
 
 

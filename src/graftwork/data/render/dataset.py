@@ -197,7 +197,7 @@ def assemble(
     write_table(packed, packs, durable=False)
     unnamed = head.model_copy(
         update={
-            "splits": {split: _summarise(members, names) for split, members in by_split.items()},
+            "splits": {split: _summarize(members, names) for split, members in by_split.items()},
             "packing": packing.model_copy(update={"sha256": file_digest(packed)}),
         }
     )
@@ -248,7 +248,7 @@ def write_drops(path: Path, tables: Iterable["pa.Table"]) -> tuple[Shard, dict[s
     return Shard(file=DROPS, rows=counts.total(), sha256=file_digest(path)), dict(counts)
 
 
-def _summarise(placed: Sequence[PlacedShard], names: Mapping[Path, str]) -> SplitSummary:
+def _summarize(placed: Sequence[PlacedShard], names: Mapping[Path, str]) -> SplitSummary:
     lengths: Counter[int] = Counter()
     for entry in placed:
         lengths.update(entry.shard.lengths.tolist())
@@ -328,8 +328,8 @@ def list_dropped(corpus: Corpus, decided: RowOutcomes) -> Iterator["pa.Table"]:
         concerned[list(positions)] = True
     names = ("line", "input_hash", "passed", "fault", "reason")
     for first, segment in corpus.by_segment():
-        behind = first + segment.stop - segment.start
-        numbers = np.flatnonzero(concerned[first:behind]).tolist()
+        stop = first + segment.stop - segment.start
+        numbers = np.flatnonzero(concerned[first:stop]).tolist()
         columns = corpus.read_columns(segment, names, numbers) if numbers else {}
         drops = []
         for index, number in enumerate(numbers):

@@ -204,7 +204,7 @@ def count_spending(journal: ReplyJournal, settings: TeacherSettings | None) -> T
 
 
 def open_client(settings: TeacherSettings) -> TeacherClient:
-    """Return the client of a teacher behind an endpoint."""
+    """Return the client of a teacher at an endpoint."""
     assert settings.url is not None
     endpoint = Endpoint(
         url=settings.url,

@@ -35,7 +35,7 @@ from graftwork.data.dedup.fingerprints import (
     merge_pairs,
     only_fresh,
     pack,
-    pair_neighbours,
+    pair_neighbors,
     read_rows,
     rows_of,
     stream_rows,
@@ -105,7 +105,7 @@ def pair_turns(
     if fresh is not None and not fresh.any():
         return pairs
     for name in TURN:
-        proposed = pair_neighbours(corpus.column(name)[turns.own], turns.own, fresh=fresh)
+        proposed = pair_neighbors(corpus.column(name)[turns.own], turns.own, fresh=fresh)
         if wanted is not None:
             proposed = proposed[wanted(*unpack(proposed))]
         pairs = merge_pairs([pairs, proposed])
@@ -500,11 +500,11 @@ class _Assigner:
             classes = [of[index] for of in classes_of]
             line, turn = line_of[index], classes[0]
             conflicting = self._excluded_lines.get(line) or self._excluded_turns.get(turn)
-            neighbours: list[int] = []
+            neighbors: list[int] = []
             if not conflicting:
                 similar = (lines.get(position, ()), turns.get(position, ()), questions.get(position, ()))
-                neighbours = self._neighbours(line, classes, *similar)
-            conflict = conflicting or self._find_conflict(position, neighbours)
+                neighbors = self._neighbors(line, classes, *similar)
+            conflict = conflicting or self._find_conflict(position, neighbors)
             if conflict:
                 self._excluded[position] = conflict
                 # Rows with exactly the same question follow the first of them.
@@ -513,9 +513,9 @@ class _Assigner:
                 if probes[index]:
                     self._excluded_lines[line] = conflict
             else:
-                self._assign(position, line, classes, neighbours)
+                self._assign(position, line, classes, neighbors)
 
-    def _neighbours(
+    def _neighbors(
         self,
         line: int,
         classes: list[int],
@@ -524,29 +524,29 @@ class _Assigner:
         questions: Sequence[int],
     ) -> list[int]:
         """Return assigned rows before this one that must be in the same split."""
-        neighbours = [first_rows[line] for first_rows in self._line_rows]
+        neighbors = [first_rows[line] for first_rows in self._line_rows]
         for row in lines:
             line_first = int(self._line_first[row])
-            neighbours += [first_rows[line_first] for first_rows in self._line_rows]
-        neighbours += [first_rows[of] for of, (_, first_rows) in zip(classes, self._classes, strict=True)]
+            neighbors += [first_rows[line_first] for first_rows in self._line_rows]
+        neighbors += [first_rows[of] for of, (_, first_rows) in zip(classes, self._classes, strict=True)]
         first, first_rows = self._classes[0]
-        neighbours += [first_rows[int(first[row])] for row in turns]
-        neighbours += [row for row in questions if self._split[row] != UNASSIGNED]
-        return [row for row in neighbours if row >= 0]
+        neighbors += [first_rows[int(first[row])] for row in turns]
+        neighbors += [row for row in questions if self._split[row] != UNASSIGNED]
+        return [row for row in neighbors if row >= 0]
 
-    def _find_conflict(self, place: int, neighbours: list[int]) -> tuple[int, int] | None:
-        for neighbour in neighbours[1:]:
-            if self._split[neighbour] != self._split[neighbours[0]]:
-                low, high = sorted((neighbours[0], neighbour))
+    def _find_conflict(self, place: int, neighbors: list[int]) -> tuple[int, int] | None:
+        for neighbor in neighbors[1:]:
+            if self._split[neighbor] != self._split[neighbors[0]]:
+                low, high = sorted((neighbors[0], neighbor))
                 return low, high
-        if neighbours and self._previous[place] not in (UNASSIGNED, self._split[neighbours[0]]):
+        if neighbors and self._previous[place] not in (UNASSIGNED, self._split[neighbors[0]]):
             # It was in another split before, and now turns out to belong to these rows.
-            return neighbours[0], place
+            return neighbors[0], place
         return None
 
-    def _assign(self, place: int, line: int, classes: list[int], neighbours: list[int]) -> None:
-        if neighbours:
-            split = self._split[neighbours[0]]
+    def _assign(self, place: int, line: int, classes: list[int], neighbors: list[int]) -> None:
+        if neighbors:
+            split = self._split[neighbors[0]]
         elif self._previous[place] != UNASSIGNED:
             split = self._shares.count(place, self._previous[place])
         elif self._unconfirmed[place]:
@@ -555,8 +555,8 @@ class _Assigner:
         else:
             split = self._shares.assign_group(place)
         self._split[place] = split
-        for neighbour in neighbours:
-            self._clusters.join(neighbour, place)
+        for neighbor in neighbors:
+            self._clusters.join(neighbor, place)
         if self._line_rows[split][line] < 0:
             self._line_rows[split][line] = place
         for of, (_, first_rows) in zip(classes, self._classes, strict=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
-from graftwork.text.words import normalise
+from graftwork.text.words import normalize
 from graftwork.train.objectives.epochs import PlannedOrder, plan_batches
 from graftwork.train.objectives.samples import TrainingSample, make_sample, scale_pairs
 from graftwork.train.settings import TrainSettings
@@ -60,7 +60,7 @@ def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], Co
     texts = []
     for row in rows:
         prompt = "\0".join(f"{message.role}:{message.content}" for message in row.messages)
-        texts.append((prompt, normalise(row.reply), normalise(row.rejected or "")))
+        texts.append((prompt, normalize(row.reply), normalize(row.rejected or "")))
     # Rows were cut to `data.max_tokens`; a rejected reply beyond the longest of them was not planned for.
     longest = max((len(row.tokens) for row in rows), default=0)
     given = Counter(text for row, text in zip(rows, texts, strict=True) if row.rejected)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.text.words import last_lines, normalise, words
+from graftwork.text.words import last_lines, normalize, words
 
 UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 
@@ -33,7 +33,7 @@ def words_in_full(text):
 )
 def test_words_are_folded_and_parted(text, expected):
     assert words(text) == expected
-    assert normalise(text) == " ".join(expected)
+    assert normalize(text) == " ".join(expected)
 
 
 ODD = st.sampled_from("aZ0_ -.’“–…✅™½①é\u0301\u0338\u00a0\ufe0f´ßſıİKﬁ東カﾊ한٣<=\ud800\u200d\u20dd")
@@ -47,7 +47,7 @@ def test_the_short_ways_find_the_same_words(text):
 @given(st.text(max_size=80))
 def test_normalising_twice_changes_nothing_in_ascii(text):
     plain = text.encode("ascii", "ignore").decode()
-    assert normalise(normalise(plain)) == normalise(plain)
+    assert normalize(normalize(plain)) == normalize(plain)
 
 
 def test_last_lines_come_from_the_end_without_blank_ones():
