@@ -507,13 +507,8 @@ def _calibrate_mode(
     return calibration.model_copy(update={"made_at": timestamp()})
 
 
-<<<<<<< HEAD
 def gather_labels(work: OpenProject) -> tuple[list[LabeledAnswer], list[LabeledPair]]:
-    """Rewards, preference pairs, feedback, corrections and reviews, each labelled answer under its own id."""
-=======
-def gather_labels(work: OpenProject) -> tuple[list[LabelledAnswer], list[LabelledPair]]:
     """Rewards, preference pairs, feedback, corrections and reviews, each labeled answer under its own id."""
->>>>>>> b90d251b (data, text: American spelling and plain negation)
     prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
     rows = [row for split in SPLITS for row in read_rows(Path(prepared.folder), split)]
     # The scale of the log's rewards, as a check on reviewer_score states it.

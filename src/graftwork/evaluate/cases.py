@@ -101,13 +101,8 @@ def question_key(case: Case) -> str:
     The system prompt and the reference take no part: the same question under another id, with another
     prompt or out of another file is the same question.
     """
-<<<<<<< HEAD
-    questions = [normalise(message.content) for message in case.messages if message.role == "user"]
+    questions = [normalize(message.content) for message in case.messages if message.role == "user"]
     return fingerprint(questions)[:16] if any(questions) else ""
-=======
-    asked = [normalize(message.content) for message in case.messages if message.role == "user"]
-    return fingerprint(asked)[:16] if any(asked) else ""
->>>>>>> b90d251b (data, text: American spelling and plain negation)
 
 
 def clusters_of(cases: Sequence[Case]) -> dict[str, str]:
