@@ -88,7 +88,7 @@ def test_existing_files_are_not_uploaded_again(url, store):
 
 
 def spoil(place, file, data):
-    place._files.pipe_file(place._blob(file.sha256), data)
+    place._files.write(place._blob(file.sha256), data)
 
 
 def test_a_damaged_blob_is_not_taken_in_and_is_repaired_by_the_next_push(url, store, tmp_path):
@@ -110,7 +110,7 @@ def test_a_damaged_blob_is_not_taken_in_and_is_repaired_by_the_next_push(url, st
 def test_a_push_that_breaks_off_shows_no_release_and_the_next_one_finishes_it(url, store, monkeypatch):
     release = make(store)
     place = RemoteStore(url)
-    real, calls = place._files.put_file, []
+    real, calls = place._files.system.put_file, []
 
     def put_file(*arguments, **more):
         calls.append(arguments)
@@ -118,7 +118,7 @@ def test_a_push_that_breaks_off_shows_no_release_and_the_next_one_finishes_it(ur
             raise ConnectionError("the wire broke: https://user:secret@host/x?token=secret")
         return real(*arguments, **more)
 
-    monkeypatch.setattr(place._files, "put_file", put_file)
+    monkeypatch.setattr(place._files.system, "put_file", put_file)
     with pytest.raises(EnvironmentLacks, match="the wire broke") as reported:
         push_release(store, place, release.id)
     assert "secret" not in str(reported.value)
@@ -132,7 +132,7 @@ def test_a_changed_manifest_and_a_missing_blob_are_refused(url, store, tmp_path)
     release = make(store)
     place, far = RemoteStore(url), ReleaseStore.open(tmp_path / "far")
     push_release(store, place, release.id)
-    place._files.rm_file(place._blob(release.files[0].sha256))
+    place._files.system.rm_file(place._files.path(place._blob(release.files[0].sha256)))
     with pytest.raises(GraftError, match="is not there"):
         pull_release(far, RemoteStore(url), release.id)
     place.put_text(release.id, "manifest.json", release.to_json().replace("deploy", "abort!").encode())

@@ -69,10 +69,10 @@ def test_an_exported_task_set_rewards_what_the_project_rewards(project, python):
         shutil.copytree(STANDIN / "verifiers", folder / "sets" / "out" / "verifiers")
     spec = TasksetSpec(python=python, name=made.name, folder="sets/out", reference="{case[reference]}")
     tasks = load_tasks(spec, folder=folder)
-    assert [(task.case.id, task.case.reference) for task in tasks] == [("rome", "4"), ("paris", "5")]
+    assert [(case.id, case.reference) for case, _ in tasks] == [("rome", "4"), ("paris", "5")]
     worker = start_worker(spec, folder=folder, seconds=60)
     try:
-        asked = [{"task": tasks[1].data, "text": text} for text in ("5", "4", "5" + " " * 30 + ".", "crash")]
+        asked = [{"task": tasks[1][1], "text": text} for text in ("5", "4", "5" + " " * 30 + ".", "crash")]
         given = [worker.ask(question) for question in asked]
     finally:
         worker.end()

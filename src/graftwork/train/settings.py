@@ -519,11 +519,11 @@ class TrainSettings(Record):
         if self.eval.metric != REWARD:
             return self
         if self.objective != "grpo":
-            raise ValueError("evaluation by reward needs `objective: grpo`, whose rewards it asks")
+            raise ValueError("`eval.metric: reward` needs `objective: grpo`, whose rewards it asks")
         if self.rollouts.environment is not None or self.rollouts.taskset is not None:
             raise ValueError(
-                "evaluation by reward asks for single replies to cases of a file: remove "
-                f"`rollouts.environment` or `rollouts.taskset`, or evaluate by {LOSS}"
+                "`eval.metric: reward` asks for single replies to cases of a file: remove "
+                f"`rollouts.environment` or `rollouts.taskset`, or set `eval.metric: {LOSS}`"
             )
         return self
 
@@ -533,13 +533,13 @@ class TrainSettings(Record):
             return self
         if self.strategy in ("fsdp", "zero3"):
             raise ValueError(
-                f"evaluation by {self.eval.metric} needs the whole model on one device, and the strategy "
-                f"{self.strategy} cuts it up; evaluate by {LOSS} instead"
+                f"`eval.metric: {self.eval.metric}` needs the whole model on one device, and the strategy "
+                f"{self.strategy} cuts it up; set `eval.metric: {LOSS}`"
             )
         if self.method == "full" and self.offload and self.strategy == "single":
             raise ValueError(
-                f"evaluation by {self.eval.metric} needs the whole model on one device, and `offload` leaves "
-                f"it in host memory; evaluate by {LOSS} instead"
+                f"`eval.metric: {self.eval.metric}` needs the whole model on one device, and `offload` "
+                f"leaves it in host memory; set `eval.metric: {LOSS}`"
             )
         return self
 

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -260,15 +260,16 @@ def _names(report: Report) -> list[str]:
     return list(dict.fromkeys(name for subject in (candidate, *others) for name in subject.metrics))
 
 
-def compare_subjects(report: Report) -> Table:
-    """Every metric of every subject, with its counts and its interval."""
+def compare_subjects(report: Report, link: Callable[[str], str] | None = None) -> Table:
+    """Every metric of every subject, with its counts and its interval; `link` leads to a metric's cases."""
     subjects = subjects_of(report)
     names = [Name(quote(subject.subject)) for subject in subjects]
     rows = [
         (quote(html.name_of(name)), *(page_figure(subject.metrics.get(name)) for subject in subjects))
         for name in _names(report)
     ]
-    return Table(("Metric", *names), rows, right=names)
+    links = [link(name) for name in _names(report)] if link else ()
+    return Table(("Metric", *names), rows, right=names, links=links)
 
 
 def page_figure(metric: Metric | None) -> str:

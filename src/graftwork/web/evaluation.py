@@ -34,6 +34,12 @@ def index(request: Request) -> Response:
     project = project_of(request)
     view = evaluations.read_evaluation(project)
     report = view.evaluated.report if view else None
+    by_case = evaluations.metrics_of(report) if report else ()
+
+    def link_cases(metric: str) -> str:
+        model = text_in(request, "model")
+        return address("/evaluation/cases", metric=metric, model=model) if metric in by_case else ""
+
     return render(
         request,
         "evaluation.html.jinja",
@@ -44,7 +50,7 @@ def index(request: Request) -> Response:
         verdict=view.verdict if view else None,
         figure=draw_metrics(report) if report else None,
         subjects=[subject.subject for subject in subjects_of(report)] if report else [],
-        metrics=compare_subjects(report) if report else None,
+        metrics=compare_subjects(report, link_cases) if report else None,
         pairs=compare_pairs(report) if report else None,
         cuts=view_cuts(report.slices) if report else None,
         confusions=view_confusions(report) if report else None,

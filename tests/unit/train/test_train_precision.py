@@ -102,17 +102,17 @@ class Before(TrainingCallback):
         self._call(number, steps)
 
 
-def make_loop(tiny_base, folder, *, first_factor=2.0**24, before=None, dtype="float16"):
+def make_loop(tiny_base, folder, *, first_factor=2.0**24, before=None, dtype="float16", settings=SETTINGS):
     torch.set_num_threads(1)
     model = load_base(tiny_base, dtype=dtype)
-    engine = TrainingEngine(model, attach(model, SHAPE, seed=SETTINGS.seed), settings=SETTINGS)
+    engine = TrainingEngine(model, attach(model, SHAPE, seed=SETTINGS.seed), settings=settings)
     if dtype == "float16":
         engine._scaler = LossScaler(on=True, first=first_factor, grow_every=4)
     callbacks = [Before(before)] if before else []
     return TrainingLoop(
         engine,
-        EpochOrder(make_rows(16, seed=2), settings=SETTINGS),
-        RunContext(SETTINGS, folder),
+        EpochOrder(make_rows(16, seed=2), settings=settings),
+        RunContext(settings, folder),
         callbacks=callbacks,
     )
 
@@ -131,7 +131,9 @@ def test_float16_learns_what_float32_learns(tiny_base, tmp_path):
 
 def test_an_overflow_is_computed_again_with_a_smaller_scale_and_loses_no_step(tiny_base, tmp_path):
     # So large that the first gradients cannot be held in float16.
-    loop = make_loop(tiny_base, tmp_path, first_factor=2.0**24)
+    # A checkpoint at every step, so that every step records the digest of its weights.
+    settings = SETTINGS.model_copy(update={"checkpoint_every": 1})
+    loop = make_loop(tiny_base, tmp_path, first_factor=2.0**24, settings=settings)
     weights = [loop._engine.digest()]
     loop.run()
     steps = read_steps(tmp_path)
