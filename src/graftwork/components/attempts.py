@@ -68,12 +68,12 @@ def write_prompt(
         keys = ", ".join(f"{name}: {python_type(kind) or 'any'}" for name, kind in component.outputs)
         parts.append(f"It returns a dict with the keys {keys}.")
     if component.requirements:
-        words = [text if " " in text else text.replace("_", " ") for text in component.requirements]
-        parts.append("Requirements:\n" + "\n".join(f"- {text}" for text in words))
+        texts = [text if " " in text else text.replace("_", " ") for text in component.requirements]
+        parts.append("Requirements:\n" + "\n".join(f"- {text}" for text in texts))
     parts.append(_imports(plan, component))
-    shown = shown_calls(component, stage)
-    if shown:
-        parts.append("Cases:\n" + "\n".join(f"- {_call(component, call)}" for call in shown))
+    cases_shown = shown_calls(component, stage)
+    if cases_shown:
+        parts.append("Cases:\n" + "\n".join(f"- {_call(component, call)}" for call in cases_shown))
     parts.append(STAGES[stage])
     if source:
         parts.append(f"The function as it is now:\n```{plan.language}\n{source.strip()}\n```")
@@ -99,25 +99,24 @@ def prompt_hash(messages: tuple[Message, ...]) -> str:
 
 
 def _call(component: Component, call: CallCase) -> str:
-    given = [json.dumps(value, ensure_ascii=False) for value in call.args]
-    given += [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.named.items()]
-    asked = f"{component.function}({', '.join(given)})"
+    arguments = [json.dumps(value, ensure_ascii=False) for value in call.args]
+    arguments += [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.named.items()]
+    expression = f"{component.function}({', '.join(arguments)})"
     if call.raises:
-        return f"`{asked}` raises {call.raises}"
-    return f"`{asked}` == `{json.dumps(call.gives, ensure_ascii=False)}`"
+        return f"`{expression}` raises {call.raises}"
+    return f"`{expression}` == `{json.dumps(call.gives, ensure_ascii=False)}`"
 
 
 def _imports(plan: ComponentPlan, component: Component) -> str:
     lines = []
     if plan.language == "elixir":
-        others = [plan.get(each) for each in component.dependencies]
-        lines = [f"- `{module_name(plan, other)}.{other.function}`" for other in others]
+        dependencies = [plan.get(identifier) for identifier in component.dependencies]
+        lines = [f"- `{module_name(plan, dependency)}.{dependency.function}`" for dependency in dependencies]
         return "It may call:\n" + "\n".join(lines) if lines else ""
-    for each in component.dependencies:
-        other = plan.get(each)
-        lines.append(
-            f"- `from {plan.package}.{other.module} import {other.function}`: {other.signature[4:-1]}"
-        )
+    for identifier in component.dependencies:
+        dependency = plan.get(identifier)
+        path = f"from {plan.package}.{dependency.module} import {dependency.function}"
+        lines.append(f"- `{path}`: {dependency.signature[4:-1]}")
     lines += [f"- `import {name}`" for name in component.cases.imports]
     return "It may import:\n" + "\n".join(lines) if lines else "It imports nothing."
 
@@ -236,8 +235,8 @@ class RecordedAnswers:
             raise EngineUnavailable("the question names no component")
         texts = self._answers.get((heading["id"], int(heading["stage"])), {})
         text = texts.get((decoding.seed or 0) % len(texts), "") if texts else ""
-        words = sum(len(message.content.split()) for message in messages)
-        return EngineReply(text, tokens=len(text.split()), prompt_tokens=words, finish_reason="stop")
+        prompt_words = sum(len(message.content.split()) for message in messages)
+        return EngineReply(text, tokens=len(text.split()), prompt_tokens=prompt_words, finish_reason="stop")
 
 
 def _whole(value: object) -> int:
@@ -393,18 +392,18 @@ class Attempts:
 
     def verify(self, given: Sequence[Submission]) -> list[SourceVerdict]:
         """Verdicts in order, each computed once for all runs."""
-        keys = [submission_key(each) for each in given]
+        keys = [submission_key(submission) for submission in given]
         missing = {
-            key: each
-            for key, each in zip(keys, given, strict=True)
+            key: submission
+            for key, submission in zip(keys, given, strict=True)
             if self._journal.find(VERDICT, key) is None
         }
         for key, verdict in zip(missing, self._verifier.verify(list(missing.values())), strict=True):
             self._journal.add(
                 VERDICT, key, source=fingerprint(missing[key].source), verdict=verdict.model_dump(mode="json")
             )
-        found = [self._journal.find(VERDICT, key) for key in keys]
-        return [SourceVerdict.model_validate(entry["verdict"]) for entry in found if entry is not None]
+        entries = [self._journal.find(VERDICT, key) for key in keys]
+        return [SourceVerdict.model_validate(entry["verdict"]) for entry in entries if entry is not None]
 
     def note(self, answer: str, given: Submission, verdict: SourceVerdict) -> None:
         """Tie an answer to its verdict."""
@@ -412,16 +411,16 @@ class Attempts:
         self._journal.add_once(ATTEMPT, answer, **about, ok=verdict.ok)
 
     def measure(self, given: Sequence[Submission]) -> list[Evidence | None]:
-        keys = [submission_key(each) for each in given]
+        keys = [submission_key(submission) for submission in given]
         missing = {
-            key: each
-            for key, each in zip(keys, given, strict=True)
+            key: submission
+            for key, submission in zip(keys, given, strict=True)
             if self._journal.find(EVIDENCE, key) is None
         }
         for key, evidence in zip(missing, self._verifier.measure(list(missing.values())), strict=True):
             self._journal.add(EVIDENCE, key, evidence=evidence.model_dump(mode="json") if evidence else None)
-        found = [(self._journal.find(EVIDENCE, key) or {}).get("evidence") for key in keys]
-        return [Evidence.model_validate(entry) if entry is not None else None for entry in found]
+        entries = [(self._journal.find(EVIDENCE, key) or {}).get("evidence") for key in keys]
+        return [Evidence.model_validate(entry) if entry is not None else None for entry in entries]
 
 
 def source_of(entry: dict[str, Any], language: Language) -> str:

@@ -102,8 +102,8 @@ class SpecReport(Record):
 def check_file(path: Path, cases: Path | None = None) -> SpecReport:
     tree = read_spec(path)
     case_file = read_cases(cases or cases_path(path))
-    found = [*tree.findings, *check_tree(tree, case_file)]
-    findings = sorted(found, key=lambda finding: (finding.line, finding.code))
+    unsorted = [*tree.findings, *check_tree(tree, case_file)]
+    findings = sorted(unsorted, key=lambda finding: (finding.line, finding.code))
     return SpecReport(
         file=str(path),
         dialect=tree.dialect,
@@ -158,8 +158,8 @@ def _check_ids(tree: SpecTree) -> Iterator[SpecFinding]:
     counted = Counter(node.id for node in tree.walk() if node.id)
     for node in tree.walk():
         if not node.id:
-            shown = f" ({node.name})" if node.name else ""
-            yield _found("error", "id_missing", node, f"the node{shown} has no id")
+            name = f" ({node.name})" if node.name else ""
+            yield _found("error", "id_missing", node, f"the node{name} has no id")
         elif counted[node.id] > 1:
             yield _found("error", "id_twice", node, f"the id {node.id} is used {counted[node.id]} times")
         if not node.name:
@@ -170,16 +170,16 @@ def _check_ids(tree: SpecTree) -> Iterator[SpecFinding]:
 
 def _check_names(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
     """Each component is a module of the package: names differ, and are no words of Python."""
-    seen: dict[str, SpecNode] = {}
+    by_function: dict[str, SpecNode] = {}
     for node in component_nodes(tree, cases):
         function = function_of(node, cases.components.get(node.id, ComponentCases()))
-        other = seen.setdefault(function, node)
+        namesake = by_function.setdefault(function, node)
         if keyword.iskeyword(function):
             yield _found(
                 "error", "name_taken", node, f"{function} is a word of Python, not a function's name"
             )
-        elif other is not node:
-            message = f"the components {other.id} and {node.id} are both called {function}"
+        elif namesake is not node:
+            message = f"the components {namesake.id} and {node.id} are both called {function}"
             yield _found("error", "name_taken", node, message)
 
 
@@ -188,31 +188,31 @@ def _check_fields(tree: SpecTree) -> Iterator[SpecFinding]:
         for message, line in unread_fields(node):
             level: Level = "error" if message.startswith("`children`") else "warning"
             yield _found(level, "field_unread", node, message, line)
-        for each in parameters_of(node, "inputs"):
-            if (name := to_identifier(each.name)) != each.name:
-                message = f"the input {each.name!r} is no Python name: it becomes {name}"
-                yield _found("warning", "parameter_renamed", node, message, each.line)
+        for parameter in parameters_of(node, "inputs"):
+            if (name := to_identifier(parameter.name)) != parameter.name:
+                message = f"the input {parameter.name!r} is no Python name: it becomes {name}"
+                yield _found("warning", "parameter_renamed", node, message, parameter.line)
 
 
 def _check_references(tree: SpecTree) -> Iterator[SpecFinding]:
-    known = resolve_names(tree)
+    names = resolve_names(tree)
     for node in tree.walk():
         for name, line in dependencies_of(node):
-            if name not in known:
+            if name not in names:
                 message = f"{node.id or UNNAMED} depends on {name}, which is no node of this tree"
                 yield _found("warning", "dangling", node, message, line)
-        for found in _REFERENCE.finditer(node.tail + "\n" + node.body):
-            target = _STARS.sub(".", found[1].strip()).strip(".")
-            if target not in known:
-                line = node.line + (node.tail + "\n" + node.body)[: found.start()].count("\n")
+        for reference in _REFERENCE.finditer(node.tail + "\n" + node.body):
+            target = _STARS.sub(".", reference[1].strip()).strip(".")
+            if target not in names:
+                line = node.line + (node.tail + "\n" + node.body)[: reference.start()].count("\n")
                 yield _found(
-                    "warning", "dangling", node, f"the reference {found[1].strip()} leads nowhere", line
+                    "warning", "dangling", node, f"the reference {reference[1].strip()} leads nowhere", line
                 )
     stages = tree.root.fields.get("stages")
     for stage, content in stages.items() if isinstance(stages, dict) else ():
         listed = content.get("components") if isinstance(content, dict) else None
         for number, name in enumerate(listed if isinstance(listed, list) else []):
-            if str(name) not in known:
+            if str(name) not in names:
                 line = tree.root.line_of("stages", stage, "components", str(number))
                 message = f"{stage} names the component {name}, which is no node of this tree"
                 yield _found("error", "dangling", tree.root, message, line)
@@ -221,49 +221,55 @@ def _check_references(tree: SpecTree) -> Iterator[SpecFinding]:
 def _check_types(tree: SpecTree) -> Iterator[SpecFinding]:
     for node in tree.walk():
         for key in ("inputs", "outputs"):
-            for each in parameters_of(node, key):
-                if not each.type:
-                    yield _found("note", "type_missing", node, f"{key}: {each.name} has no type", each.line)
-                    continue
-                shape, foreign = read_type(each.type)
-                if shape is None:
-                    message = (
-                        f"{key}: {each.name} has the type `{each.type}`, which no Python type is known for"
+            for parameter in parameters_of(node, key):
+                if not parameter.type:
+                    yield _found(
+                        "note", "type_missing", node, f"{key}: {parameter.name} has no type", parameter.line
                     )
-                    yield _found("warning", "type_unknown", node, message, each.line)
+                    continue
+                shape, foreign = read_type(parameter.type)
+                subject = f"{key}: {parameter.name}"
+                if shape is None:
+                    message = f"{subject} has the type `{parameter.type}`, which no Python type is known for"
+                    yield _found("warning", "type_unknown", node, message, parameter.line)
                 elif foreign:
-                    words = ", ".join(f"`{word}`" for word in foreign)
-                    message = f"{key}: {each.name} is written in another language's types: {words} → {shape}"
-                    yield _found("note", "type_foreign", node, message, each.line)
+                    foreign_names = ", ".join(f"`{word}`" for word in foreign)
+                    message = f"{subject} is written in another language's types: {foreign_names} → {shape}"
+                    yield _found("note", "type_foreign", node, message, parameter.line)
 
 
 def _check_cases(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
-    known = {node.id: node for node in tree.walk() if node.id}
-    for each, own in cases.components.items():
-        if each not in known:
-            yield _found("error", "case_dangling", tree.root, f"there are cases for {each}, which is no node")
+    nodes = {node.id: node for node in tree.walk() if node.id}
+    for identifier, component_cases in cases.components.items():
+        if identifier not in nodes:
+            yield _found(
+                "error", "case_dangling", tree.root, f"there are cases for {identifier}, which is no node"
+            )
             continue
-        stated = {text for text, _ in requirements_of(known[each])}
-        for text in sorted(covered_by(own) - stated):
-            message = f"a case covers {text!r}, which is no requirement of {each}"
-            yield _found("warning", "covers_nothing", known[each], message)
-        taken = len(parameters_of(known[each], "inputs"))
-        for call in own.calls:
-            if taken and not call.raises and len(call.args) + len(call.named) > taken:
-                message = f"the call with {json.dumps(call.args)} has more arguments than {each} has inputs"
-                yield _found("warning", "case_arguments", known[each], message)
+        stated = {text for text, _ in requirements_of(nodes[identifier])}
+        for text in sorted(covered_by(component_cases) - stated):
+            message = f"a case covers {text!r}, which is no requirement of {identifier}"
+            yield _found("warning", "covers_nothing", nodes[identifier], message)
+        parameter_count = len(parameters_of(nodes[identifier], "inputs"))
+        for call in component_cases.calls:
+            if parameter_count and not call.raises and len(call.args) + len(call.named) > parameter_count:
+                message = (
+                    f"the call with {json.dumps(call.args)} has more arguments than {identifier} has inputs"
+                )
+                yield _found("warning", "case_arguments", nodes[identifier], message)
     for node in tree.leaves():
-        own = cases.components.get(node.id, ComponentCases())
-        names = (function_of(node, own), snake_case(node.name))
+        component_cases = cases.components.get(node.id, ComponentCases())
+        names = (function_of(node, component_cases), snake_case(node.name))
         stated_cases = [case_from_requirement(text, names) for text, _ in requirements_of(node)]
-        if not own.calls and not own.properties and not any(stated_cases):
+        if not component_cases.calls and not component_cases.properties and not any(stated_cases):
             yield _found("warning", "no_cases", node, f"the leaf {node.label} has no executable case")
 
 
 def list_requirements(tree: SpecTree, cases: CaseFile) -> Iterator[RequirementState]:
     for node in tree.walk():
-        own = cases.components.get(node.id, ComponentCases())
-        covered, names = covered_by(own), (function_of(node, own), snake_case(node.name))
+        component_cases = cases.components.get(node.id, ComponentCases())
+        covered = covered_by(component_cases)
+        names = (function_of(node, component_cases), snake_case(node.name))
         for text, line in requirements_of(node):
             runs = text in covered or case_from_requirement(text, names) is not None
             yield RequirementState(node=node.id, line=line, text=text, executable=runs)
@@ -282,8 +288,8 @@ def to_outline(tree: SpecTree) -> list[dict[str, Any]]:
                 "depth": depth,
                 "line": node.line,
                 "leaf": node.is_leaf,
-                "inputs": {each.name: each.type for each in parameters_of(node, "inputs")},
-                "outputs": {each.name: each.type for each in parameters_of(node, "outputs")},
+                "inputs": {parameter.name: parameter.type for parameter in parameters_of(node, "inputs")},
+                "outputs": {parameter.name: parameter.type for parameter in parameters_of(node, "outputs")},
                 "dependencies": [name for name, _ in dependencies_of(node)],
                 "requirements": [text for text, _ in requirements_of(node)],
             }

@@ -314,19 +314,19 @@ class ElixirVerifier(Verifier):
 
     def measure(self, submissions: Sequence[Submission]) -> list[Evidence | None]:
         """Reductions, the BEAM's own count of work; lines are not counted."""
-        calls = [calls_of(each.component, each.stage) for each in submissions]
-        found: list[Evidence | None] = []
+        calls = [calls_of(submission.component, submission.stage) for submission in submissions]
+        evidence: list[Evidence | None] = []
         for result in self.run_sources(submissions, calls):
             lines = result.stdout.splitlines()
             last = parse_line(lines[-1]) if result.ok and len(lines) > 1 else None
             counted = last.get("reductions") if isinstance(last, dict) else None
             peak = last.get("memory", 0) if isinstance(last, dict) else 0
-            found.append(
+            evidence.append(
                 Evidence(events=counted, peak_bytes=peak, ran=0, executable=0)
                 if isinstance(counted, int)
                 else None
             )
-        return found
+        return evidence
 
     def mutate(self, submissions: Sequence[Submission]) -> list[MutationScore]:
         """Elixir sources are not mutated."""
@@ -345,9 +345,9 @@ class ElixirVerifier(Verifier):
         self, submissions: Sequence[Submission], calls: Sequence[list[PlannedCall]], mode: str = ""
     ) -> list[SandboxResult]:
         boxes = []
-        for each, own in zip(submissions, calls, strict=True):
-            planned = [(call, self._plan.inverse_of(call.rule)) for call in own]
-            asked = [
+        for submission, submission_calls in zip(submissions, calls, strict=True):
+            planned = [(call, self._plan.inverse_of(call.rule)) for call in submission_calls]
+            call_sources = [
                 {
                     "args": list(call.args),
                     "again": bool(call.rule and call.rule.idempotent),
@@ -355,18 +355,21 @@ class ElixirVerifier(Verifier):
                 }
                 for call, inverse in planned
             ]
-            known = [module_name(self._plan, self._plan.get(other)) for other in each.component.dependencies]
+            dependencies = [
+                module_name(self._plan, self._plan.get(identifier))
+                for identifier in submission.component.dependencies
+            ]
             task = {
-                "module": module_name(self._plan, each.component),
-                "function": each.component.function,
-                "arity": len(each.component.parameters),
-                "allowed": [*ALLOWED, *known, *each.component.cases.imports],
-                "calls": asked,
+                "module": module_name(self._plan, submission.component),
+                "function": submission.component.function,
+                "arity": len(submission.component.parameters),
+                "allowed": [*ALLOWED, *dependencies, *submission.component.cases.imports],
+                "calls": call_sources,
             }
             boxes.append(
                 {
-                    **{f"dependencies/{name}": text for name, text in each.modules},
-                    "answer.ex": each.source,
+                    **{f"dependencies/{name}": text for name, text in submission.modules},
+                    "answer.ex": submission.source,
                     "task.exs": to_literal(task),
                     "main.exs": HARNESS,
                 }
@@ -398,11 +401,11 @@ def write_tests(plan: ComponentPlan, component: Component) -> str:
     module = module_name(plan, component)
     tests = []
     for number, call in enumerate(component.cases.calls, 1):
-        asked = f"{module}.{component.function}({', '.join(map(to_literal, call.args))})"
+        expression = f"{module}.{component.function}({', '.join(map(to_literal, call.args))})"
         check = (
-            f"assert_raise {call.raises}, fn -> {asked} end"
+            f"assert_raise {call.raises}, fn -> {expression} end"
             if call.raises
-            else f"assert {asked} == {to_literal(call.gives)}"
+            else f"assert {expression} == {to_literal(call.gives)}"
         )
         name = json.dumps(f"case {number}")
         tests.append(f"  test {name} do\n    {check}\n  end\n")

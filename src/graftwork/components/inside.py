@@ -61,7 +61,7 @@ def main(text: str) -> None:
         while data:
             data = data[put(output, data) :]
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if task["mode"] == "judge":
         write(judge(task["items"]))
         return
@@ -73,8 +73,8 @@ def main(text: str) -> None:
     refused = refuse(facts, allowed) or refuse_reach(task["source"], task["module"], allowed)
     write({**facts, "refused": refused})
     if not refused:
-        found = measure(task) if task["mode"] == "evidence" else {"calls": call_all(task)}
-    write(found)
+        results = measure(task) if task["mode"] == "evidence" else {"calls": call_all(task)}
+    write(results)
 
 
 def refuse(facts: dict[str, Any], allowed: set[str]) -> str:
@@ -99,21 +99,23 @@ def read_facts(source: str, function: str) -> dict[str, Any]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         return {**facts, "syntax": f"{type(error).__name__}{line}"}
-    own = next(
+    definition = next(
         (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function), None
     )
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     defined = [node.name for node in tree.body if isinstance(node, definitions)]
     constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    literals = [each for each in constants if type(each) in (str, int, float) and len(str(each)) < 500]
+    literals = [
+        constant for constant in constants if type(constant) in (str, int, float) and len(str(constant)) < 500
+    ]
     return {
         "syntax": "",
         "imports": list(dict.fromkeys(_imports(tree))),
         "forbidden": list(dict.fromkeys(_forbidden(tree))),
-        "defines": own is not None,
+        "defines": definition is not None,
         "public": [name for name in defined if not name.startswith("_")],
-        "parameters": _parameters(own) if own is not None else [],
+        "parameters": _parameters(definition) if definition is not None else [],
         "effects": [node.lineno for node in tree.body if _has_effect(node)],
         "complexity": max((_complexity(node) for node in functions), default=0),
         "lines": _count_lines(tree),
@@ -142,7 +144,11 @@ def _forbidden(tree: ast.AST) -> Iterator[str]:
             yield node.attr
         elif isinstance(node, ast.ImportFrom):
             names = [alias.name for alias in node.names]
-            yield from (each for each in names if each in FORBIDDEN_ATTRIBUTES or _is_internal(each))
+            yield from (
+                attribute
+                for attribute in names
+                if attribute in FORBIDDEN_ATTRIBUTES or _is_internal(attribute)
+            )
         elif isinstance(node, ast.MatchClass):
             yield from (name for name in node.kwd_attrs if _is_internal(name))
     literal = {
@@ -156,7 +162,9 @@ def _forbidden(tree: ast.AST) -> Iterator[str]:
 def _names_plainly(call: ast.Call) -> bool:
     """Whether the second argument is a literal that could be written as an attribute."""
     name = call.args[1] if len(call.args) > 1 else None
-    if any(isinstance(each, ast.Starred) for each in call.args[:2]) or not isinstance(name, ast.Constant):
+    if any(isinstance(argument, ast.Starred) for argument in call.args[:2]) or not isinstance(
+        name, ast.Constant
+    ):
         return False
     forbidden = name.value in FORBIDDEN_ATTRIBUTES or _is_internal(str(name.value))
     return isinstance(name.value, str) and not forbidden
@@ -204,13 +212,13 @@ class _ImportReach(ast.NodeVisitor):
             tree, names = _read_own(module), set()
             for node in ast.walk(tree):
                 if isinstance(node, ast.Import | ast.ImportFrom):
-                    names |= {(each.asname or each.name).partition(".")[0] for each in node.names}
+                    names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
             bound = [getattr(node, "name", None) or getattr(node, "id", "") for node in ast.walk(tree)]
             return {name for name in bound if name and not name.startswith("_")} - names
-        found = _find_module(module)
-        if found is None:
+        loaded = _find_module(module)
+        if loaded is None:
             return None
-        return set(getattr(found, "__all__", None) or (name for name in dir(found) if name[:1] != "_"))
+        return set(getattr(loaded, "__all__", None) or (name for name in dir(loaded) if name[:1] != "_"))
 
     def _is_own(self, module: str) -> bool:
         return module.partition(".")[0] == self._package
@@ -229,13 +237,13 @@ class _ImportReach(ast.NodeVisitor):
         if not isinstance(base, ast.Name) or base.id not in self._modules or base.id in self._hidden:
             self.visit(base)
             return
-        self.beyond += filter(None, (self._follow(each, parts) for each in self._modules[base.id]))
+        self.beyond += filter(None, (self._follow(origin, parts) for origin in self._modules[base.id]))
 
     def _follow(self, module: str, parts: list[str]) -> str:
         """The dotted name that is beyond what is allowed; empty where the parts lead to a plain member."""
         for part in parts:
             inner = f"{module}.{part}"
-            if any(f"{each}.".startswith(f"{inner}.") for each in self._allowed):
+            if any(f"{allowed}.".startswith(f"{inner}.") for allowed in self._allowed):
                 module = inner
             elif self._is_own(module):
                 return "" if part in (self._members(module) or ()) else inner
@@ -244,21 +252,21 @@ class _ImportReach(ast.NodeVisitor):
         return f"{module} as a value"
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        if any(isinstance(each, ast.Import | ast.ImportFrom) for each in node.body):
+        if any(isinstance(statement, ast.Import | ast.ImportFrom) for statement in node.body):
             self.beyond.append("a module as an attribute of a class")
         self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """A parameter hides a module in the body, unless the source rebinds that name."""
-        given = node.args
-        every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
-        names = {each.arg for each in every if each is not None}
+        args = node.args
+        every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+        names = {bound.arg for bound in every if bound is not None}
         for inner in ast.walk(node):
             if isinstance(inner, ast.Import | ast.ImportFrom):
-                names -= {(each.asname or each.name).partition(".")[0] for each in inner.names}
+                names -= {(alias.asname or alias.name).partition(".")[0] for alias in inner.names}
             elif isinstance(inner, ast.Global):
                 names -= set(inner.names)
-        for part in (*node.decorator_list, given, node.returns):
+        for part in (*node.decorator_list, args, node.returns):
             if part is not None:
                 self.visit(part)
         before, self._hidden = self._hidden, self._hidden | names
@@ -288,25 +296,29 @@ def _is_internal(name: str) -> bool:
 
 def _parameters(function: ast.FunctionDef) -> list[dict[str, Any]]:
     """Names in order, and whether each must be given."""
-    given = function.args
-    named = [*given.posonlyargs, *given.args]
-    needed = len(named) - len(given.defaults)
-    found = [{"name": each.arg, "needed": number < needed} for number, each in enumerate(named)]
-    found += [
-        {"name": each.arg, "needed": default is None, "keyword": True}
-        for each, default in zip(given.kwonlyargs, given.kw_defaults)  # noqa: B905
+    args = function.args
+    positional = [*args.posonlyargs, *args.args]
+    needed = len(positional) - len(args.defaults)
+    parameters = [
+        {"name": argument.arg, "needed": number < needed} for number, argument in enumerate(positional)
     ]
-    found += [
-        {"name": f"*{each.arg}", "needed": False} for each in (given.vararg, given.kwarg) if each is not None
+    parameters += [
+        {"name": argument.arg, "needed": default is None, "keyword": True}
+        for argument, default in zip(args.kwonlyargs, args.kw_defaults)  # noqa: B905
     ]
-    return found
+    parameters += [
+        {"name": f"*{argument.arg}", "needed": False}
+        for argument in (args.vararg, args.kwarg)
+        if argument is not None
+    ]
+    return parameters
 
 
 def _has_effect(node: ast.stmt) -> bool:
     """Whether importing the module does more than define names."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
         nodes = ast.walk(node.value) if node.value is not None else ()
-        calls = [ast.unparse(each.func) for each in nodes if isinstance(each, ast.Call)]
+        calls = [ast.unparse(child.func) for child in nodes if isinstance(child, ast.Call)]
         return any(call not in ("re.compile", "frozenset", "str.maketrans") for call in calls)
     if isinstance(node, ast.Expr):
         return not isinstance(node.value, ast.Constant)
@@ -315,13 +327,13 @@ def _has_effect(node: ast.stmt) -> bool:
 
 
 def _complexity(function: ast.AST) -> int:
-    found = 1
+    branches = 1
     for node in ast.walk(function):
         if isinstance(node, BRANCHES):
-            found += 1
+            branches += 1
         elif isinstance(node, ast.BoolOp):
-            found += len(node.values) - 1
-    return found
+            branches += len(node.values) - 1
+    return branches
 
 
 def _count_lines(tree: ast.Module) -> int:
@@ -370,11 +382,11 @@ def _quality(tree: ast.Module) -> Iterator[str]:
     if any(ast.get_docstring(node, clean=False) is None for node in public):
         yield "public function without documentation"
     if any(
-        node.returns is None or any(each.annotation is None for each in node.args.args) for node in public
+        node.returns is None or any(part.annotation is None for part in node.args.args) for node in public
     ):
         yield "public function without types"
     if any(
-        isinstance(each, ast.List | ast.Dict | ast.Set) for node in functions for each in node.args.defaults
+        isinstance(part, ast.List | ast.Dict | ast.Set) for node in functions for part in node.args.defaults
     ):
         yield "mutable default"
     if any(len(node.args.args) > 7 for node in functions):
@@ -435,7 +447,7 @@ def _load_function(task: dict[str, Any]) -> Any:
 
 def call_all(task: dict[str, Any]) -> list[dict[str, Any]]:
     function = _load_function(task)
-    found = []
+    results = []
     for call in task["calls"]:
         try:
             value = function(*copy.deepcopy(call["args"]), **copy.deepcopy(call["named"]))
@@ -444,12 +456,12 @@ def call_all(task: dict[str, Any]) -> list[dict[str, Any]]:
                 result["again"] = plain(function(copy.deepcopy(result["value"])))
             if call.get("then"):
                 module, _, name = call["then"].partition(":")
-                other = getattr(importlib.import_module(module), name)
-                result["then"] = plain(other(copy.deepcopy(result["value"])))
-            found.append(result)
+                inverse = getattr(importlib.import_module(module), name)
+                result["then"] = plain(inverse(copy.deepcopy(result["value"])))
+            results.append(result)
         except BaseException as error:
-            found.append({"raises": type(error).__name__})
-    return found
+            results.append({"raises": type(error).__name__})
+    return results
 
 
 class _Enough(BaseException):
@@ -477,20 +489,20 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     tracemalloc.start()
     peak = 0
     for call in task["calls"]:
-        args, named = copy.deepcopy(call["args"]), copy.deepcopy(call["named"])
+        args, keywords = copy.deepcopy(call["args"]), copy.deepcopy(call["named"])
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
         try:
-            function(*args, **named)
+            function(*args, **keywords)
         except BaseException:
             events += 0
         peak = max(peak, tracemalloc.get_traced_memory()[1] - before)
     tracemalloc.stop()
     for call in task["calls"]:
-        args, named = copy.deepcopy(call["args"]), copy.deepcopy(call["named"])
+        args, keywords = copy.deepcopy(call["args"]), copy.deepcopy(call["named"])
         sys.settrace(trace)
         try:
-            function(*args, **named)
+            function(*args, **keywords)
         except BaseException:
             events += 0
         finally:
@@ -499,7 +511,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     executable: set[int] = set()
     waiting = [compile(task["source"], "answer", "exec")]
     while waiting:
-        inner = [each for each in waiting.pop().co_consts if hasattr(each, "co_lines")]
+        inner = [constant for constant in waiting.pop().co_consts if hasattr(constant, "co_lines")]
         for code in inner:
             lines = {line for _, _, line in code.co_lines() if line is not None}
             executable |= lines - {code.co_firstlineno} if code.co_name != "<lambda>" else set()
@@ -515,13 +527,13 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 def judge(items: list[dict[str, Any]]) -> list[bool | None]:
     """Whether each expression holds for its names; None where it cannot be evaluated."""
-    found: list[bool | None] = []
+    verdicts: list[bool | None] = []
     for item in items:
         try:
-            found.append(bool(eval(item["expression"], dict(item["names"]))))
+            verdicts.append(bool(eval(item["expression"], dict(item["names"]))))
         except Exception:
-            found.append(None)
-    return found
+            verdicts.append(None)
+    return verdicts
 
 
 class _Mutate(ast.NodeTransformer):
@@ -547,16 +559,16 @@ class _Mutate(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
-        other = self.COMPARED.get(type(node.ops[0]))
-        if other is not None and self._is_it(node):
-            node.ops[0] = other()
+        opposite = self.COMPARED.get(type(node.ops[0]))
+        if opposite is not None and self._is_it(node):
+            node.ops[0] = opposite()
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
-        other = self.COMPUTED.get(type(node.op))
-        if other is not None and self._is_it(node):
-            node.op = other()
+        opposite = self.COMPUTED.get(type(node.op))
+        if opposite is not None and self._is_it(node):
+            node.op = opposite()
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
@@ -599,8 +611,8 @@ class _Mutate(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """Bodies only: types and decorators are no behaviour."""
-        node.args.defaults = [self.visit(each) for each in node.args.defaults]
-        node.body = [self.visit(each) for each in node.body]
+        node.args.defaults = [self.visit(child) for child in node.args.defaults]
+        node.body = [self.visit(child) for child in node.body]
         return node
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:

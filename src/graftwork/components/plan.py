@@ -86,8 +86,8 @@ class InputRule(Record):
 
     @model_validator(mode="after")
     def _is_one_rule(self) -> Self:
-        given = (self.text, self.whole, self.real, self.truth, self.one_of, self.items)
-        if sum(rule is not None for rule in given) != 1:
+        rules = (self.text, self.whole, self.real, self.truth, self.one_of, self.items)
+        if sum(rule is not None for rule in rules) != 1:
             raise ValueError("write one of text, int, float, bool, one_of, list")
         for bounds in (self.whole, self.real):
             if bounds is not None and bounds[0] > bounds[1]:
@@ -153,20 +153,20 @@ class ComponentCases(Record):
     @field_validator("calls")
     @classmethod
     def _calls_agree(cls, calls: tuple[CallCase, ...]) -> tuple[CallCase, ...]:
-        seen: dict[str, CallCase] = {}
+        by_arguments: dict[str, CallCase] = {}
         for call in calls:
             key = fingerprint([call.args, call.named])
-            if key in seen and seen[key].id != call.id:
+            if key in by_arguments and by_arguments[key].id != call.id:
                 raise ValueError(
                     f"two calls with the arguments {json.dumps(call.args)} give different values"
                 )
-            seen[key] = call
+            by_arguments[key] = call
         return calls
 
     @field_validator("properties")
     @classmethod
     def _names_differ(cls, properties: tuple[PropertyCase, ...]) -> tuple[PropertyCase, ...]:
-        names = [each.name for each in properties]
+        names = [rule.name for rule in properties]
         if len(set(names)) != len(names):
             raise ValueError("two properties have the same name")
         return properties
@@ -196,11 +196,11 @@ def read_cases(path: Path) -> CaseFile:
     try:
         return CaseFile.model_validate(content or {})
     except ValidationError as error:
-        place = [str(part) for part in error.errors(include_url=False)[0]["loc"]]
+        location = [str(part) for part in error.errors(include_url=False)[0]["loc"]]
         raise UserMistake(
             f"the cases are wrong: {say_first(error)}",
             fix="docs/components.md shows the format of cases",
-            where=f"{path}:{read_yaml_tree(text, where=str(path)).root.line_of(*place)}",
+            where=f"{path}:{read_yaml_tree(text, where=str(path)).root.line_of(*location)}",
         ) from error
 
 
@@ -224,17 +224,17 @@ def case_from_requirement(text: str, functions: Collection[str]) -> CallCase | P
     """
     if len(text) > LONGEST_REQUIREMENT:
         return None
-    if (found := _CALL.match(text)) and found["name"] in functions:
+    if (match := _CALL.match(text)) and match["name"] in functions:
         try:
-            args = json.loads(f"[{found['args']}]")
-            if found["how"] == "raises":
-                return CallCase(args=tuple(args), raises=found["value"], covers=(text,))
-            return CallCase(args=tuple(args), gives=json.loads(found["value"]), covers=(text,))
+            args = json.loads(f"[{match['args']}]")
+            if match["how"] == "raises":
+                return CallCase(args=tuple(args), raises=match["value"], covers=(text,))
+            return CallCase(args=tuple(args), gives=json.loads(match["value"]), covers=(text,))
         except (ValueError, RecursionError):
             return None
-    words = text.replace("_", " ").lower()
+    sentence = text.replace("_", " ").lower()
     for pattern, rule in _KNOWN:
-        if pattern.search(words):
+        if pattern.search(sentence):
             return PropertyCase.model_validate({**rule, "covers": (text,)})
     return None
 
@@ -246,11 +246,11 @@ def with_requirements(
     calls, properties = list(cases.calls), list(cases.properties)
     covered = covered_by(cases)
     for text in requirements:
-        found = case_from_requirement(text, functions) if text not in covered else None
-        if isinstance(found, CallCase) and found.id not in {call.id for call in calls}:
-            calls.append(found)
-        elif isinstance(found, PropertyCase) and found.name not in {each.name for each in properties}:
-            properties.append(found)
+        case = case_from_requirement(text, functions) if text not in covered else None
+        if isinstance(case, CallCase) and case.id not in {call.id for call in calls}:
+            calls.append(case)
+        elif isinstance(case, PropertyCase) and case.name not in {rule.name for rule in properties}:
+            properties.append(case)
     return cases.model_copy(update={"calls": tuple(calls), "properties": tuple(properties)})
 
 
@@ -260,13 +260,13 @@ def covered_by(cases: ComponentCases) -> set[str]:
 
 def case_covers(cases: ComponentCases) -> dict[str, tuple[str, ...]]:
     """Requirements by the id of the case that decides them."""
-    found = {call.id: call.covers for call in cases.calls}
-    return found | {rule.id: rule.covers for rule in cases.properties}
+    covers = {call.id: call.covers for call in cases.calls}
+    return covers | {rule.id: rule.covers for rule in cases.properties}
 
 
 def hidden_ids(cases: ComponentCases) -> frozenset[str]:
     """Cases that no prompt shows: those marked so, else every second call of a stage."""
-    hidden = {each.id for each in cases.properties if each.hidden}
+    hidden = {rule.id for rule in cases.properties if rule.hidden}
     for stage in (1, 2, 3, 4):
         calls = [call for call in cases.calls if call.stage == stage]
         for number, call in enumerate(calls):
@@ -361,10 +361,10 @@ def _read_outer(text: str, foreign: list[str]) -> Shape | None:
         foreign.append(text)
         item = _read(text[1:-1].strip(), foreign) if text.startswith("[") and len(text) > 2 else None
         return Shape("list", (item,) if item is not None else ())
-    found = _OF.match(text)
-    if found is None:
+    match = _OF.match(text)
+    if match is None:
         return None
-    outer, inner = found["outer"], _split(found["inner"], ",")
+    outer, inner = match["outer"], _split(match["inner"], ",")
     if "[" not in text or not text.startswith(("list", "dict", "tuple")):
         foreign.append(outer)
     kind = PYTHON_WORDS.get(outer) or OTHER_WORDS.get(outer.lower())
@@ -396,10 +396,10 @@ def _split(text: str, mark: str) -> list[str]:
 
 def _union(shapes: list[Shape]) -> Shape:
     literals = [shape for shape in shapes if shape.kind == "literal"]
-    rest = [shape for shape in shapes if shape.kind != "literal"]
+    remaining = [shape for shape in shapes if shape.kind != "literal"]
     if literals:
-        rest.insert(0, Shape("literal", values=tuple(v for shape in literals for v in shape.values)))
-    unique = list(dict.fromkeys(rest))
+        remaining.insert(0, Shape("literal", values=tuple(v for shape in literals for v in shape.values)))
+    unique = list(dict.fromkeys(remaining))
     return unique[0] if len(unique) == 1 else Shape("union", tuple(unique))
 
 
@@ -408,7 +408,7 @@ def fits(value: Any, shape: Shape) -> bool:
     if shape.kind == "union":
         return any(fits(value, part) for part in shape.of)
     if shape.kind == "literal":
-        return any(type(value) is type(known) and value == known for known in shape.values)
+        return any(type(value) is type(literal) and value == literal for literal in shape.values)
     if shape.kind == "list":
         return isinstance(value, list) and (not shape.of or all(fits(item, shape.of[0]) for item in value))
     if isinstance(value, bool):
@@ -444,9 +444,9 @@ class Component(Record):
     @property
     def signature(self) -> str:
         typed = [(name, python_type(kind)) for name, kind in self.parameters]
-        shown = ", ".join(f"{name}: {kind}" if kind else name for name, kind in typed)
+        parameters = ", ".join(f"{name}: {kind}" if kind else name for name, kind in typed)
         result = self.returns
-        return f"def {self.function}({shown})" + (f" -> {result}:" if result else ":")
+        return f"def {self.function}({parameters})" + (f" -> {result}:" if result else ":")
 
     @property
     def returns(self) -> str:
@@ -464,18 +464,18 @@ class ComponentPlan(Record):
     spec_hash: str = ""
 
     def get(self, identifier: str) -> Component:
-        return next(each for each in self.components if each.id == identifier)
+        return next(component for component in self.components if component.id == identifier)
 
     def waves(self) -> list[list[Component]]:
         """Components whose dependencies are all in earlier waves."""
         depth: dict[str, int] = {}
-        for each in self.components:
-            earlier = (*each.dependencies, *each.after)
-            depth[each.id] = 1 + max((depth[other] for other in earlier), default=-1)
-        found: list[list[Component]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
-        for each in self.components:
-            found[depth[each.id]].append(each)
-        return found
+        for component in self.components:
+            earlier = (*component.dependencies, *component.after)
+            depth[component.id] = 1 + max((depth[identifier] for identifier in earlier), default=-1)
+        by_depth: list[list[Component]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+        for component in self.components:
+            by_depth[depth[component.id]].append(component)
+        return by_depth
 
     def inverse_of(self, rule: PropertyCase | None) -> Component | None:
         """The component that a property calls on results."""
@@ -496,7 +496,7 @@ def make_plan(tree: SpecTree, cases: CaseFile, *, where: str) -> ComponentPlan:
     for node in nodes:
         rules = cases.components.get(node.id, ComponentCases()).properties
         inverses = [rule.inverse for rule in rules if rule.inverse is not None]
-        if missing := [each for each in inverses if each not in uses]:
+        if missing := [identifier for identifier in inverses if identifier not in uses]:
             raise UserMistake(
                 f"a property of {node.id} names the component {missing[0]}, which does not exist",
                 fix="name the id of a component as `inverse`",
@@ -505,12 +505,16 @@ def make_plan(tree: SpecTree, cases: CaseFile, *, where: str) -> ComponentPlan:
         earlier[node.id] = (*uses[node.id], *inverses)
     order = sort_by_dependencies(earlier, where=where, lines={node.id: node.line for node in nodes})
     by_id = {node.id: node for node in nodes}
-    found = tuple(_to_component(by_id[each], uses[each], cases) for each in order)
-    _require_distinct(found, where=where)
+    components = tuple(_to_component(by_id[identifier], uses[identifier], cases) for identifier in order)
+    _require_distinct(components, where=where)
     package = cases.package or snake_case(tree.root.name) or "components"
-    content = [package, cases.language, [each.model_dump(mode="json", exclude={"line"}) for each in found]]
+    content = [
+        package,
+        cases.language,
+        [component.model_dump(mode="json", exclude={"line"}) for component in components],
+    ]
     return ComponentPlan(
-        package=package, language=cases.language, components=found, spec_hash=fingerprint(content)
+        package=package, language=cases.language, components=components, spec_hash=fingerprint(content)
     )
 
 
@@ -520,12 +524,12 @@ def component_nodes(tree: SpecTree, cases: CaseFile) -> list[SpecNode]:
 
 def resolve_names(tree: SpecTree) -> dict[str, str]:
     """Ids, names and function names of nodes, each with the id it means."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for node in tree.walk():
         for name in (snake_case(node.name), node.name, node.id):
             if name and node.id:
-                found.setdefault(name, node.id)
-    return found | {node.id: node.id for node in tree.walk() if node.id}
+                by_name.setdefault(name, node.id)
+    return by_name | {node.id: node.id for node in tree.walk() if node.id}
 
 
 def _require_ids(tree: SpecTree, cases: CaseFile, *, where: str) -> None:
@@ -547,7 +551,7 @@ def _require_ids(tree: SpecTree, cases: CaseFile, *, where: str) -> None:
                 where=f"{where}:{node.line}",
             )
         lines[node.id] = node.line
-    if unknown := [each for each in cases.components if each not in lines]:
+    if unknown := [identifier for identifier in cases.components if identifier not in lines]:
         raise UserMistake(
             f"there are cases for {unknown[0]}, which is no node of the specification",
             fix="correct the id in the cases, in quotes; `graft spec show` lists the nodes",
@@ -557,18 +561,18 @@ def _require_ids(tree: SpecTree, cases: CaseFile, *, where: str) -> None:
 
 def dependencies_by_id(tree: SpecTree, cases: CaseFile) -> dict[str, tuple[str, ...]]:
     """What each component uses, by id: what it names, else the components directly below it."""
-    nodes, named = component_nodes(tree, cases), resolve_names(tree)
-    known = {node.id for node in nodes}
-    found: dict[str, tuple[str, ...]] = {}
+    nodes, by_name = component_nodes(tree, cases), resolve_names(tree)
+    identifiers = {node.id for node in nodes}
+    dependencies: dict[str, tuple[str, ...]] = {}
     for node in nodes:
         # Its own name means something else that is called the same; its own id is a cycle.
-        stated = [name for name, _ in dependencies_of(node) if name in named]
-        wanted = [named[name] for name in stated if named[name] != node.id or name == node.id]
-        if not wanted:
-            wanted = [inner for child in node.children for inner in _components_below(child, known)]
-        used = dict.fromkeys(each for each in wanted if each in known)
-        found[node.id] = (*found.get(node.id, ()), *used)
-    return found
+        stated = [name for name, _ in dependencies_of(node) if name in by_name]
+        needed = [by_name[name] for name in stated if by_name[name] != node.id or name == node.id]
+        if not needed:
+            needed = [inner for child in node.children for inner in _components_below(child, identifiers)]
+        used = dict.fromkeys(identifier for identifier in needed if identifier in identifiers)
+        dependencies[node.id] = (*dependencies.get(node.id, ()), *used)
+    return dependencies
 
 
 def _components_below(node: SpecNode, known: set[str]) -> list[str]:
@@ -580,11 +584,15 @@ def _components_below(node: SpecNode, known: set[str]) -> list[str]:
 def sort_by_dependencies(uses: dict[str, tuple[str, ...]], *, where: str, lines: dict[str, int]) -> list[str]:
     """Dependencies first, otherwise in the order of the file; UserMistake for a cycle."""
     order: list[str] = []
-    left = dict(uses)
-    while left:
-        ready = [each for each, needed in left.items() if not any(other in left for other in needed)]
+    remaining = dict(uses)
+    while remaining:
+        ready = [
+            identifier
+            for identifier, needed in remaining.items()
+            if not any(dependency in remaining for dependency in needed)
+        ]
         if not ready:
-            cycle = find_cycle(left)
+            cycle = find_cycle(remaining)
             raise UserMistake(
                 describe_cycle(cycle),
                 why="a component is built after what it uses, and after the `inverse` of its properties",
@@ -592,7 +600,7 @@ def sort_by_dependencies(uses: dict[str, tuple[str, ...]], *, where: str, lines:
                 where=f"{where}:{lines.get(cycle[0], 1)}",
             )
         order.append(ready[0])
-        del left[ready[0]]
+        del remaining[ready[0]]
     return order
 
 
@@ -610,35 +618,37 @@ def find_cycle(uses: dict[str, tuple[str, ...]]) -> list[str]:
         waiting = [iter([start])]
         path = []
         while waiting:
-            other = next(waiting[-1], None)
-            if other is None:
+            dependency = next(waiting[-1], None)
+            if dependency is None:
                 waiting.pop()
                 if path:
                     done.add(path.pop())
-            elif other in path:
-                return [*path[path.index(other) :], other]
-            elif other in uses and other not in done:
-                path.append(other)
-                waiting.append(iter(uses[other]))
+            elif dependency in path:
+                return [*path[path.index(dependency) :], dependency]
+            elif dependency in uses and dependency not in done:
+                path.append(dependency)
+                waiting.append(iter(uses[dependency]))
     return []
 
 
 def _to_component(node: SpecNode, dependencies: tuple[str, ...], cases: CaseFile) -> Component:
-    own = cases.components.get(node.id, ComponentCases())
+    component_cases = cases.components.get(node.id, ComponentCases())
     requirements = [text for text, _ in requirements_of(node)]
-    function = function_of(node, own)
+    function = function_of(node, component_cases)
     return Component(
         id=node.id,
         name=node.name,
         module=function,
         function=function,
         description=describe(node),
-        parameters=tuple((to_identifier(each.name), each.type) for each in parameters_of(node, "inputs")),
-        outputs=tuple((each.name, each.type) for each in parameters_of(node, "outputs")),
+        parameters=tuple(
+            (to_identifier(parameter.name), parameter.type) for parameter in parameters_of(node, "inputs")
+        ),
+        outputs=tuple((parameter.name, parameter.type) for parameter in parameters_of(node, "outputs")),
         requirements=tuple(requirements),
         dependencies=dependencies,
-        after=tuple(rule.inverse for rule in own.properties if rule.inverse is not None),
-        cases=with_requirements(own, requirements, {function, snake_case(node.name)}),
+        after=tuple(rule.inverse for rule in component_cases.properties if rule.inverse is not None),
+        cases=with_requirements(component_cases, requirements, {function, snake_case(node.name)}),
         line=node.line,
     )
 
@@ -655,9 +665,9 @@ def to_identifier(name: str) -> str:
 
 def describe(node: SpecNode) -> str:
     """What the node is for, in the words of the spec."""
-    given = metadata_of(node)
-    listed = given.get("responsibilities")
-    parts = [given.get("description"), *(listed if isinstance(listed, list) else [])]
+    metadata = metadata_of(node)
+    listed = metadata.get("responsibilities")
+    parts = [metadata.get("description"), *(listed if isinstance(listed, list) else [])]
     text = ". ".join(str(part).replace("_", " ").strip().rstrip(".") for part in parts if part)
     return text or node.body.strip()
 
@@ -676,20 +686,20 @@ def result_shape(component: Component) -> Shape | None:
 
 
 def _require_distinct(components: tuple[Component, ...], *, where: str) -> None:
-    seen: dict[str, Component] = {}
-    for each in components:
-        if keyword.iskeyword(each.function):
+    by_module: dict[str, Component] = {}
+    for component in components:
+        if keyword.iskeyword(component.function):
             raise UserMistake(
-                f"the component {each.id} is called {each.function}, which is a word of Python",
+                f"the component {component.id} is called {component.function}, which is a word of Python",
                 why="its function and its module have this name",
-                fix=f"give it another name, or `function` under components.{each.id} in the cases",
-                where=f"{where}:{each.line}",
+                fix=f"give it another name, or `function` under components.{component.id} in the cases",
+                where=f"{where}:{component.line}",
             )
-        other = seen.setdefault(each.module, each)
-        if other is not each:
+        namesake = by_module.setdefault(component.module, component)
+        if namesake is not component:
             raise UserMistake(
-                f"the components {other.id} and {each.id} are both called {each.module}",
+                f"the components {namesake.id} and {component.id} are both called {component.module}",
                 why="each becomes a module of the package",
                 fix="give one of them another name, or `function` in the cases",
-                where=f"{where}:{each.line}",
+                where=f"{where}:{component.line}",
             )

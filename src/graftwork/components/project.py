@@ -85,7 +85,7 @@ def generate_components(
     on_progress: OnProgress = lambda _phase, _done, _total: None,
 ) -> GenerationOutcome:
     plan = load_plan(request.spec, request.cases)
-    wanted = choose_components(plan, request.wanted)
+    chosen_ids = choose_components(plan, request.wanted)
     judge = None
     if request.judged:
         if work is None or work.settings.evaluate.judge is None:
@@ -102,7 +102,7 @@ def generate_components(
             model,
             request.out,
             request.settings,
-            wanted,
+            chosen_ids,
             request.stages,
             judge,
             sandbox=_sandbox_of(work),
@@ -115,21 +115,23 @@ def generate_components(
 
 def choose_components(plan: ComponentPlan, names: Sequence[str]) -> tuple[str, ...]:
     """Components by id, by function, or all below a node."""
-    found: list[str] = []
+    identifiers: list[str] = []
     for name in names:
         matching = [
-            each.id for each in plan.components if each.function == name or is_held_out(each.id, (name,))
+            component.id
+            for component in plan.components
+            if component.function == name or is_held_out(component.id, (name,))
         ]
         if not matching:
-            known = ", ".join(each.id for each in plan.components[:12])
+            examples = ", ".join(component.id for component in plan.components[:12])
             raise UserMistake(
                 f"there is no component {name}",
-                why=f"the specification has {known}",
+                why=f"the specification has {examples}",
                 fix="`graft spec show` lists the nodes",
                 where="--only",
             )
-        found += matching
-    return tuple(dict.fromkeys(found))
+        identifiers += matching
+    return tuple(dict.fromkeys(identifiers))
 
 
 @contextmanager
@@ -219,22 +221,26 @@ def verify_components(
         for identifier, part in manifest.components.items()
         if (out / part["file"]).is_file()
     }
-    chosen = [each for each in plan.components if each.id in texts]
+    components = [component for component in plan.components if component.id in texts]
     ending = ENDINGS[plan.language]
-    given = [
+    submissions = [
         Submission(
-            each,
-            texts[each.id],
+            component,
+            texts[component.id],
             4,
-            tuple((f"{other.module}{ending}", texts[other.id]) for other in chosen if other.id != each.id),
+            tuple(
+                (f"{dependency.module}{ending}", texts[dependency.id])
+                for dependency in components
+                if dependency.id != component.id
+            ),
         )
-        for each in chosen
+        for component in components
     ]
-    verdicts = open_verifier(plan, _sandbox_of(work)).verify(given)
-    for each, verdict in zip(chosen, verdicts, strict=True):
+    verdicts = open_verifier(plan, _sandbox_of(work)).verify(submissions)
+    for component, verdict in zip(components, verdicts, strict=True):
         if not verdict.ok:
-            problems.append(f"{each.id}: run again, it does not hold its cases: {verdict.reason}")
-    return report.model_copy(update={"problems": tuple(problems), "rerun": len(given)})
+            problems.append(f"{component.id}: run again, it does not hold its cases: {verdict.reason}")
+    return report.model_copy(update={"problems": tuple(problems), "rerun": len(submissions)})
 
 
 def write_episodes(
@@ -255,9 +261,9 @@ def write_episodes(
     journal = GenerationJournal(out / GENERATION)
     episodes = list(list_episodes(plan, journal, held_out=held_out))
     files = {"interactions": "episodes.jsonl", "prompts": "prompts.jsonl", "cases": "held_out.jsonl"}
-    written = {name: str(to / file) for name, file in files.items()}
+    paths = {name: str(to / file) for name, file in files.items()}
     # What the validation and test splits of the project's datasets hold: prompts by hash, and sessions.
-    log, held_prompts, held_sessions = Path(written["interactions"]), set[str](), set[str]()
+    log, held_prompts, held_sessions = Path(paths["interactions"]), set[str](), set[str]()
     elsewhere = set[str]()
     datasets = sorted(work.project.datasets.glob("*/manifest.json")) if work is not None else []
     for split in HELD_OUT_SPLITS:
@@ -269,37 +275,37 @@ def write_episodes(
             # Rows of the log of episodes stay in it: they keep their split.
             if work is not None and (work.project.root / row.origin.file).resolve() != log.resolve():
                 elsewhere.add(prompt)
-    kept = [episode for episode in episodes if episode[0] not in elsewhere]
-    rows, pairs = to_rows(kept)
+    logged = [episode for episode in episodes if episode[0] not in elsewhere]
+    rows, pairs = to_rows(logged)
     simple = [
-        each
-        for each in plan.components
-        if plan.language == "python" and not each.dependencies and each.cases.calls
+        component
+        for component in plan.components
+        if plan.language == "python" and not component.dependencies and component.cases.calls
     ]
-    prompts, held = [], []
-    for each in simple:
-        made = list_cases(plan, journal, each)
-        if is_held_out(each.id, held_out):
-            held += [case for _, case in made]
+    prompts, case_rows = [], []
+    for component in simple:
+        stage_cases = list_cases(plan, journal, component)
+        if is_held_out(component.id, held_out):
+            case_rows += [case for _, case in stage_cases]
         else:
             # A session is a component: if one of its stages is held out, all are.
             prompts += [
                 case
-                for prompt, case in made
+                for prompt, case in stage_cases
                 if prompt not in held_prompts and case["session"] not in held_sessions
             ]
-    for name, content in (("interactions", rows), ("prompts", prompts), ("cases", held)):
-        write_atomic(Path(written[name]), dump_lines(content))
+    for name, content in (("interactions", rows), ("prompts", prompts), ("cases", case_rows)):
+        write_atomic(Path(paths[name]), dump_lines(content))
     return EpisodeFiles(
         interactions=len(rows),
         pairs=pairs,
         failed=sum(row["status"] == "failed" for row in rows),
         prompts=len(prompts),
-        cases=len(held),
-        held_out=tuple(each.id for each in plan.components if is_held_out(each.id, held_out)),
-        left_out=len(episodes) - len(kept),
-        with_dependencies=sum(bool(each.dependencies) for each in plan.components),
-        files=written,
+        cases=len(case_rows),
+        held_out=tuple(component.id for component in plan.components if is_held_out(component.id, held_out)),
+        left_out=len(episodes) - len(logged),
+        with_dependencies=sum(bool(component.dependencies) for component in plan.components),
+        files=paths,
     )
 
 

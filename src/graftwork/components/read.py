@@ -48,22 +48,24 @@ class _Reader:
 
     def node(self, given: yaml.Node) -> SpecNode:
         pairs = self._pairs(given)
-        own = {key: value for key, value in pairs.items() if key in _OWN and self._is_own(key, value)}
-        identifier, name = self._text(own.get("id")), self._text(own.get("name"))
-        kind = own["id"].tag.rpartition(":")[2] if "id" in own else "str"
+        node_keys = {key: value for key, value in pairs.items() if key in _OWN and self._is_own(key, value)}
+        identifier, name = self._text(node_keys.get("id")), self._text(node_keys.get("name"))
+        kind = node_keys["id"].tag.rpartition(":")[2] if "id" in node_keys else "str"
         if kind != "str":
             read = _READ_AS.get(kind, "another value")
             message = f"the id {identifier} is not quoted: YAML reads {read}"
-            self.report("id_not_quoted", own["id"], message, about=identifier)
+            self.report("id_not_quoted", node_keys["id"], message, about=identifier)
         lines: dict[str, int] = {}
-        fields = {key: self._plain(value, (key,), lines) for key, value in pairs.items() if key not in own}
-        children = own.get("children")
+        fields = {
+            key: self._plain(value, (key,), lines) for key, value in pairs.items() if key not in node_keys
+        }
+        children = node_keys.get("children")
         return SpecNode(
             id=identifier,
             name=name,
             fields=fields,
-            body=self._text(own.get("body")),
-            tail=self._text(own.get("tail")),
+            body=self._text(node_keys.get("body")),
+            tail=self._text(node_keys.get("tail")),
             children=tuple(self.node(child) for child in children.value) if children is not None else (),
             line=given.start_mark.line + 1,
             lines=lines,
@@ -77,8 +79,8 @@ class _Reader:
         return isinstance(value, yaml.ScalarNode) and value.tag != "tag:yaml.org,2002:null"
 
     def _pairs(self, node: yaml.Node) -> dict[str, yaml.Node]:
-        found: dict[str, yaml.Node] = {}
-        seen: dict[str, yaml.Node] = {}
+        values: dict[str, yaml.Node] = {}
+        key_nodes: dict[str, yaml.Node] = {}
         for key_node, value in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise UserMistake(
@@ -89,10 +91,10 @@ class _Reader:
                 )
             key = str(key_node.value)
             # Whether `<<` brought the key: it is written before the mapping, and may be given again.
-            if key in found and seen[key].start_mark.index >= node.start_mark.index:
+            if key in values and key_nodes[key].start_mark.index >= node.start_mark.index:
                 self.report("key_twice", key_node, f"the key {key} occurs twice; the last one counts")
-            found[key], seen[key] = value, key_node
-        return found
+            values[key], key_nodes[key] = value, key_node
+        return values
 
     def _text(self, node: yaml.Node | None) -> str:
         return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
@@ -205,8 +207,8 @@ def find_headings(lines: list[str], pattern: re.Pattern[str]) -> Iterator[tuple[
             fence = mark[1]
         elif fence and mark and mark[1].startswith(fence):
             fence = ""
-        elif not fence and (found := pattern.match(line.removesuffix("\n"))):
-            yield number, found
+        elif not fence and (match := pattern.match(line.removesuffix("\n"))):
+            yield number, match
 
 
 def is_outline(text: str) -> bool:
@@ -214,7 +216,7 @@ def is_outline(text: str) -> bool:
     lines = split_lines(text)
     if any(True for _ in find_headings(lines, NUMBERED)):
         return True
-    depths = [len(found["stars"]) for _, found in find_headings(lines, UNNUMBERED)]
+    depths = [len(match["stars"]) for _, match in find_headings(lines, UNNUMBERED)]
     return bool(depths) and depths[0] == 1 and 2 in depths
 
 
@@ -235,9 +237,11 @@ def read_outline(text: str, *, where: str) -> SpecTree:
     title = lines[0].removesuffix("\n") if first else ""
     root = _read_text(title, "".join(lines[1:first]), expected=ROOT_ID, where=where, line=1)
     nodes = []
-    for (number, path, rest), end in zip(headings, ends, strict=True):
+    for (number, path, title_text), end in zip(headings, ends, strict=True):
         body, expected = "".join(lines[number + 1 : end]), ".".join(map(str, path))
-        nodes.append((len(path), _read_text(rest, body, expected=expected, where=where, line=number + 1)))
+        nodes.append(
+            (len(path), _read_text(title_text, body, expected=expected, where=where, line=number + 1))
+        )
     findings += _check_numbers(headings)
     return SpecTree(dialect=OUTLINE, root=_nest(root, nodes), findings=tuple(findings))
 
@@ -245,10 +249,10 @@ def read_outline(text: str, *, where: str) -> SpecTree:
 def _number_in_order(lines: list[str], findings: list[SpecFinding]) -> list[Heading]:
     counters: list[int] = []
     headings: list[Heading] = []
-    for number, found in find_headings(lines, UNNUMBERED):
-        depth = min(len(found["stars"]), len(counters) + 1)
+    for number, match in find_headings(lines, UNNUMBERED):
+        depth = min(len(match["stars"]), len(counters) + 1)
         counters = [*counters[: depth - 1], (counters[depth - 1] if len(counters) >= depth else 0) + 1]
-        headings.append((number, tuple(counters), found["rest"]))
+        headings.append((number, tuple(counters), match["rest"]))
     if headings:
         message = "the headings have no numbers: they were numbered in order"
         line = headings[0][0] + 1
@@ -287,7 +291,7 @@ def _read_text(title: str, body: str, *, expected: str, where: str, line: int) -
     name, tail = split_title(title)
     if not body.startswith(_BLOCK_START):
         return SpecNode(id=expected, name=name, tail=tail, body=body, line=line)
-    block, separator, rest = body.removeprefix(_BLOCK_START).partition("\n" + _BLOCK_END)
+    block, separator, remaining_body = body.removeprefix(_BLOCK_START).partition("\n" + _BLOCK_END)
     if not separator:
         raise UserMistake(
             "the fenced block `spec` is not closed", fix="close it with ```", where=f"{where}:{line + 1}"
@@ -301,7 +305,7 @@ def _read_text(title: str, body: str, *, expected: str, where: str, line: int) -
         id=inner.id or ("" if "id" in exact else expected),
         name=str(exact.get("name", name)),
         tail=str(exact.get("tail", tail)),
-        body=str(exact.get("body", rest)),
+        body=str(exact.get("body", remaining_body)),
         fields=fields | (inner_fields if isinstance(inner_fields, dict) else {}),
         line=line,
         lines={key: number + line + 1 for key, number in inner.lines.items()},
@@ -343,13 +347,13 @@ def write_outline(tree: SpecTree) -> str:
 
 def _numbered(node: SpecNode) -> list[tuple[int, SpecNode]]:
     """Children with the numbers that their own ids end with where those rise, else counted."""
-    found, last = [], 0
+    numbered, last = [], 0
     for child in node.children:
         end = child.id.rpartition(".")[2]
         number = int(end) if end.isascii() and end.isdigit() and len(end) < 9 else 0
         last = number if number > last and str(number) == end else last + 1
-        found.append((last, child))
-    return found
+        numbered.append((last, child))
+    return numbered
 
 
 def _write_node(node: SpecNode, path: tuple[int, ...], *, is_last: bool) -> str:
@@ -385,8 +389,8 @@ def _is_plain_body(body: str, *, is_last: bool) -> bool:
     if body.startswith(_BLOCK_START) or not (is_last or not body or body.endswith("\n")):
         return False
     lines = split_lines(body if not body or body.endswith("\n") else body + "\n")
-    found = [number for number, _ in find_headings([*lines, "*1 end\n"], NUMBERED)]
-    return found == [len(lines)]
+    headings = [number for number, _ in find_headings([*lines, "*1 end\n"], NUMBERED)]
+    return headings == [len(lines)]
 
 
 ENDINGS = (".tiki", ".yaml", ".yml", ".outline")
@@ -441,14 +445,14 @@ def write_spec(tree: SpecTree, dialect: Dialect) -> str:
 
 def _free_text(text: str, *, where: str, why: str) -> UserMistake:
     if not text.strip():
-        found = "the file is empty"
+        description = "the file is empty"
     else:
         headings = len(_MARKDOWN.findall(text))
-        found = "YAML without a tree" if why.startswith("its keys") or "a list" in why else "free text"
-        if headings and found == "free text":
-            found += f" with {headings} Markdown heading{'s' if headings > 1 else ''}"
+        description = "YAML without a tree" if why.startswith("its keys") or "a list" in why else "free text"
+        if headings and description == "free text":
+            description += f" with {headings} Markdown heading{'s' if headings > 1 else ''}"
     return UserMistake(
-        f"this is no specification: {found}",
+        f"this is no specification: {description}",
         why=f"it has no numbered headings (*1, *1**1), and {why}",
         fix="write a YAML tree with id, name and children, or an outline of numbered headings",
         where=where,
@@ -485,8 +489,8 @@ def from_openapi(document: dict[str, Any]) -> SpecTree:
                 groups.setdefault(group, []).append(_operation(document, str(path), method, operation))
     children = []
     for number, (group, leaves) in enumerate(groups.items(), 1):
-        named = [leaf.model_copy(update={"id": f"{number}.{n}"}) for n, leaf in enumerate(leaves, 1)]
-        children.append(SpecNode(id=str(number), name=group, children=tuple(named)))
+        numbered = [leaf.model_copy(update={"id": f"{number}.{n}"}) for n, leaf in enumerate(leaves, 1)]
+        children.append(SpecNode(id=str(number), name=group, children=tuple(numbered)))
     root = SpecNode(
         id="0",
         name=str((info or {}).get("title") or "Api"),
@@ -498,8 +502,8 @@ def from_openapi(document: dict[str, Any]) -> SpecTree:
 
 def _operation(document: dict[str, Any], path: str, method: str, operation: dict[str, Any]) -> SpecNode:
     inputs: dict[str, str] = {}
-    for each in operation.get("parameters") or ():
-        parameter = _resolve(document, each)
+    for reference in operation.get("parameters") or ():
+        parameter = _resolve(document, reference)
         inputs[snake_case(str(parameter.get("name", "")))] = _type(
             document, parameter.get("schema") or parameter
         )
@@ -555,12 +559,12 @@ def from_json_schema(document: dict[str, Any], *, where: str) -> SpecTree:
 def _examples(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Examples are valid by definition: each is a requirement that states a call."""
     listed = schema.get("examples")
-    given = [
+    examples = [
         *(listed if isinstance(listed, list) else []),
         *([schema["example"]] if "example" in schema else []),
     ]
     function = snake_case(f"validate {name}")
-    calls = [f"{function}({json.dumps(_plain(value))}) == true" for value in given]
+    calls = [f"{function}({json.dumps(_plain(value))}) == true" for value in examples]
     return {"requirements": calls} if calls else {}
 
 
@@ -575,39 +579,37 @@ def _resolve(document: dict[str, Any], value: Any) -> dict[str, Any]:
         reference = value.get("$ref") if isinstance(value, dict) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):
             break
-        found: Any = document
+        target: Any = document
         for part in reference[2:].split("/"):
-            found = (
-                found.get(part.replace("~1", "/").replace("~0", "~"), {}) if isinstance(found, dict) else {}
+            target = (
+                target.get(part.replace("~1", "/").replace("~0", "~"), {}) if isinstance(target, dict) else {}
             )
-        value = found
+        value = target
     return value if isinstance(value, dict) else {}
 
 
 def _schema_of(holder: dict[str, Any]) -> dict[str, Any] | None:
     content = holder.get("content")
     if isinstance(content, dict):
-        chosen: Any = content.get("application/json") or next(iter(content.values()), {})
+        media: Any = content.get("application/json") or next(iter(content.values()), {})
         return (
-            chosen.get("schema")
-            if isinstance(chosen, dict) and isinstance(chosen.get("schema"), dict)
-            else None
+            media.get("schema") if isinstance(media, dict) and isinstance(media.get("schema"), dict) else None
         )
     return holder.get("schema") if isinstance(holder.get("schema"), dict) else None
 
 
 def _type(document: dict[str, Any], schema: Any, depth: int = 0) -> str:
     """The type in the words that specifications use."""
-    found = _resolve(document, schema)
-    if depth > 4 or not found:
+    resolved = _resolve(document, schema)
+    if depth > 4 or not resolved:
         return "any"
-    if isinstance(found.get("enum"), list):
-        return " | ".join(repr(value) if isinstance(value, str) else str(value) for value in found["enum"])
-    kind = found.get("type")
+    if isinstance(resolved.get("enum"), list):
+        return " | ".join(repr(value) if isinstance(value, str) else str(value) for value in resolved["enum"])
+    kind = resolved.get("type")
     if isinstance(kind, list):
-        return " | ".join(str(each) for each in kind)
+        return " | ".join(str(name) for name in kind)
     if kind == "array":
-        return f"list({_type(document, found.get('items') or {}, depth + 1)})"
-    if kind == "object" or "properties" in found:
+        return f"list({_type(document, resolved.get('items') or {}, depth + 1)})"
+    if kind == "object" or "properties" in resolved:
         return "map"
     return str(kind) if kind else "any"

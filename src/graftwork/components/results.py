@@ -91,7 +91,7 @@ def score_component(
     sampled = [stage for stage in built.stages if stage.samples > 1 and stage.stage != 3]
     scores: dict[str, float | None] = {
         "atomicity": atomicity(facts),
-        "adherence": _mean([held for stage in built.stages for held in stage.checks.values()]),
+        "adherence": _mean([passed for stage in built.stages for passed in stage.checks.values()]),
         "compliance": compliance(component, verdict),
         "supervision": _mean([stage.held_back for stage in built.stages if stage.held_back is not None]),
         "integration": integration(component, built),
@@ -137,8 +137,8 @@ def compliance(component: Component, verdict: SourceVerdict) -> float:
     """The signature, the type of every value, and every requirement that has a case."""
     checks = [has_signature(component, verdict.facts), verdict.shape_ok]
     for text in covered_by(component.cases):
-        deciding = [each for each, covers in case_covers(component.cases).items() if text in covers]
-        checks.append(all(not verdict.cases.get(each, "missing") for each in deciding))
+        deciding = [case_id for case_id, covers in case_covers(component.cases).items() if text in covers]
+        checks.append(all(not verdict.cases.get(case_id, "missing") for case_id in deciding))
     return sum(checks) / len(checks)
 
 
@@ -150,11 +150,11 @@ def has_signature(component: Component, facts: SourceFacts) -> bool:
     if not component.parameters:
         return True
     count = len(component.parameters)
-    if len(facts.parameters) < count or any(each["needed"] for each in facts.parameters[count:]):
+    if len(facts.parameters) < count or any(parameter["needed"] for parameter in facts.parameters[count:]):
         return False
     return all(
-        str(found["name"]) in (name, "")
-        for found, (name, _) in zip(facts.parameters, component.parameters, strict=False)
+        str(parameter_facts["name"]) in (name, "")
+        for parameter_facts, (name, _) in zip(facts.parameters, component.parameters, strict=False)
     )
 
 
@@ -168,12 +168,12 @@ def performance(component: Component, evidence: Evidence | None) -> float | None
     limits = component.cases.limits
     if evidence is None:
         return None
-    kept = []
+    within_limits = []
     if limits.events is not None:
-        kept.append(evidence.events <= limits.events)
+        within_limits.append(evidence.events <= limits.events)
     if limits.memory_kib is not None:
-        kept.append(evidence.peak_bytes <= limits.memory_kib * 1024)
-    return _mean(kept)
+        within_limits.append(evidence.peak_bytes <= limits.memory_kib * 1024)
+    return _mean(within_limits)
 
 
 def apply_gates(scores: dict[str, float | None], thresholds: ScoreThresholds) -> dict[str, bool]:
@@ -268,26 +268,26 @@ def tests_text(plan: ComponentPlan, component: Component) -> str:
 
 def find_handwritten(out: Path, plan: ComponentPlan) -> dict[str, str]:
     """Modules in the package that no generation wrote, or that were changed since: module and text."""
-    known = _generated_hashes(out)
-    found = {}
+    generated = _generated_hashes(out)
+    sources = {}
     for component in plan.components:
         name = source_name(plan, component)
         path = out / name
         if path.is_file():
             text = path.read_text(encoding="utf-8")
-            if text_hash(text) not in known.get(name, ()):
-                found[component.module] = text
-    return found
+            if text_hash(text) not in generated.get(name, ()):
+                sources[component.module] = text
+    return sources
 
 
 def require_free(out: Path, plan: ComponentPlan, wanted: Collection[str]) -> None:
     """Raise UserMistake where the package would overwrite a file that no generation wrote."""
-    chosen = [each for each in plan.components if each.id in wanted]
+    components = [component for component in plan.components if component.id in wanted]
     shared = (
         ("mix.exs", "test/test_helper.exs") if plan.language == "elixir" else (f"{plan.package}/__init__.py",)
     )
     files: dict[str, str | None] = dict.fromkeys((CARD_FILE, CARD_PAGE, *shared))
-    files |= {tests_name(plan, each): tests_text(plan, each) for each in chosen}
+    files |= {tests_name(plan, component): tests_text(plan, component) for component in components}
     _require_own(out, files, _generated_hashes(out), handwritten=set())
 
 
@@ -314,18 +314,18 @@ def write_package(
     out: Path, files: dict[str, str], manifest: PackageManifest, *, handwritten: set[str]
 ) -> PackageManifest:
     """Refuses before the first byte is written."""
-    known = _generated_hashes(out)
-    _require_own(out, {**files}, known, handwritten=handwritten)
-    written = {name: text for name, text in files.items() if name not in handwritten}
-    hashed = {name: text_hash(text) for name, text in sorted(written.items())}
+    generated = _generated_hashes(out)
+    _require_own(out, {**files}, generated, handwritten=handwritten)
+    package_texts = {name: text for name, text in files.items() if name not in handwritten}
+    hashed = {name: text_hash(text) for name, text in sorted(package_texts.items())}
     manifest = manifest.model_copy(update={"files": hashed})
     # One line for each attempt since the last complete package.
     path = out / INTENDED_FILE
     before = path.read_text(encoding="utf-8") if path.is_file() else ""
     write_atomic(path, before + json.dumps(manifest.model_dump(mode="json")) + "\n")
-    for name, text in written.items():
+    for name, text in package_texts.items():
         write_atomic(out / name, text)
-    for name, digests in known.items():
+    for name, digests in generated.items():
         path = out / name
         if name in files or not path.is_file():
             continue
@@ -338,15 +338,15 @@ def write_package(
 
 def _generated_hashes(out: Path) -> dict[str, set[str]]:
     """Hashes that generations wrote by file name, with those of packages that were never completed."""
-    found: dict[str, set[str]] = {}
+    digests_by_name: dict[str, set[str]] = {}
     complete, path = read_manifest(out), out / INTENDED_FILE
     manifests = [complete] if complete is not None else []
     if path.is_file():
         manifests += map(PackageManifest.from_json, path.read_bytes().splitlines())
     for manifest in manifests:
         for name, digest in manifest.files.items():
-            found.setdefault(name, set()).add(digest)
-    return found
+            digests_by_name.setdefault(name, set()).add(digest)
+    return digests_by_name
 
 
 def package_files(plan: ComponentPlan, built: list[BuiltComponent], cards: list[ScoreCard]) -> dict[str, str]:
@@ -410,12 +410,14 @@ def write_card_page(plan: ComponentPlan, cards: list[ScoreCard]) -> str:
     ]
     lines.append("|---|---|---:|" + "---:|" * len(names))
     for card in cards:
-        failed = [name for name, held in card.gates.items() if not held]
+        failed = [name for name, passes in card.gates.items() if not passes]
         state = "not built" if not card.built else "pass" if not failed else f"fails {', '.join(failed)}"
         scores = [card.scores.get(name) for name in names]
-        shown = ["–" if score is None else f"{score:.2f}" for score in scores]
+        score_texts = ["–" if score is None else f"{score:.2f}" for score in scores]
         total = "–" if card.total is None else f"{card.total:.1f}"
-        lines.append(f"| {card.component} {card.function} | {state} | {total} | " + " | ".join(shown) + " |")
+        lines.append(
+            f"| {card.component} {card.function} | {state} | {total} | " + " | ".join(score_texts) + " |"
+        )
     notes = [f"- {card.component}: {note}" for card in cards for note in card.notes]
     return "\n".join([*lines, "", *notes, ""])
 
@@ -473,9 +475,9 @@ def verify_package(out: Path, *, plan: ComponentPlan | None = None) -> Provenanc
         path = out / name
         if links.require(path.is_file(), f"{name} is missing"):
             links.require(text_hash(path.read_text(encoding="utf-8")) == digest, f"{name} was changed")
-    known = {(entry["kind"], entry["key"]): entry for entry in entries if "key" in entry}
+    by_key = {(entry["kind"], entry["key"]): entry for entry in entries if "key" in entry}
     links.require(
-        (PACKAGED, manifest_key(manifest)) in known,
+        (PACKAGED, manifest_key(manifest)) in by_key,
         f"{MANIFEST_FILE} is not one that the journal names: it was changed, or the run ended too early",
     )
     for identifier, part in manifest.components.items():
@@ -485,7 +487,7 @@ def verify_package(out: Path, *, plan: ComponentPlan | None = None) -> Provenanc
                 for entry in entries
                 if entry.get("kind") == ACCEPTED and entry["stage"]["component"] == identifier
             ]
-            _check_component(identifier, part, accepted, manifest.language, known, links)
+            _check_component(identifier, part, accepted, manifest.language, by_key, links)
     return ProvenanceReport(
         package=manifest.package,
         model=manifest.model,
@@ -564,23 +566,23 @@ class EpisodeFiles(Record):
 
 def is_held_out(identifier: str, held_out: Collection[str]) -> bool:
     """Whether it is one of these nodes or below one of them."""
-    return any(identifier == each or identifier.startswith(f"{each}.") for each in held_out)
+    return any(identifier == ancestor or identifier.startswith(f"{ancestor}.") for ancestor in held_out)
 
 
 def list_episodes(
     plan: ComponentPlan, journal: GenerationJournal, *, held_out: Collection[str] = ()
 ) -> Iterator[Episode]:
     """Every distinct answer with its verdict, of components that are not held out."""
-    seen: set[tuple[str, str]] = set()
-    known = {component.id for component in plan.components}
+    yielded: set[tuple[str, str]] = set()
+    component_ids = {component.id for component in plan.components}
     for entry in journal.of_kind(ATTEMPT):
         answer = journal.find(ANSWER, entry["key"])
         verdict = journal.find(VERDICT, entry["submission"])
-        if answer is None or verdict is None or entry["component"] not in known:
+        if answer is None or verdict is None or entry["component"] not in component_ids:
             continue
-        if is_held_out(entry["component"], held_out) or (answer["prompt"], answer["text"]) in seen:
+        if is_held_out(entry["component"], held_out) or (answer["prompt"], answer["text"]) in yielded:
             continue
-        seen.add((answer["prompt"], answer["text"]))
+        yielded.add((answer["prompt"], answer["text"]))
         prompt = journal.find(PROMPT, answer["prompt"])
         if prompt is None or not answer["text"].strip():
             continue
@@ -617,10 +619,10 @@ def to_rows(episodes: Collection[Episode]) -> tuple[list[dict[str, Any]], int]:
         failed = [(text, row) for text, row in group if not row["reward"]]
         paired = min(len(passed), len(failed))
         pairs += paired
-        for (chosen, row), (rejected, _) in zip(passed, failed, strict=False):
-            rest = {key: value for key, value in row.items() if key != "messages"}
-            pair = {"prompt": row["messages"], "chosen": chosen, "rejected": rejected}
-            rows.append(rest | pair | {"status": PASSED})
+        for (chosen_text, row), (rejected, _) in zip(passed, failed, strict=False):
+            columns = {key: value for key, value in row.items() if key != "messages"}
+            pair = {"prompt": row["messages"], "chosen": chosen_text, "rejected": rejected}
+            rows.append(columns | pair | {"status": PASSED})
         for text, row in (*passed[paired:], *failed[paired:]):
             messages = [*row["messages"], {"role": "assistant", "content": text}]
             rows.append({**row, "messages": messages, "status": PASSED if row["reward"] else FAILED})
@@ -643,11 +645,16 @@ def list_cases(
         for entry in journal.of_kind(ACCEPTED)
         if entry["stage"]["component"] == component.id
     }
-    asked = {entry["stage"] for entry in journal.of_kind(ATTEMPT) if entry["component"] == component.id}
-    found = []
+    asked_stages = {
+        entry["stage"] for entry in journal.of_kind(ATTEMPT) if entry["component"] == component.id
+    }
+    stage_cases = []
     for stage in REWARDED_STAGES:
-        before = next((accepted[each] for each in sorted(accepted, reverse=True) if each < stage), "")
-        if stage != 1 and not (stage in asked and before):
+        before = next(
+            (accepted[earlier] for earlier in sorted(accepted, reverse=True) if earlier < stage),
+            "",
+        )
+        if stage != 1 and not (stage in asked_stages and before):
             continue
         messages = write_prompt(plan, component, stage, source=before)
         calls = [
@@ -665,8 +672,8 @@ def list_cases(
             "domain": f"stage {stage}",
             "checks": [{"python_calls": calls}],
         }
-        found.append((prompt_hash(messages), case))
-    return found
+        stage_cases.append((prompt_hash(messages), case))
+    return stage_cases
 
 
 def dump_lines(rows: Collection[dict[str, Any]]) -> str:

@@ -100,10 +100,10 @@ class GenerationOutcome(Record):
 
 def stage_rates(journal: GenerationJournal) -> tuple[StageRate, ...]:
     first = {entry["key"]: entry for entry in journal.of_kind(ANSWER) if entry["round"] == 0}
-    found: dict[int, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    outcomes: dict[int, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for entry in journal.of_kind(ATTEMPT):
         if entry["key"] in first:
-            found[entry["stage"]][entry["component"]].append(bool(entry["ok"]))
+            outcomes[entry["stage"]][entry["component"]].append(bool(entry["ok"]))
     return tuple(
         StageRate(
             stage=stage,
@@ -112,7 +112,7 @@ def stage_rates(journal: GenerationJournal) -> tuple[StageRate, ...]:
             passed=sum(map(sum, by_component.values())),
             solved=sum(map(any, by_component.values())),
         )
-        for stage, by_component in sorted(found.items())
+        for stage, by_component in sorted(outcomes.items())
     )
 
 
@@ -147,16 +147,16 @@ def list_hacks(component: Component) -> dict[str, str]:
     """Sources that deserve nothing, by name; the last two look at the shown cases."""
     hacks = {name: text.format(name=component.function) for name, text in PROGRAMS.items()}
     hacks |= {name: extract_code(text) for name, text in TEXTS.items()}
-    shown = shown_calls(component, 4)
-    if not shown:
+    calls = shown_calls(component, 4)
+    if not calls:
         return hacks
-    values = [call.gives for call in shown if call.raises is None]
+    values = [call.gives for call in calls if call.raises is None]
     common = max(values, key=values.count, default=None)
     head = f"def {component.function}(*args, **named):\n"
     table = "".join(
         f"    if list(args) == {list(call.args)!r} and named == {call.named!r}:\n        "
         + (f"raise {call.raises}\n" if call.raises else f"return {call.gives!r}\n")
-        for call in shown
+        for call in calls
     )
     return hacks | {
         "the same value for everything": f"{head}    return {common!r}\n",
@@ -172,22 +172,22 @@ def find_accepted_hacks(
     on_progress: OnProgress = lambda _phase, _done, _total: None,
 ) -> dict[str, list[str]]:
     """Names of accepted hacks by the id of their component. No hack needs its dependencies."""
-    found: dict[str, list[str]] = {}
-    asked: list[tuple[Component, str, dict[str, str]]] = []
+    accepted_hacks: dict[str, list[str]] = {}
+    queue: list[tuple[Component, str, dict[str, str]]] = []
     for component in components:
         if not component.cases.calls and not component.cases.properties:
             continue
         hacks = list_hacks(component)
         content = component.model_dump(mode="json", exclude={"line"})
         key = fingerprint([content, hacks])[:24]
-        known = journal.find(HACKS, key)
-        if known is None:
-            asked.append((component, key, hacks))
-        elif known["accepted"]:
-            found[component.id] = known["accepted"]
-    for first in range(0, len(asked), TRIED_TOGETHER):
-        on_progress("hacks", first, len(asked))
-        part = asked[first : first + TRIED_TOGETHER]
+        entry = journal.find(HACKS, key)
+        if entry is None:
+            queue.append((component, key, hacks))
+        elif entry["accepted"]:
+            accepted_hacks[component.id] = entry["accepted"]
+    for first in range(0, len(queue), TRIED_TOGETHER):
+        on_progress("hacks", first, len(queue))
+        part = queue[first : first + TRIED_TOGETHER]
         submissions = [
             Submission(component, text, 4) for component, _, hacks in part for text in hacks.values()
         ]
@@ -196,18 +196,18 @@ def find_accepted_hacks(
             accepted = [name for name in hacks if next(verdicts).ok]
             journal.add(HACKS, key, component=component.id, tried=len(hacks), accepted=accepted)
             if accepted:
-                found[component.id] = accepted
-    return found
+                accepted_hacks[component.id] = accepted
+    return accepted_hacks
 
 
 def require_no_hack(accepted: dict[str, list[str]]) -> None:
     if accepted:
         identifier, names = next(iter(accepted.items()))
-        others = ", ".join(list(accepted)[1:])
+        other_ids = ", ".join(list(accepted)[1:])
         raise UserMistake(
             f"the cases of component {identifier} accept an answer that solves nothing: {names[0]}",
             why="a model that is rewarded by these cases learns to write such answers"
-            + (f"; the cases of {others} accept some too" if others else ""),
+            + (f"; the cases of {other_ids} accept some too" if other_ids else ""),
             fix="add calls with other arguments and values, or a property; `generate.hacks: false` in "
             "graft.yaml turns this check off",
             where=f"components.{identifier}",
@@ -246,10 +246,10 @@ class GenerateJob(NamedTuple):
 def generate(job: GenerateJob) -> GenerationOutcome:
     folder = job.out / GENERATION_FOLDER
     verifier = job.verifier or open_verifier(job.plan, job.sandbox)
-    wanted = job.wanted or tuple(each.id for each in job.plan.components)
-    chosen = with_dependencies(job.plan, wanted)
-    _require_cases(job.plan, chosen, find_handwritten(job.out, job.plan))
-    require_free(job.out, job.plan, chosen)
+    wanted_ids = job.wanted or tuple(component.id for component in job.plan.components)
+    chosen_ids = with_dependencies(job.plan, wanted_ids)
+    _require_cases(job.plan, chosen_ids, find_handwritten(job.out, job.plan))
+    require_free(job.out, job.plan, chosen_ids)
     with hold_lock(folder):
         journal = GenerationJournal(folder)
         handwritten = find_handwritten(job.out, job.plan)
@@ -263,7 +263,7 @@ def generate(job: GenerateJob) -> GenerationOutcome:
         }
         journal.add_once(STARTED, text_hash(repr(sorted(content.items(), key=str)))[:24], **content)
         if job.settings.hacks and job.plan.language == "python":
-            tried = [each for each in job.plan.components if each.id in chosen]
+            tried = [component for component in job.plan.components if component.id in chosen_ids]
             require_no_hack(find_accepted_hacks(tried, verifier, journal, on_progress=job.on_progress))
         budget = Budget(job.max_total_tokens, job.max_minutes, spent=spent_tokens(journal))
         attempts = Attempts(job.model, verifier, journal, job.settings, budget, on_progress=job.on_progress)
@@ -278,23 +278,31 @@ def generate(job: GenerateJob) -> GenerationOutcome:
         # Components of the package that is there, which this run does not build.
         present = read_manifest(job.out)
         same_package = present is not None and present.package == job.plan.package
-        kept = present.components.keys() - chosen if present is not None and same_package else set()
-        earlier = [each.id for each in job.plan.components if each.id in kept]
-        built = builder.run(wanted, stages=job.stages, recalled=earlier)
+        kept_ids = present.components.keys() - chosen_ids if present is not None and same_package else set()
+        earlier = [component.id for component in job.plan.components if component.id in kept_ids]
+        built = builder.run(wanted_ids, stages=job.stages, recalled=earlier)
         cards = _score(job, builder, built, verifier, journal)
-        own = {source_name(job.plan, each) for each in job.plan.components if each.module in handwritten}
+        own_files = {
+            source_name(job.plan, component)
+            for component in job.plan.components
+            if component.module in handwritten
+        }
         cards = _run_exunit(job, built, cards, verifier, journal)
         files = package_files(job.plan, built, cards)
-        manifest = write_package(job.out, files, _manifest(job, built, journal), handwritten=own)
+        manifest = write_package(job.out, files, _manifest(job, built, journal), handwritten=own_files)
         journal.add_once(PACKAGED, manifest_key(manifest), files=manifest.files)
-    gone = [each for each in earlier if each not in manifest.components]
+    gone = [identifier for identifier in earlier if identifier not in manifest.components]
     return GenerationOutcome(
         package=job.plan.package,
         out=str(job.out),
         language=job.plan.language,
         model=job.model.label,
-        built=tuple(each.id for each in built if each.source is not None),
-        failed={each.id: f"stage {each.failed_stage}: {each.failed}" for each in built if each.failed},
+        built=tuple(component.id for component in built if component.source is not None),
+        failed={
+            component.id: f"stage {component.failed_stage}: {component.failed}"
+            for component in built
+            if component.failed
+        },
         cards=tuple(cards),
         rates=stage_rates(journal),
         answers=sum(1 for _ in journal.of_kind("answer")),
@@ -306,12 +314,15 @@ def generate(job: GenerateJob) -> GenerationOutcome:
 
 
 def _require_cases(plan: ComponentPlan, chosen: set[str], handwritten: Mapping[str, str]) -> None:
-    components = [each for each in plan.components if each.id in chosen]
-    if any(each.cases.calls or each.cases.properties or each.module in handwritten for each in components):
+    components = [component for component in plan.components if component.id in chosen]
+    if any(
+        component.cases.calls or component.cases.properties or component.module in handwritten
+        for component in components
+    ):
         return
-    shown = ", ".join(each.id for each in components[:8])
+    ids = ", ".join(component.id for component in components[:8])
     raise UserMistake(
-        f"no component has an executable case: {shown}" if components else "the specification has no leaf",
+        f"no component has an executable case: {ids}" if components else "the specification has no leaf",
         why="an answer is accepted by cases, and by nothing else",
         fix="write calls or properties in NAME.cases.yaml next to the specification; docs/components.md "
         "shows them",
@@ -338,26 +349,28 @@ def _score(
     verifier: Verifier,
     journal: GenerationJournal,
 ) -> list[ScoreCard]:
-    known = {each.id: each for each in built}
-    given = {
-        each.id: Submission(component, each.source, 4, builder.modules_for(component))
-        for each in built
-        if each.source is not None and (component := job.plan.get(each.id))
+    by_id = {build.id: build for build in built}
+    submissions = {
+        build.id: Submission(component, build.source, 4, builder.modules_for(component))
+        for build in built
+        if build.source is not None and (component := job.plan.get(build.id))
     }
-    mutations = dict(zip(given, _mutate(job, list(given.values()), verifier, journal), strict=True))
+    mutations = dict(
+        zip(submissions, _mutate(job, list(submissions.values()), verifier, journal), strict=True)
+    )
     cards = []
-    for each in built:
+    for build in built:
         users = [
-            known[user.id]
+            by_id[user.id]
             for user in job.plan.components
-            if each.id in user.dependencies and user.id in known
+            if build.id in user.dependencies and user.id in by_id
         ]
-        component, mutation = job.plan.get(each.id), mutations.get(each.id)
+        component, mutation = job.plan.get(build.id), mutations.get(build.id)
         card = score_component(
-            component, each, users, mutation, job.settings.thresholds, language=job.plan.language
+            component, build, users, mutation, job.settings.thresholds, language=job.plan.language
         )
-        if job.judge is not None and each.id in given:
-            mark = _judge(job, job.judge, given[each.id], journal)
+        if job.judge is not None and build.id in submissions:
+            mark = _judge(job, job.judge, submissions[build.id], journal)
             card = card.model_copy(update={"judge": mark})
         cards.append(card)
     return cards
@@ -366,18 +379,20 @@ def _score(
 def _mutate(
     job: GenerateJob, given: Sequence[Submission], verifier: Verifier, journal: GenerationJournal
 ) -> list[MutationScore]:
-    keys = [submission_key(each) for each in given]
+    keys = [submission_key(submission) for submission in given]
     missing = {
-        key: each for key, each in zip(keys, given, strict=True) if journal.find(MUTATION, key) is None
+        key: submission
+        for key, submission in zip(keys, given, strict=True)
+        if journal.find(MUTATION, key) is None
     }
-    left = list(missing)
-    for first in range(0, len(left), MUTATED_TOGETHER):
-        job.on_progress("mutation score", first, len(left))
-        part = left[first : first + MUTATED_TOGETHER]
-        for key, score in zip(part, verifier.mutate([missing[each] for each in part]), strict=True):
+    missing_keys = list(missing)
+    for first in range(0, len(missing_keys), MUTATED_TOGETHER):
+        job.on_progress("mutation score", first, len(missing_keys))
+        part = missing_keys[first : first + MUTATED_TOGETHER]
+        for key, score in zip(part, verifier.mutate([missing[key] for key in part]), strict=True):
             journal.add(MUTATION, key, score=score.model_dump(mode="json"))
-    found = [journal.find(MUTATION, key) for key in keys]
-    return [MutationScore.model_validate(entry["score"]) for entry in found if entry is not None]
+    entries = [journal.find(MUTATION, key) for key in keys]
+    return [MutationScore.model_validate(entry["score"]) for entry in entries if entry is not None]
 
 
 def _judge(job: GenerateJob, judge: Rater, given: Submission, journal: GenerationJournal) -> float | None:
@@ -427,15 +442,15 @@ def _manifest(
     """The last entry before packaging: packaging the same work again gives the same manifest."""
     work = [entry for entry in journal.entries if entry["kind"] != PACKAGED]
     components = {
-        each.id: {
-            "function": each.function,
-            "file": source_name(job.plan, job.plan.get(each.id)),
-            "source": text_hash(each.source),
-            "submission": each.stages[-1].submission,
-            "how": each.stages[-1].how,
+        component.id: {
+            "function": component.function,
+            "file": source_name(job.plan, job.plan.get(component.id)),
+            "source": text_hash(component.source),
+            "submission": component.stages[-1].submission,
+            "how": component.stages[-1].how,
         }
-        for each in built
-        if each.source is not None
+        for component in built
+        if component.source is not None
     }
     return PackageManifest(
         package=job.plan.package,

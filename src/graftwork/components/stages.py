@@ -53,7 +53,7 @@ def check_stage(stage: Stage, before: StageState | None, after: StageState) -> d
         return {"stage 1 has no optimisation": not facts.optimisations}
     if before.source == after.source:
         return {f"stage {stage} keeps the source": True}
-    kept = {
+    checks = {
         f"stage {stage} keeps the interface": keeps_interface(before.verdict.facts, facts),
         f"stage {stage} keeps what passed": all(
             not after.verdict.cases.get(case, "missing")
@@ -62,18 +62,18 @@ def check_stage(stage: Stage, before: StageState | None, after: StageState) -> d
         ),
     }
     if stage == 3:
-        kept["stage 3 gives the same values"] = before.verdict.values == after.verdict.values
-        kept["stage 3 needs less"] = needs_less(before.evidence, after.evidence)
+        checks["stage 3 gives the same values"] = before.verdict.values == after.verdict.values
+        checks["stage 3 needs less"] = needs_less(before.evidence, after.evidence)
     if stage == 4 and before.verdict.facts.statements:
-        kept["stage 4 adds only handling and monitoring"] = adds_only_handling(before.verdict.facts, facts)
-    return kept
+        checks["stage 4 adds only handling and monitoring"] = adds_only_handling(before.verdict.facts, facts)
+    return checks
 
 
 def keeps_interface(before: SourceFacts, after: SourceFacts) -> bool:
     """The same public names; the same parameters first, and new ones need not be given."""
     count = len(before.parameters)
     same = after.parameters[:count] == before.parameters and before.public == after.public
-    return same and not any(each["needed"] for each in after.parameters[count:])
+    return same and not any(parameter["needed"] for parameter in after.parameters[count:])
 
 
 def needs_less(before: Evidence | None, after: Evidence | None) -> bool:
@@ -89,8 +89,8 @@ def needs_less(before: Evidence | None, after: Evidence | None) -> bool:
 def adds_only_handling(before: SourceFacts, after: SourceFacts) -> bool:
     old, new = Counter(before.statements), Counter(after.statements)
     added = new - old
-    kept = (old & new).total() / max(1, old.total())
-    return kept >= KEPT_SHARE and all(
+    share = (old & new).total() / max(1, old.total())
+    return share >= KEPT_SHARE and all(
         kind in HANDLING
         or (kind == "Expr" and text.startswith(("log.", "logger.", "logging.", "_log.")))
         or (kind == "Assign" and "logging.getLogger" in text)
@@ -168,63 +168,67 @@ class ComponentBuilder:
 
         `recalled` are built as far as the journal knows them; nothing is asked for them.
         """
-        chosen = with_dependencies(self._plan, wanted)
+        chosen_ids = with_dependencies(self._plan, wanted)
         for wave in self._plan.waves():
-            members = [each for each in wave if each.id in chosen]
-            for each in members:
-                stubs = tuple(other for other in each.dependencies if self._source(other) is None)
-                begun = BuiltComponent(id=each.id, function=each.function, stubs=stubs)
-                if each.module in self._handwritten:
-                    begun = self._take_handwritten(each, begun, self._handwritten[each.module])
-                elif not each.cases.calls and not each.cases.properties:
+            members = [component for component in wave if component.id in chosen_ids]
+            for component in members:
+                stubs = tuple(
+                    dependency for dependency in component.dependencies if self._source(dependency) is None
+                )
+                started = BuiltComponent(id=component.id, function=component.function, stubs=stubs)
+                if component.module in self._handwritten:
+                    started = self._take_handwritten(component, started, self._handwritten[component.module])
+                elif not component.cases.calls and not component.cases.properties:
                     reason = (
-                        f"component {each.id} has no executable case (line {each.line} of the "
+                        f"component {component.id} has no executable case (line {component.line} of the "
                         "specification); write calls or properties for it in the cases"
                     )
-                    begun = self._fail(begun, 1, reason)
-                self.built[each.id] = begun
-            for each in wave:
-                if each.id in recalled and each.id not in chosen:
-                    self._recall(each)
+                    started = self._fail(started, 1, reason)
+                self.built[component.id] = started
+            for component in wave:
+                if component.id in recalled and component.id not in chosen_ids:
+                    self._recall(component)
             for stage in stages:
-                states = [(each, self.built[each.id]) for each in members]
-                self._run_stage([each for each, s in states if not s.failed and not s.handwritten], stage)
-            done = sum(each in chosen for each in self.built)
-            self._progress("components", done, len(chosen))
-        return [self.built[each.id] for each in self._plan.components if each.id in self.built]
+                states = [(component, self.built[component.id]) for component in members]
+                self._run_stage(
+                    [component for component, s in states if not s.failed and not s.handwritten], stage
+                )
+            done = sum(identifier in chosen_ids for identifier in self.built)
+            self._progress("components", done, len(chosen_ids))
+        return [self.built[component.id] for component in self._plan.components if component.id in self.built]
 
     def _recall(self, component: Component) -> None:
         """What earlier runs accepted for it, by the same specification and with the same dependencies."""
-        begun = BuiltComponent(id=component.id, function=component.function)
-        if any(self._source(each) is None for each in component.dependencies):
+        started = BuiltComponent(id=component.id, function=component.function)
+        if any(self._source(dependency) is None for dependency in component.dependencies):
             return
         if component.module in self._handwritten:
-            begun = self._take_handwritten(component, begun, self._handwritten[component.module])
-        self.built[component.id] = begun
-        for stage in STAGES if not begun.handwritten else ():
-            known = self._journal.find(
+            started = self._take_handwritten(component, started, self._handwritten[component.module])
+        self.built[component.id] = started
+        for stage in STAGES if not started.handwritten else ():
+            entry = self._journal.find(
                 ACCEPTED, self._stage_key(component, stage, self._source(component.id))
             )
-            if known is not None:
-                self._accept(component, AcceptedStage.model_validate(known["stage"]))
+            if entry is not None:
+                self._accept(component, AcceptedStage.model_validate(entry["stage"]))
         if self.built[component.id].source is None:
             del self.built[component.id]
 
     def _take_handwritten(self, component: Component, begun: BuiltComponent, source: str) -> BuiltComponent:
         """A file that a person wrote is verified and used, never replaced."""
-        given = self._submit(component, source, 4)
-        [verdict] = self._attempts.verify([given])
+        submission = self._submit(component, source, 4)
+        [verdict] = self._attempts.verify([submission])
         if not verdict.ok:
             file = component.module + ENDINGS[self._plan.language]
             reason = f"the handwritten {file} does not hold its cases: {verdict.reason}"
             return self._fail(begun.model_copy(update={"handwritten": True}), 4, reason)
-        [evidence] = self._attempts.measure([given])
+        [evidence] = self._attempts.measure([submission])
         stage = AcceptedStage(
             component=component.id,
             stage=4,
             how="handwritten",
             source=source,
-            submission=submission_key(given),
+            submission=submission_key(submission),
             verdict=verdict,
             evidence=evidence,
         )
@@ -238,13 +242,13 @@ class ComponentBuilder:
         files: dict[str, str] = {}
         waiting = [*component.dependencies, *component.after]
         while waiting:
-            other = self._plan.get(waiting.pop())
-            name = f"{other.module}{ENDINGS[self._plan.language]}"
-            if name not in files and other.id != component.id:
+            dependency = self._plan.get(waiting.pop())
+            name = f"{dependency.module}{ENDINGS[self._plan.language]}"
+            if name not in files and dependency.id != component.id:
                 is_elixir = self._plan.language == "elixir"
-                stub = elixir.write_stub(self._plan, other) if is_elixir else write_stub(other)
-                files[name] = self._source(other.id) or stub
-                waiting += other.dependencies
+                stub = elixir.write_stub(self._plan, dependency) if is_elixir else write_stub(dependency)
+                files[name] = self._source(dependency.id) or stub
+                waiting += dependency.dependencies
         return tuple(sorted(files.items()))
 
     def _submit(self, component: Component, source: str, stage: Stage) -> Submission:
@@ -253,44 +257,55 @@ class ComponentBuilder:
     def _run_stage(self, components: list[Component], stage: Stage) -> None:
         # What was accepted so far, by the cases of this stage: one batch instead of one source at a time.
         accepted = [
-            self._submit(each, stages[-1].source, stage)
-            for each in components
-            if (stages := self.built[each.id].stages)
+            self._submit(component, stages[-1].source, stage)
+            for component in components
+            if (stages := self.built[component.id].stages)
         ]
         verdicts = self._attempts.verify(accepted)
-        self._attempts.measure([each for each, held in zip(accepted, verdicts, strict=True) if held.ok])
-        left = []
-        for each in components:
-            before = self._before(each, stage)
-            known = self._journal.find(ACCEPTED, self._stage_key(each, stage, self._source(each.id)))
-            if known is not None:
-                self._accept(each, AcceptedStage.model_validate(known["stage"]))
+        self._attempts.measure(
+            [submission for submission, verdict in zip(accepted, verdicts, strict=True) if verdict.ok]
+        )
+        open_components = []
+        for component in components:
+            before = self._before(component, stage)
+            entry = self._journal.find(
+                ACCEPTED, self._stage_key(component, stage, self._source(component.id))
+            )
+            if entry is not None:
+                self._accept(component, AcceptedStage.model_validate(entry["stage"]))
             elif before is not None and before.verdict.ok and stage != 3:
                 # Stages 2 and 4 ask for nothing that holds already; stage 3 always tries.
-                self._keep(each, stage, before)
+                self._keep(component, stage, before)
             else:
-                left.append(each)
+                open_components.append(component)
         feedback: dict[str, str] = {}
-        tried: dict[str, list[Attempt]] = {each.id: [] for each in left}
+        tried: dict[str, list[Attempt]] = {component.id: [] for component in open_components}
         for round_number in range(self._settings.rounds):
-            if not left:
+            if not open_components:
                 return
-            candidates = self._attempt(left, stage, round_number, feedback)
-            left = [each for each in left if not self._choose(each, stage, candidates[each.id])]
-            feedback = {each.id: self._feedback(each, stage, candidates[each.id]) for each in left}
-            for each in left:
-                tried[each.id] += candidates[each.id]
-        for each in left:
-            self._give_up(each, stage, tried[each.id])
+            candidates = self._attempt(open_components, stage, round_number, feedback)
+            open_components = [
+                component
+                for component in open_components
+                if not self._choose(component, stage, candidates[component.id])
+            ]
+            feedback = {
+                component.id: self._feedback(component, stage, candidates[component.id])
+                for component in open_components
+            }
+            for component in open_components:
+                tried[component.id] += candidates[component.id]
+        for component in open_components:
+            self._give_up(component, stage, tried[component.id])
 
     def _before(self, component: Component, stage: Stage) -> StageState | None:
         """What was accepted last, verified by the cases of this stage."""
         stages = self.built[component.id].stages
         if not stages:
             return None
-        given = self._submit(component, stages[-1].source, stage)
-        [verdict] = self._attempts.verify([given])
-        [evidence] = self._attempts.measure([given]) if verdict.ok else [None]
+        submission = self._submit(component, stages[-1].source, stage)
+        [verdict] = self._attempts.verify([submission])
+        [evidence] = self._attempts.measure([submission]) if verdict.ok else [None]
         return StageState(source=stages[-1].source, verdict=verdict, evidence=evidence)
 
     def _stage_key(self, component: Component, stage: Stage, source: str | None) -> str:
@@ -312,7 +327,7 @@ class ComponentBuilder:
             verdict=before.verdict,
             evidence=before.evidence,
             samples=len(asked),
-            passed=sum(each.verdict.ok for each in asked),
+            passed=sum(attempt.verdict.ok for attempt in asked),
         )
         self._record(component, stage, before, state)
 
@@ -324,56 +339,58 @@ class ComponentBuilder:
         self._accept(component, state)
 
     def _accept(self, component: Component, state: AcceptedStage) -> None:
-        begun = self.built[component.id]
-        self.built[component.id] = begun.model_copy(update={"stages": (*begun.stages, state)})
+        current = self.built[component.id]
+        self.built[component.id] = current.model_copy(update={"stages": (*current.stages, state)})
 
     def _attempt(
         self, components: list[Component], stage: Stage, round_number: int, feedback: dict[str, str]
     ) -> dict[str, list[Attempt]]:
         questions = []
-        for each in components:
-            stages = self.built[each.id].stages
+        for component in components:
+            stages = self.built[component.id].stages
             messages = write_prompt(
                 self._plan,
-                each,
+                component,
                 stage,
                 source=stages[-1].source if stages else "",
-                feedback=feedback.get(each.id, ""),
+                feedback=feedback.get(component.id, ""),
             )
             questions += [
-                Question(each, stage, round_number, sample, messages)
+                Question(component, stage, round_number, sample, messages)
                 for sample in range(self._settings.samples)
             ]
         answers = self._attempts.ask(questions)
         submitted = [
-            self._submit(each.component, source_of(answer, self._plan.language), stage)
-            for each, answer in zip(questions, answers, strict=True)
+            self._submit(question.component, source_of(answer, self._plan.language), stage)
+            for question, answer in zip(questions, answers, strict=True)
         ]
         verdicts = self._attempts.verify(submitted)
-        good = [given for given, verdict in zip(submitted, verdicts, strict=True) if verdict.ok]
+        good = [submission for submission, verdict in zip(submitted, verdicts, strict=True) if verdict.ok]
         measured = dict(zip(map(submission_key, good), self._attempts.measure(good), strict=True))
-        found: dict[str, list[Attempt]] = {each.id: [] for each in components}
-        for answer, given, verdict in zip(answers, submitted, verdicts, strict=True):
-            evidence = measured.get(submission_key(given))
-            self._attempts.note(answer["key"], given, verdict)
-            found[given.component.id].append(Attempt(answer["key"], given, verdict, evidence))
-        return found
+        attempts: dict[str, list[Attempt]] = {component.id: [] for component in components}
+        for answer, submission, verdict in zip(answers, submitted, verdicts, strict=True):
+            evidence = measured.get(submission_key(submission))
+            self._attempts.note(answer["key"], submission, verdict)
+            attempts[submission.component.id].append(Attempt(answer["key"], submission, verdict, evidence))
+        return attempts
 
     def _choose(self, component: Component, stage: Stage, candidates: list[Attempt]) -> bool:
         """Accept the best candidate; False where none may be accepted."""
         before = self._before(component, stage)
         fitting = []
-        for number, each in enumerate(candidates):
-            if not each.verdict.ok or each.evidence is None:
+        for number, attempt in enumerate(candidates):
+            if not attempt.verdict.ok or attempt.evidence is None:
                 continue
-            after = StageState(source=each.submission.source, verdict=each.verdict, evidence=each.evidence)
+            after = StageState(
+                source=attempt.submission.source, verdict=attempt.verdict, evidence=attempt.evidence
+            )
             checks = check_stage(stage, before, after)
             if not all(checks.values()):
                 continue
-            facts = each.verdict.facts
+            facts = attempt.verdict.facts
             # Stage 3 takes what costs least; the others the cleanest, then the shortest.
             if stage == 3:
-                rank = (each.evidence.events, each.evidence.peak_bytes, facts.lines, number)
+                rank = (attempt.evidence.events, attempt.evidence.peak_bytes, facts.lines, number)
             else:
                 unclean = len(facts.effects) + max(0, len(facts.public) - 1)
                 rank = (unclean, len(facts.quality), facts.lines, number)
@@ -393,9 +410,9 @@ class ComponentBuilder:
             verdict=best.verdict,
             evidence=best.evidence,
             samples=len(candidates),
-            passed=sum(each.verdict.ok for each in candidates),
-            alike=sum(each.verdict.values == best.verdict.values for each in candidates),
-            held_back=held_back(component, [each.verdict for each in candidates]),
+            passed=sum(attempt.verdict.ok for attempt in candidates),
+            alike=sum(attempt.verdict.values == best.verdict.values for attempt in candidates),
+            held_back=held_back(component, [attempt.verdict for attempt in candidates]),
         )
         self._record(component, stage, before, state)
         return True
@@ -406,29 +423,31 @@ class ComponentBuilder:
             # No answer was better: what holds already stays.
             self._keep(component, stage, before, candidates[: self._settings.samples])
             return
-        begun = self.built[component.id]
-        best = max(candidates, key=lambda each: each.verdict.share)
+        current = self.built[component.id]
+        best = max(candidates, key=lambda attempt: attempt.verdict.share)
         answers = plural(len(candidates), "answer")
         if best.verdict.ok:
             method = self._broken_method(component, stage, best)
-            passed = sum(each.verdict.ok for each in candidates)
+            passed = sum(attempt.verdict.ok for attempt in candidates)
             reason = f"{passed} of {answers} hold the cases, and none keeps to the method: {method}"
         elif all(map(self._attempts.is_prose, candidates)):
             reason = f"{answers} without code: the model writes prose"
         else:
             cases = f"{best.verdict.passed} of {len(best.verdict.cases)} cases"
             reason = f"the best of {answers} holds {cases}: {best.verdict.reason}"
-        if begun.stubs:
-            shown = ", ".join(begun.stubs)
-            reason += f" (with a stand-in for {shown}, which could not be built and knows only its own cases)"
-        self.built[component.id] = self._fail(begun, stage, reason)
+        if current.stubs:
+            stubs = ", ".join(current.stubs)
+            reason += f" (with a stand-in for {stubs}, which could not be built and knows only its own cases)"
+        self.built[component.id] = self._fail(current, stage, reason)
 
     def _broken_method(self, component: Component, stage: Stage, attempt: Attempt) -> str:
-        found = StageState(
+        after = StageState(
             source=attempt.submission.source, verdict=attempt.verdict, evidence=attempt.evidence
         )
-        checks = check_stage(stage, self._before(component, stage), found)
-        broken = ", ".join(name for name, held in checks.items() if not held) or "its cost cannot be measured"
+        checks = check_stage(stage, self._before(component, stage), after)
+        broken = (
+            ", ".join(name for name, passes in checks.items() if not passes) or "its cost cannot be measured"
+        )
         used = ", ".join(attempt.verdict.facts.optimisations)
         return f"{broken} (it uses {used})" if stage == 1 and used else broken
 
@@ -436,13 +455,13 @@ class ComponentBuilder:
         """Why the best attempt failed, without the cases that are hidden."""
         if not candidates:
             return ""
-        best = max(candidates, key=lambda each: each.verdict.share)
+        best = max(candidates, key=lambda attempt: attempt.verdict.share)
         if best.verdict.ok:
             return f"it does not keep to the method: {self._broken_method(component, stage, best)}"
         if self._attempts.is_prose(best):
             return "the answer has no code block"
-        shown = [call.id for call in shown_calls(component, stage)]
-        reasons = [best.verdict.cases.get(each, "") for each in shown]
+        case_ids = [call.id for call in shown_calls(component, stage)]
+        reasons = [best.verdict.cases.get(case_id, "") for case_id in case_ids]
         failed = next((reason for reason in reasons if reason), "")
         return failed or "a case that is not shown does not hold"
 
@@ -453,14 +472,14 @@ class ComponentBuilder:
 
 
 def with_dependencies(plan: ComponentPlan, wanted: Sequence[str]) -> set[str]:
-    found: set[str] = set()
+    ids: set[str] = set()
     waiting = list(wanted)
     while waiting:
-        each = plan.get(waiting.pop())
-        if each.id not in found:
-            found.add(each.id)
-            waiting += [*each.dependencies, *each.after]
-    return found
+        component = plan.get(waiting.pop())
+        if component.id not in ids:
+            ids.add(component.id)
+            waiting += [*component.dependencies, *component.after]
+    return ids
 
 
 def held_back(component: Component, verdicts: Sequence[SourceVerdict]) -> float | None:
@@ -469,8 +488,8 @@ def held_back(component: Component, verdicts: Sequence[SourceVerdict]) -> float 
     shares = []
     for verdict in verdicts:
         unseen = [not reason for case, reason in verdict.cases.items() if case in hidden]
-        shown = [not reason for case, reason in verdict.cases.items() if case not in hidden]
-        if unseen and all(shown):
+        shown_outcomes = [not reason for case, reason in verdict.cases.items() if case not in hidden]
+        if unseen and all(shown_outcomes):
             shares.append(sum(unseen) / len(unseen))
     return sum(shares) / len(shares) if shares else None
 
@@ -480,11 +499,13 @@ STUB_MARK = "# stub of a component that is not built"
 
 def write_stub(component: Component) -> str:
     """Gives what the cases give for their arguments, and raises NotImplementedError for all others."""
-    known = [[list(call.args), call.gives, call.raises] for call in component.cases.calls if not call.named]
+    known_calls = [
+        [list(call.args), call.gives, call.raises] for call in component.cases.calls if not call.named
+    ]
     return (
         f"{STUB_MARK}\n"
         "import builtins\nimport json\n\n"
-        f"_KNOWN = json.loads({json.dumps(known)!r})\n\n\n"
+        f"_KNOWN = json.loads({json.dumps(known_calls)!r})\n\n\n"
         f"def {component.function}(*args):\n"
         "    given = json.loads(json.dumps(args))\n"
         "    for arguments, value, error in json.loads(json.dumps(_KNOWN)):\n"

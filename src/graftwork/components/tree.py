@@ -49,15 +49,15 @@ class SpecNode(Record):
     @property
     def label(self) -> str:
         """How messages name the node."""
-        shown = self.id or UNNAMED
-        return f"{shown} {self.name}" if self.name else shown
+        identifier = self.id or UNNAMED
+        return f"{identifier} {self.name}" if self.name else identifier
 
     def line_of(self, *path: str) -> int:
         """The line of a key, or of the nearest key above it."""
         for length in range(len(path), 0, -1):
-            found = self.lines.get(".".join(path[:length]))
-            if found is not None:
-                return found
+            line = self.lines.get(".".join(path[:length]))
+            if line is not None:
+                return line
         return self.line
 
 
@@ -121,24 +121,24 @@ DESCRIBED = frozenset({"type", "description", "required", "default"})
 
 def parameters_of(node: SpecNode, key: str) -> list[Parameter]:
     """`inputs` or `outputs`: a mapping, a list of pairs, names or descriptions, or one type."""
-    given, place = metadata_of(node).get(key), _place(node, key)
-    if isinstance(given, dict):
+    content, path = metadata_of(node).get(key), _place(node, key)
+    if isinstance(content, dict):
         return [
-            Parameter(name, type_text(value), node.line_of(*place, name)) for name, value in given.items()
+            Parameter(name, type_text(value), node.line_of(*path, name)) for name, value in content.items()
         ]
-    if isinstance(given, str) and key == "outputs":
-        return [Parameter("result", type_text(given), node.line_of(*place))]
-    found = []
-    for number, item in enumerate(given if isinstance(given, list) else []):
-        line = node.line_of(*place, str(number))
+    if isinstance(content, str) and key == "outputs":
+        return [Parameter("result", type_text(content), node.line_of(*path))]
+    parameters = []
+    for number, item in enumerate(content if isinstance(content, list) else []):
+        line = node.line_of(*path, str(number))
         if isinstance(item, dict) and isinstance(item.get("name"), str) and DESCRIBED & item.keys():
-            found.append(Parameter(item["name"], type_text(item.get("type")), line))
+            parameters.append(Parameter(item["name"], type_text(item.get("type")), line))
         elif isinstance(item, dict):
-            found += [Parameter(name, type_text(value), line) for name, value in item.items()]
+            parameters += [Parameter(name, type_text(value), line) for name, value in item.items()]
         elif isinstance(item, str):
             name, _, kind = item.partition(":")
-            found.append(Parameter(name.strip(), type_text(kind), line))
-    return found
+            parameters.append(Parameter(name.strip(), type_text(kind), line))
+    return parameters
 
 
 def type_text(value: Any) -> str:
@@ -154,17 +154,17 @@ DEPENDENCIES = ("dependencies", "deps", "depends_on")
 
 def dependencies_of(node: SpecNode) -> list[tuple[str, int]]:
     """What the node says that it uses, each with its line: a list, a mapping by name, or one name."""
-    found = []
+    dependencies = []
     for key in DEPENDENCIES:
-        given, place = metadata_of(node).get(key), _place(node, key)
-        if isinstance(given, dict):
-            found += [(name, node.line_of(*place, name)) for name in given]
-        elif _is_name(given):
-            found.append((str(given), node.line_of(*place)))
-        for number, item in enumerate(given if isinstance(given, list) else []):
+        content, path = metadata_of(node).get(key), _place(node, key)
+        if isinstance(content, dict):
+            dependencies += [(name, node.line_of(*path, name)) for name in content]
+        elif _is_name(content):
+            dependencies.append((str(content), node.line_of(*path)))
+        for number, item in enumerate(content if isinstance(content, list) else []):
             if _is_name(item):
-                found.append((str(item), node.line_of(*place, str(number))))
-    return found
+                dependencies.append((str(item), node.line_of(*path, str(number))))
+    return dependencies
 
 
 def _is_name(value: Any) -> bool:
@@ -178,16 +178,16 @@ _TEXT_KEYS = ("text", "description", "requirement")
 def requirements_of(node: SpecNode) -> list[tuple[str, int]]:
     """What must hold, in the words of the author, each with its line, below the node, its metadata or its
     `testing`."""
-    found = []
-    for place, given in _requirement_lists(node):
-        items = given
+    requirements = []
+    for path, content in _requirement_lists(node):
+        items = content
         if isinstance(items, dict):
             items = [f"{name}: {value}" for name, value in items.items()]
         for number, item in enumerate(items if isinstance(items, list) else []):
             text = requirement_text(item)
             if text is not None:
-                found.append((text, node.line_of(*place, str(number))))
-    return found
+                requirements.append((text, node.line_of(*path, str(number))))
+    return requirements
 
 
 def requirement_text(item: Any) -> str | None:
@@ -199,28 +199,28 @@ def requirement_text(item: Any) -> str | None:
 
 def _requirement_lists(node: SpecNode) -> Iterator[tuple[tuple[str, ...], Any]]:
     for outer in ("testing", "metadata", ""):
-        given = node.fields.get(outer) if outer else node.fields
+        fields = node.fields.get(outer) if outer else node.fields
         for key in REQUIREMENTS:
-            if isinstance(given, dict) and key in given:
-                yield ((outer, key) if outer else (key,)), given[key]
+            if isinstance(fields, dict) and key in fields:
+                yield ((outer, key) if outer else (key,)), fields[key]
 
 
 def unread_fields(node: SpecNode) -> Iterator[tuple[str, int]]:
     """Keys that generation needs, with content that it cannot read: what is expected, and the line."""
-    given = metadata_of(node)
+    metadata = metadata_of(node)
     for key in ("inputs", "outputs"):
-        value = given.get(key)
+        value = metadata.get(key)
         readable = value is None or isinstance(value, dict | list) or (key == "outputs" and value != "")
         if not readable or (isinstance(value, list) and not all(isinstance(v, dict | str) for v in value)):
             yield f"`{key}` is not read: write names with types", node.line_of(*_place(node, key))
     for key in DEPENDENCIES:
-        value = given.get(key)
+        value = metadata.get(key)
         if isinstance(value, bool) or (isinstance(value, list) and not all(map(_is_name, value))):
             yield f"`{key}` is not read: write a list of ids", node.line_of(*_place(node, key))
-    for place, value in _requirement_lists(node):
+    for path, value in _requirement_lists(node):
         readable = value is None or isinstance(value, dict)
         if not readable and not (isinstance(value, list) and all(map(requirement_text, value))):
-            yield f"`{place[-1]}` is not read: write a list of texts", node.line_of(*place)
+            yield f"`{path[-1]}` is not read: write a list of texts", node.line_of(*path)
     if "children" in node.fields and node.fields["children"] not in (None, []):
         line = node.line_of("children")
         yield "`children` is not read: write a list of nodes, each with id and name", line
@@ -228,8 +228,8 @@ def unread_fields(node: SpecNode) -> Iterator[tuple[str, int]]:
 
 def snake_case(text: str) -> str:
     """A name as Python writes functions: FileReader and "File reader" are file_reader."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", text)
-    plain = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")
+    separated = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", text)
+    plain = re.sub(r"[^a-z0-9]+", "_", separated.lower()).strip("_")
     return f"_{plain}" if plain[:1].isdigit() else plain
 
 
@@ -250,50 +250,62 @@ def diff_trees(old: SpecTree, new: SpecTree) -> list[SpecChange]:
     """Nodes are matched by id. A node whose parent is another one is moved."""
     before, after = _by_id(old), _by_id(new)
     changes = []
-    for each, (node, parent) in before.items():
-        if each not in after:
-            changes.append(SpecChange(kind="removed", node=each, name=node.name))
+    for identifier, (node, parent) in before.items():
+        if identifier not in after:
+            changes.append(SpecChange(kind="removed", node=identifier, name=node.name))
             continue
-        other, new_parent = after[each]
+        new_node, new_parent = after[identifier]
         if parent != new_parent:
             changes.append(
-                SpecChange(kind="moved", node=each, name=other.name, key="parent", old=parent, new=new_parent)
+                SpecChange(
+                    kind="moved",
+                    node=identifier,
+                    name=new_node.name,
+                    key="parent",
+                    old=parent,
+                    new=new_parent,
+                )
             )
-        one, two = (
-            {"name": n.name, "body": n.body, "tail": n.tail, **_flatten(n.fields)} for n in (node, other)
+        old_fields, new_fields = (
+            {"name": n.name, "body": n.body, "tail": n.tail, **_flatten(n.fields)} for n in (node, new_node)
         )
         changes += [
             SpecChange(
-                kind="changed", node=each, name=other.name, key=key, old=one.get(key), new=two.get(key)
+                kind="changed",
+                node=identifier,
+                name=new_node.name,
+                key=key,
+                old=old_fields.get(key),
+                new=new_fields.get(key),
             )
-            for key in dict.fromkeys((*one, *two))
-            if one.get(key) != two.get(key) or (key in one) != (key in two)
+            for key in dict.fromkeys((*old_fields, *new_fields))
+            if old_fields.get(key) != new_fields.get(key) or (key in old_fields) != (key in new_fields)
         ]
     changes += [
-        SpecChange(kind="added", node=each, name=node.name)
-        for each, (node, _) in after.items()
-        if each not in before
+        SpecChange(kind="added", node=identifier, name=node.name)
+        for identifier, (node, _) in after.items()
+        if identifier not in before
     ]
     return changes
 
 
 def _by_id(tree: SpecTree) -> dict[str, tuple[SpecNode, str]]:
     """Nodes without an id, or with one that is used twice, are known by their place."""
-    found: dict[str, tuple[SpecNode, str]] = {}
+    by_id: dict[str, tuple[SpecNode, str]] = {}
     waiting = [(tree.root, "", "0")]
     while waiting:
-        node, parent, place = waiting.pop(0)
-        key = node.id if node.id and node.id not in found else f"{node.id}@{place}"
-        found[key] = (node, parent)
-        waiting += [(child, key, f"{place}.{n}") for n, child in enumerate(node.children)]
-    return found
+        node, parent, path = waiting.pop(0)
+        key = node.id if node.id and node.id not in by_id else f"{node.id}@{path}"
+        by_id[key] = (node, parent)
+        waiting += [(child, key, f"{path}.{n}") for n, child in enumerate(node.children)]
+    return by_id
 
 
 def _flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in fields.items():
         if isinstance(value, dict) and value:
-            found |= _flatten(value, f"{prefix}{key}.")
+            leaves |= _flatten(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value
-    return found
+            leaves[prefix + key] = value
+    return leaves

@@ -206,7 +206,7 @@ def prelude() -> Prelude:
 
 def calls_of(component: Component, stage: Stage) -> list[PlannedCall]:
     """Every call that this stage is verified by: cases up to it, draws of properties, free draws."""
-    found = []
+    calls = []
     for call in component.cases.calls:
         if call.stage <= stage:
             expected = PythonCall(
@@ -216,16 +216,16 @@ def calls_of(component: Component, stage: Stage) -> list[PlannedCall]:
                 gives=call.gives,
                 raises=call.raises,
             )
-            found.append(PlannedCall(call.id, call.args, call.named, expected))
+            calls.append(PlannedCall(call.id, call.args, call.named, expected))
     for rule in component.cases.properties:
         if rule.stage <= stage:
             drawn = draw(component, rule.id, rule.inputs, rule.count)
-            found += [PlannedCall(rule.id, args, {}, rule=rule) for args in drawn]
+            calls += [PlannedCall(rule.id, args, {}, rule=rule) for args in drawn]
     # Inputs that no case decides: sources are compared with each other on them.
     rules = next((case.inputs for case in component.cases.properties if case.inputs), ())
     if rules or component.parameters:
-        found += [PlannedCall(None, args, {}) for args in draw(component, "free", rules, FREE_DRAWS)]
-    return found
+        calls += [PlannedCall(None, args, {}) for args in draw(component, "free", rules, FREE_DRAWS)]
+    return calls
 
 
 def case_ids(component: Component, stage: Stage) -> list[str]:
@@ -242,41 +242,46 @@ class Verifier:
         """Sources that were run."""
 
     def verify(self, submissions: Sequence[Submission]) -> list[SourceVerdict]:
-        calls = [calls_of(each.component, each.stage) for each in submissions]
+        calls = [calls_of(submission.component, submission.stage) for submission in submissions]
         read = [read_result(result) for result in self.run_sources(submissions, calls, "values")]
         self.verified += len(submissions)
-        held = self.judge(
+        rules_hold = self.judge(
             [
-                (each.component, own, found.calls)
-                for each, own, found in zip(submissions, calls, read, strict=True)
+                (submission.component, submission_calls, result.calls)
+                for submission, submission_calls, result in zip(submissions, calls, read, strict=True)
             ]
         )
         return [
-            conclude(each, own, found, rules)
-            for each, own, found, rules in zip(submissions, calls, read, held, strict=True)
+            conclude(submission, submission_calls, result, rules)
+            for submission, submission_calls, result, rules in zip(
+                submissions, calls, read, rules_hold, strict=True
+            )
         ]
 
     def measure(self, submissions: Sequence[Submission]) -> list[Evidence | None]:
         """What each costs; None for one that cannot be run."""
-        calls = [calls_of(each.component, each.stage) for each in submissions]
-        found = []
+        calls = [calls_of(submission.component, submission.stage) for submission in submissions]
+        evidence = []
         for result in self.run_sources(submissions, calls, "evidence"):
             lines = result.stdout.splitlines()
             parsed = parse_line(lines[-1]) if result.ok and len(lines) == 2 else None
-            found.append(Evidence.model_validate(parsed) if isinstance(parsed, dict) and parsed else None)
-        return found
+            evidence.append(Evidence.model_validate(parsed) if isinstance(parsed, dict) and parsed else None)
+        return evidence
 
     def mutate(self, submissions: Sequence[Submission]) -> list[MutationScore]:
         """How many mutants of sources that hold their cases fail them."""
-        tasks = [{"mode": "mutants", "source": each.source, "most": MOST_MUTANTS} for each in submissions]
-        made = [
+        tasks = [
+            {"mode": "mutants", "source": submission.source, "most": MOST_MUTANTS}
+            for submission in submissions
+        ]
+        mutants_by_source = [
             parse_line(result.stdout) if result.ok else None
             for result in self._run([BatchJob(_main(t)) for t in tasks])
         ]
         mutants = [
             (number, mutant)
-            for number, found in enumerate(made)
-            for mutant in (found if isinstance(found, list) else [])
+            for number, mutants_of_source in enumerate(mutants_by_source)
+            for mutant in (mutants_of_source if isinstance(mutants_of_source, list) else [])
         ]
         verdicts = self.verify([submissions[number]._replace(source=m["source"]) for number, m in mutants])
         self.verified -= len(mutants)
@@ -300,7 +305,7 @@ class Verifier:
         """One program for each source: it makes the calls, for their values or for what they cost."""
         jobs, package = [], self._plan.package
         for (component, source, _, modules), planned in zip(submissions, calls, strict=True):
-            used = [f"{package}.{self._plan.get(each).module}" for each in component.dependencies]
+            used = [f"{package}.{self._plan.get(identifier).module}" for identifier in component.dependencies]
             task = {
                 "mode": mode,
                 "module": f"{package}.{component.module}",
@@ -330,19 +335,19 @@ class Verifier:
 
         Several sources share a program; if that one fails, each gets its own.
         """
-        asked: dict[int, dict[int, dict[str, Any]]] = {}
+        questions: dict[int, dict[int, dict[str, Any]]] = {}
         for number, (component, calls, results) in enumerate(groups):
             parameters = [name for name, _ in component.parameters]
             items = {}
-            for place, (call, outcome) in enumerate(zip(calls, results, strict=False)):
+            for call_index, (call, outcome) in enumerate(zip(calls, results, strict=False)):
                 if call.rule is not None and call.rule.holds:
                     names = dict(zip(parameters, call.args, strict=False))
                     names |= {"result": outcome.get("value"), "error": outcome.get("raises")}
-                    items[place] = {"expression": call.rule.holds, "names": names}
+                    items[call_index] = {"expression": call.rule.holds, "names": names}
             if items:
-                asked[number] = items
-        found: list[dict[int, bool | None]] = [{} for _ in groups]
-        numbers = list(asked)
+                questions[number] = items
+        verdicts_by_call: list[dict[int, bool | None]] = [{} for _ in groups]
+        numbers = list(questions)
         together = [
             numbers[first : first + JUDGED_TOGETHER] for first in range(0, len(numbers), JUDGED_TOGETHER)
         ]
@@ -350,18 +355,22 @@ class Verifier:
             again: list[list[int]] = []
             jobs = []
             for part in together:
-                items_of_part = [item for number in part for item in asked[number].values()]
+                items_of_part = [item for number in part for item in questions[number].values()]
                 jobs.append(BatchJob(_main({"mode": "judge", "items": items_of_part})))
             for part, result in zip(together, self._run(jobs), strict=True):
-                held = parse_line(result.stdout) if result.ok else None
-                if isinstance(held, list) and len(held) == sum(len(asked[number]) for number in part):
-                    verdicts = iter(held)
+                answers = parse_line(result.stdout) if result.ok else None
+                if isinstance(answers, list) and len(answers) == sum(
+                    len(questions[number]) for number in part
+                ):
+                    verdicts = iter(answers)
                     for number in part:
-                        found[number] = {place: next(verdicts) for place in asked[number]}
+                        verdicts_by_call[number] = {
+                            call_index: next(verdicts) for call_index in questions[number]
+                        }
                 elif len(part) > 1:
                     again += [[number] for number in part]
             together = again
-        return found
+        return verdicts_by_call
 
 
 def _main(task: Mapping[str, Any]) -> str:
@@ -408,13 +417,13 @@ def conclude(
         reason = found.refused or "gave another number of values"
         return SourceVerdict(ok=False, reason=reason, cases=dict.fromkeys(ids, reason), facts=found.facts)
     cases = dict.fromkeys(ids, "")
-    for place, (call, result) in enumerate(zip(calls, found.calls, strict=True)):
+    for call_index, (call, result) in enumerate(zip(calls, found.calls, strict=True)):
         if call.case is not None and not cases[call.case]:
-            cases[call.case] = _fault(call, result, held.get(place))
+            cases[call.case] = _fault(call, result, held.get(call_index))
     shape = result_shape(given.component)
     values = [result["value"] for result in found.calls if "value" in result]
     shape_ok = shape is None or all(fits(value, shape) for value in values)
-    failed = next((f"{each}: {why}" for each, why in cases.items() if why), "")
+    failed = next((f"{case_id}: {why}" for case_id, why in cases.items() if why), "")
     return SourceVerdict(
         ok=bool(cases) and not failed,
         reason=failed or ("" if cases else "there is no case"),
@@ -427,17 +436,17 @@ def conclude(
 
 def _fault(call: PlannedCall, result: dict[str, Any], held: bool | None) -> str:
     """Why a case does not hold; empty where it does."""
-    shown = json.dumps([*call.args], ensure_ascii=False)[:200]
+    arguments = json.dumps([*call.args], ensure_ascii=False)[:200]
     if call.expected is None:
         assert call.rule is not None
         fault = _fault_of_property(call.rule, call.args, result, held)
-        return f"{shown}{fault}" if fault else ""
+        return f"{arguments}{fault}" if fault else ""
     if is_right(call.expected, result):
         return ""
     raises, gives = call.expected.raises, call.expected.gives
-    wanted = f"raise {raises}" if raises else f"give {_short(gives)}"
-    given = f"raises {result['raises']}" if "raises" in result else f"gives {_short(result.get('value'))}"
-    return f"{shown} should {wanted}, {given}"
+    expectation = f"raise {raises}" if raises else f"give {_short(gives)}"
+    outcome = f"raises {result['raises']}" if "raises" in result else f"gives {_short(result.get('value'))}"
+    return f"{arguments} should {expectation}, {outcome}"
 
 
 def _fault_of_property(
