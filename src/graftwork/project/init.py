@@ -78,55 +78,62 @@ def find_own_fields(rows: Sequence[Interaction], *, formats: Iterable[str]) -> t
         for name, value in row.extra.items():
             values.setdefault(name, []).append(value)
     fields = [
-        _describe(name, _TYPED[name], found, note="recognized by its key")
-        for name, found in typed.items()
-        if found
+        _describe(name, _TYPED[name], field_values, note="recognized by its key")
+        for name, field_values in typed.items()
+        if field_values
     ]
-    taken = {field.taken_for for field in fields}
+    meanings = {field.taken_for for field in fields}
     known_statuses = {*DataSettings().keep_status, "success", *FAILED_STATUSES}
-    for name, found in values.items():
-        meaning = _guess(name, found)
-        mapped = can_map and meaning in MAPPED and meaning not in taken
+    for name, field_values in values.items():
+        meaning = _guess(name, field_values)
+        mapped = can_map and meaning in MAPPED and meaning not in meanings
         note = ""
-        if meaning == "score" and mapped and 2 * sum((take_score(v) or 0) <= 0 for v in found) > len(found):
+        if (
+            meaning == "score"
+            and mapped
+            and 2 * sum((take_score(v) or 0) <= 0 for v in field_values) > len(field_values)
+        ):
             mapped, note = (
                 False,
                 "not mapped: most are 0 or less, so a 0 may mean that nobody rated the reply",
             )
         if meaning == "status" and mapped:
             # Neither a success nor a failure by their words: their rows would be dropped.
-            words = {say_status(value) or "" for value in found}
-            if unknown := sorted(word for word in words if word.casefold() not in known_statuses):
+            statuses = {say_status(value) or "" for value in field_values}
+            if unknown := sorted(word for word in statuses if word.casefold() not in known_statuses):
                 listed = ", ".join(unknown[:MOST_SHOWN])
                 mapped, note = False, f"not mapped: data.keep_status would have to name {listed}"
         if meaning == "time" and name not in TIME_FIELDS:
             note = "not read: the log's time is read from `timestamp` or `created_at`"
-        if meaning == "nothing" and _names_several_rows(name, found):
+        if meaning == "nothing" and _names_several_rows(name, field_values):
             note = "names several rows: data.split_by keeps them together"
         if mapped:
-            taken.add(meaning)
-        fields.append(_describe(name, meaning, found, mapped=mapped, note=note))
+            meanings.add(meaning)
+        fields.append(_describe(name, meaning, field_values, mapped=mapped, note=note))
     return tuple(fields)
 
 
 def _guess(name: str, values: Sequence[Any]) -> Meaning:
     last = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rpartition(".")[2]).casefold()
-    named = next((meaning for meaning, pattern in _NAMES.items() if re.fullmatch(pattern, last)), None)
+    named_meaning = next(
+        (meaning for meaning, pattern in _NAMES.items() if re.fullmatch(pattern, last)), None
+    )
     if name in TIME_FIELDS or (
-        named is None and all(isinstance(value, str) and read_day(value) is not None for value in values)
+        named_meaning is None
+        and all(isinstance(value, str) and read_day(value) is not None for value in values)
     ):
         return "time"
     if last in ("at", "when", "time", "datetime", "epoch") and all(
         read_day(value) is not None for value in values
     ):
         return "time"
-    if named == "score" and any(take_score(value) is None for value in values):
+    if named_meaning == "score" and any(take_score(value) is None for value in values):
         return "nothing"
-    if named == "cost" and any(take_figure(value) is None for value in values):
+    if named_meaning == "cost" and any(take_figure(value) is None for value in values):
         return "nothing"
-    if named == "status" and len(set(map(str, values))) > FEW_STATUSES:
+    if named_meaning == "status" and len(set(map(str, values))) > FEW_STATUSES:
         return "nothing"
-    return named or "nothing"
+    return named_meaning or "nothing"
 
 
 def _names_several_rows(name: str, values: Sequence[Any]) -> bool:
@@ -141,8 +148,8 @@ def _describe(
 ) -> OwnField:
     counted = Counter(str(value) for value in values)
     few = len(counted) <= FEW_STATUSES and meaning != "session"
-    shown = tuple(value[:40] for value, _ in counted.most_common(MOST_SHOWN)) if few else ()
-    return OwnField(name=name, taken_for=meaning, rows=len(values), values=shown, mapped=mapped, note=note)
+    frequent = tuple(value[:40] for value, _ in counted.most_common(MOST_SHOWN)) if few else ()
+    return OwnField(name=name, taken_for=meaning, rows=len(values), values=frequent, mapped=mapped, note=note)
 
 
 def data_settings(rows: Sequence[Interaction], fields: Sequence[OwnField]) -> dict[str, Any]:
@@ -160,9 +167,9 @@ def find_scale(rows: Sequence[Interaction], fields: Sequence[OwnField]) -> float
     score = next((field for field in fields if field.mapped and field.taken_for == "score"), None)
     if score is None:
         return None
-    given = {take_score(row.extra[score.name]) for row in rows if score.name in row.extra}
-    whole = sorted(value for value in given if value is not None and value.is_integer())
-    if len(whole) < len(given) or len(whole) < 3 or whole[0] < 1 or whole[-1] not in (5, 7, 10):
+    scores = {take_score(row.extra[score.name]) for row in rows if score.name in row.extra}
+    whole = sorted(value for value in scores if value is not None and value.is_integer())
+    if len(whole) < len(scores) or len(whole) < 3 or whole[0] < 1 or whole[-1] not in (5, 7, 10):
         return None
     return (1 + whole[-1]) / 2
 
@@ -341,10 +348,8 @@ def _line(setting: str, why: str) -> str:
 
 def _flow(value: Any) -> str:
     """A value on one line."""
-    written = yaml.safe_dump(
-        value, default_flow_style=True, width=100_000, sort_keys=False, allow_unicode=True
-    )
-    return written.removesuffix("...\n").strip()
+    text = yaml.safe_dump(value, default_flow_style=True, width=100_000, sort_keys=False, allow_unicode=True)
+    return text.removesuffix("...\n").strip()
 
 
 def _round_up(value: int, step: int) -> int:
@@ -401,15 +406,15 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
     from graftwork.data.prepare import CleanLog
     from graftwork.data.render.rows import needs_reasoning_dropped
 
-    rows, found = _read(logs, DataSettings())
-    fields = find_own_fields(rows, formats=(name for name in found.formats if name))
-    own = data_settings(rows, fields)
-    settings = DataSettings.model_validate({"logs": tuple(logs), **own})
-    if own:
-        rows, found = _read(logs, settings)
+    rows, sample = _read(logs, DataSettings())
+    fields = find_own_fields(rows, formats=(name for name in sample.formats if name))
+    own_settings = data_settings(rows, fields)
+    settings = DataSettings.model_validate({"logs": tuple(logs), **own_settings})
+    if own_settings:
+        rows, sample = _read(logs, settings)
     with tempfile.TemporaryDirectory(prefix="graft-init-") as scratch:
         # As `graft data prepare` reads it, unless the log is too large, or can be read only once.
-        at_once = found.whole and found.rows and STANDARD_INPUT not in settings.logs
+        at_once = sample.whole and sample.rows and STANDARD_INPUT not in settings.logs
         clean = CleanLog(settings, folder=Path(scratch)) if at_once else None
         rows = rows if clean is None else _leave_out_repeats(clean, len(rows), logs)
         at_hand = _open_base(base, folder)
@@ -420,7 +425,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
             drop = needs_reasoning_dropped(list(islice(short, MOST_TRIED)), template)
             template = template.without_reasoning() if drop else template
         size = measure_size(rows, count=None if template is None else _counter(template), context=context)
-        proposal = propose(rows, formats=found.formats, size=size, drop_reasoning=drop)
+        proposal = propose(rows, formats=sample.formats, size=size, drop_reasoning=drop)
         if clean is not None:
             split = settings.model_copy(update={"test": proposal.test, "validation": VALIDATION})
             proposal = proposal.model_copy(update={"rows": clean.count_kept(split)})
@@ -430,7 +435,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         logs=[_as_seen_from(folder, log) for log in logs],
         device=probe_device(),
         base=base,
-        own=own,
+        own=own_settings,
     )
     write_atomic(path, text)
     load_settings(path)
@@ -441,7 +446,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         file=str(path),
         proposal=proposal,
         fields=fields,
-        rows_read=len(found.rows),
+        rows_read=len(sample.rows),
         drops_rated=any(
             field.taken_for == "score" and (field.mapped or field.name == "reward") for field in fields
         ),
@@ -464,11 +469,11 @@ def _leave_out_repeats(clean: "CleanLog", sound: int, logs: Sequence[str]) -> li
 
 def _read(logs: Sequence[str], settings: DataSettings) -> tuple[list[Interaction], Sample]:
     """The rows that `graft data prepare` would keep, as far as each row shows by itself."""
-    found = sample_rows(logs, settings=settings)
-    faults = ((row, find_fault(row, settings)) for row in found.rows)
-    kept = [row for row, fault in faults if fault is None or not is_dropped(fault.code, settings)]
-    if found.faults and not found.rows:
-        fault = found.faults[0]
+    sample = sample_rows(logs, settings=settings)
+    faults = ((row, find_fault(row, settings)) for row in sample.rows)
+    usable = [row for row, fault in faults if fault is None or not is_dropped(fault.code, settings)]
+    if sample.faults and not sample.rows:
+        fault = sample.faults[0]
         fixes = {
             "encoding": "convert the file to UTF-8, for example with `iconv -f ENCODING -t UTF-8`",
             "schema": "run `graft init` without a log, and set data.mapping in the graft.yaml that it "
@@ -480,17 +485,17 @@ def _read(logs: Sequence[str], settings: DataSettings) -> tuple[list[Interaction
             fix=fixes.get(fault.code, "give a log with one JSON object per line, or a CSV or Parquet file"),
             where=logs[0],
         )
-    if len(kept) < FEWEST_ROWS:
-        first = f"; the first fault: {found.faults[0].message}" if found.faults else ""
-        few = f"{len(kept)} usable {'row is' if len(kept) == 1 else 'rows are'} too few"
+    if len(usable) < FEWEST_ROWS:
+        first = f"; the first fault: {sample.faults[0].message}" if sample.faults else ""
+        few = f"{len(usable)} usable {'row is' if len(usable) == 1 else 'rows are'} too few"
         raise UserMistake(
             f"{few} to find out what the log is about",
-            why=f"{len(found.rows)} rows could be read, {len(found.faults)} could not{first}",
+            why=f"{len(sample.rows)} rows could be read, {len(sample.faults)} could not{first}",
             fix=f"give a log with at least {FEWEST_ROWS} usable rows; "
             f"`graft data audit {shlex.quote(logs[0])}` shows what is wrong with this one",
             where=logs[0],
         )
-    return kept, found
+    return usable, sample
 
 
 def _open_base(base: str, folder: Path) -> tuple[ChatTemplate, int] | None:
@@ -498,9 +503,9 @@ def _open_base(base: str, folder: Path) -> tuple[ChatTemplate, int] | None:
     if not is_ready(base, project_folder=folder) or find_spec("tokenizers") is None:
         return None
     try:
-        there = Path(find_base(base, project_folder=folder).folder)
-        context = read_config_shape(there / "config.json").shape.max_positions
-        return ChatTemplate.from_folder(there), context
+        base_folder = Path(find_base(base, project_folder=folder).folder)
+        context = read_config_shape(base_folder / "config.json").shape.max_positions
+        return ChatTemplate.from_folder(base_folder), context
     except GraftError:
         return None
 

@@ -46,9 +46,11 @@ def _wrap_single_texts(value: Any, annotation: Any) -> Any:
             else value
         )
     if get_origin(annotation) is dict and isinstance(value, dict):
-        return {key: _wrap_single_texts(one, inner[1]) for key, one in value.items()}
+        return {key: _wrap_single_texts(entry, inner[1]) for key, entry in value.items()}
     # One of several kinds, most often an optional value: the first that fixes it.
-    return next((made for kind in inner if (made := _wrap_single_texts(value, kind)) is not value), value)
+    return next(
+        (wrapped for kind in inner if (wrapped := _wrap_single_texts(value, kind)) is not value), value
+    )
 
 
 PROJECT_FILE = "graft.yaml"
@@ -108,15 +110,15 @@ _MOST_OTHERS = 8
 
 def _list_other_errors(error: ValidationError, lines: dict[tuple[str, ...], int]) -> str:
     """The other mistakes, each with its line, so that all can be fixed at once."""
-    others = []
-    for found in error.errors(include_url=False, include_input=False)[1:]:
-        key = tuple(str(part) for part in found["loc"])
+    mistakes = []
+    for mistake in error.errors(include_url=False, include_input=False)[1:]:
+        key = tuple(str(part) for part in mistake["loc"])
         line = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), None)
-        place = f" (line {line})" if line is not None else ""
-        others.append(f"{'.'.join(key)}{place}: {explain_error(found)}")
-    rest = len(others) - _MOST_OTHERS
-    more = [f"and {rest} more"] if rest > 0 else []
-    return f"also wrong: {'; '.join([*others[:_MOST_OTHERS], *more])}" if others else ""
+        line_note = f" (line {line})" if line is not None else ""
+        mistakes.append(f"{'.'.join(key)}{line_note}: {explain_error(mistake)}")
+    surplus = len(mistakes) - _MOST_OTHERS
+    ending = [f"and {surplus} more"] if surplus > 0 else []
+    return f"also wrong: {'; '.join([*mistakes[:_MOST_OTHERS], *ending])}" if mistakes else ""
 
 
 def _lines_of(node: yaml.Node, path: Path, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
@@ -135,9 +137,9 @@ def _lines_of(node: yaml.Node, path: Path, prefix: tuple[str, ...] = ()) -> dict
             lines[here] = key.start_mark.line + 1
             lines.update(_lines_of(value, path, here))
     elif isinstance(node, yaml.SequenceNode):
-        for place, value in enumerate(node.value):
-            lines[(*prefix, str(place))] = value.start_mark.line + 1
-            lines.update(_lines_of(value, path, (*prefix, str(place))))
+        for index, value in enumerate(node.value):
+            lines[(*prefix, str(index))] = value.start_mark.line + 1
+            lines.update(_lines_of(value, path, (*prefix, str(index))))
     return lines
 
 
@@ -155,27 +157,27 @@ def _owner(key: tuple[str, ...]) -> type[BaseModel] | None:
         if field is None or owner is None:
             return None
         names_follow = get_origin(field.annotation) is dict
-    found: type[BaseModel] = owner
-    return found
+    model_type: type[BaseModel] = owner
+    return model_type
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for inner in getattr(annotation, "__args__", ()):
-        found = _model_in(inner)
-        if found is not None:
-            return found
+        model_name = _model_in(inner)
+        if model_name is not None:
+            return model_name
     return None
 
 
 def _nearest(key: tuple[str, ...]) -> str:
     owner = _owner(key)
-    known = list(owner.model_fields) if owner else []
-    close = difflib.get_close_matches(key[-1], known, n=1, cutoff=0.5)
+    keys = list(owner.model_fields) if owner else []
+    close = difflib.get_close_matches(key[-1], keys, n=1, cutoff=0.5)
     if close:
         return f"did you mean {'.'.join((*key[:-1], close[0]))!r}?"
-    return f"known here: {', '.join(known)}" if known else "`graft schema` lists all keys"
+    return f"known here: {', '.join(keys)}" if keys else "`graft schema` lists all keys"
 
 
 def _concerned(key: tuple[str, ...], message: str) -> list[tuple[str, ...]]:
@@ -183,8 +185,8 @@ def _concerned(key: tuple[str, ...], message: str) -> list[tuple[str, ...]]:
     owner = _owner((*key, ""))
     if owner is None:
         return []
-    words = re.findall(r"\w+", message)
-    return [(*key, word) for word in dict.fromkeys(words) if word in owner.model_fields]
+    names = re.findall(r"\w+", message)
+    return [(*key, word) for word in dict.fromkeys(names) if word in owner.model_fields]
 
 
 def _name_value(key: tuple[str, ...], value: object) -> str:
@@ -197,8 +199,8 @@ def _name_value(key: tuple[str, ...], value: object) -> str:
         return "keys and values"
     if isinstance(value, list | tuple):
         return "a list"
-    shown = publish_text(repr(value))
-    return shown if len(shown) <= 60 else f"{shown[:57]}…"
+    text = publish_text(repr(value))
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 log = logging.getLogger(__name__)

@@ -47,13 +47,13 @@ class OpenProject:
     @property
     def model(self) -> str:
         """Which of the project's models is worked on: the one that was asked for, or the main one."""
-        known = self.project.settings
+        project = self.project.settings
         if self.asked_model is None:
-            return known.main_model
-        if self.asked_model not in known.all_models:
+            return project.main_model
+        if self.asked_model not in project.all_models:
             raise UserMistake(
                 f"there is no model {self.asked_model!r} in this project",
-                why=f"graft.yaml names: {', '.join(known.all_models)}",
+                why=f"graft.yaml names: {', '.join(project.all_models)}",
                 fix="name one of these, or add it under models:",
                 where="--model",
             )
@@ -159,8 +159,8 @@ def report_downloads(reporter: Reporter) -> HubStore:
 
     def progress(phase: str, done: int, total: int) -> None:
         seconds = time.monotonic() - began
-        left = seconds * (total - done) / done if done else None
-        reporter.progress(phase, done / 1e6, total / 1e6, seconds_left=left, detail={})
+        seconds_left = seconds * (total - done) / done if done else None
+        reporter.progress(phase, done / 1e6, total / 1e6, seconds_left=seconds_left, detail={})
 
     return hub_store()._replace(announce=reporter.info, progress=progress)
 

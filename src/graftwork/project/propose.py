@@ -149,8 +149,8 @@ def propose(
 ) -> Proposal:
     """Settings for these rows. `formats` names the shape of each row that was read."""
     cases = [
-        Case(id=str(place), origin=row.origin, messages=row.messages, reference=row.reply, group=row.group)
-        for place, row in enumerate(rows)
+        Case(id=str(number), origin=row.origin, messages=row.messages, reference=row.reply, group=row.group)
+        for number, row in enumerate(rows)
     ]
     kind, kind_why, fields, answer_fields = find_kind(cases)
     metrics, checks, primary, primary_why = _choose_metrics(kind, fields, cases, answer_fields)
@@ -217,11 +217,12 @@ def choose_test_size(rows: int) -> tuple[float, int, str]:
             share = max(FEWEST_HELD_OUT, math.ceil(100 * needed / rows) / 100)
             return share, round(share * rows), f"enough to detect a gain of {100 * gain:g} points {POWER}"
     held_out = math.floor(MOST_HELD_OUT * rows)
-    seen = detectable_difference(held_out, loss_rate=USUAL_LOSS_RATE, confidence=CONFIDENCE)
-    if not math.isfinite(seen):
+    detectable = detectable_difference(held_out, loss_rate=USUAL_LOSS_RATE, confidence=CONFIDENCE)
+    if not math.isfinite(detectable):
         return MOST_HELD_OUT, held_out, "too few rows to show any gain: log more before you trust a verdict"
     needed = cases_for_difference(0.1, loss_rate=USUAL_LOSS_RATE, confidence=CONFIDENCE)
-    note = f"enough to detect a gain of {math.ceil(100 * seen)} points {POWER}; 10 points need {needed} cases"
+    points = math.ceil(100 * detectable)
+    note = f"enough to detect a gain of {points} points {POWER}; 10 points need {needed} cases"
     return MOST_HELD_OUT, held_out, note
 
 
@@ -261,8 +262,8 @@ def _find_json_kind(
     total = len(cases)
     keys = Counter(key for document in documents for key in document)
     why = f"{len(documents)} of {total} replies are JSON objects"
-    if sourced >= MOST * total and (named := _find_cited_answer(documents, keys)):
-        settings: dict[str, Any] = {role: key for role, key in named.items() if role != key}
+    if sourced >= MOST * total and (cited := _find_cited_answer(documents, keys)):
+        settings: dict[str, Any] = {role: key for role, key in cited.items() if role != key}
         return "citation", f"{why} that cite numbered sources of the prompt", (), settings
     fields = tuple(field for path, values in _find_leaves(documents) if (field := find_field(path, values)))
     fields = tuple(_unless_invented(field, cases) for field in fields)
@@ -325,10 +326,10 @@ def find_field(path: str, values: Sequence[Any]) -> FieldKind | None:
         return None
     if any(isinstance(value, dict | list) for value in stated):
         return _find_list(path, stated)
-    shown = Counter(json.dumps(value, sort_keys=True, ensure_ascii=False) for value in values)
-    if _few(shown, len(values)):
-        labels = tuple(json.loads(text) for text, _ in shown.most_common())
-        return FieldKind(path=path, rule="exact", why=f"{len(shown)} different values", values=labels)
+    counts = Counter(json.dumps(value, sort_keys=True, ensure_ascii=False) for value in values)
+    if _few(counts, len(values)):
+        labels = tuple(json.loads(text) for text, _ in counts.most_common())
+        return FieldKind(path=path, rule="exact", why=f"{len(counts)} different values", values=labels)
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in stated):
         whole = all(float(value).is_integer() for value in stated)
         return FieldKind(path=path, rule="exact" if whole else "numeric", why="numbers")
@@ -377,7 +378,7 @@ def _unless_invented(field: FieldKind, cases: Sequence[Case]) -> FieldKind:
         and not isinstance(value := look_up(document, field.path), list)
         and value not in (MISSING, None)
     ]
-    copied = sum(value.casefold() in asked for value, asked in pairs)
+    copied = sum(value.casefold() in prompt for value, prompt in pairs)
     if (
         not pairs
         or len({value for value, _ in pairs}) < ALL_DIFFERENT * len(pairs)
@@ -436,11 +437,11 @@ def _metrics_for_json(
     fields: Sequence[FieldKind], *, has_schema: bool
 ) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...], str, str]:
     metrics = ("json_valid", *(["schema_valid"] if has_schema else []))
-    taken: set[str] = set()
+    used_names: set[str] = set()
     checks: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     for field in fields:
-        name = names[field.path] = _name_check(field.path, taken)
+        name = names[field.path] = _name_check(field.path, used_names)
         tolerance = {"relative": 0.001} if field.rule == "numeric" else {}
         checks.append({"name": name, "metric": field.rule, "field": field.path, **tolerance})
     right = [field for field in fields if field.gradable]
@@ -450,7 +451,7 @@ def _metrics_for_json(
             for field in right
         }
         only_exact = all(rule == "exact" for rule in rules.values())
-        name = _name_check("all_right", taken)
+        name = _name_check("all_right", used_names)
         checks.append({"name": name, "all_fields": list(rules) if only_exact else rules})
         return metrics, tuple(checks), name, "every field equals the reference"
     if right:
@@ -546,14 +547,14 @@ def _floor(trial: MetricTrial, *, held_out: int) -> RuleProposal | None:
 def _count_copied(cases: Sequence[Case], fields: Sequence[FieldKind]) -> int:
     """Replies that contain a text, not a label, copied from the prompt."""
     paths = [field.path for field in fields if not field.values and field.rule in ("normalised", "token_f1")]
-    found = 0
+    copied = 0
     for case in cases:
         document = parse_object(case.reference) or {}
-        asked = " ".join(message.content for message in case.messages).casefold()
+        prompt = " ".join(message.content for message in case.messages).casefold()
         values = [look_up(document, path) for path in paths]
         texts = [value.casefold() for value in values if isinstance(value, str) and value]
-        found += any(text in asked for text in texts)
-    return found
+        copied += any(text in prompt for text in texts)
+    return copied
 
 
 def _few(counted: Counter[str], total: int) -> bool:
@@ -576,5 +577,5 @@ _RESERVED = frozenset({*BY_NAME, *ALWAYS_MEASURED, *OPTIONAL_MEASURED, JUDGE_SCO
 
 def _join(names: Iterable[str]) -> str:
     listed = list(names)
-    shown = ", ".join(name[:40] for name in listed[:8])
-    return f"{shown}, …" if len(listed) > 8 else shown
+    text = ", ".join(name[:40] for name in listed[:8])
+    return f"{text}, …" if len(listed) > 8 else text

@@ -118,14 +118,14 @@ def progress_listener(
         start, first = began.setdefault(phase, (clock(), done))
         seconds = clock() - start
         rate = (done - first) / seconds if seconds > 0 else 0.0
-        known = rate > 0 and seconds >= ENOUGH_SECONDS
+        is_steady = rate > 0 and seconds >= ENOUGH_SECONDS
         unit = UNITS.get(phase, ProgressUnit("rows", 1))
         reporter.progress(
             phase,
             done / unit.size,
             total / unit.size,
-            seconds_left=(total - done) / rate if known else None,
-            detail={f"{unit.name}/s": round(rate / unit.size, 1)} if known else {},
+            seconds_left=(total - done) / rate if is_steady else None,
+            detail={f"{unit.name}/s": round(rate / unit.size, 1)} if is_steady else {},
         )
 
     return report

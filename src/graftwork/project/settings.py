@@ -64,9 +64,9 @@ def part_of(kind: type[Record]) -> type[Part]:
         if isinstance(inner, type) and issubclass(inner, Record):
             inner = part_of(inner)
         fields[name] = (inner, field)
-    made = create_model(f"Part{kind.__name__}", __base__=Part, __doc__=kind.__doc__, **fields)
-    made.model_config = ConfigDict(**{**made.model_config, "title": kind.__name__})
-    return made
+    part_type = create_model(f"Part{kind.__name__}", __base__=Part, __doc__=kind.__doc__, **fields)
+    part_type.model_config = ConfigDict(**{**part_type.model_config, "title": kind.__name__})
+    return part_type
 
 
 def merge(whole: R, part: Record) -> R:
@@ -224,12 +224,12 @@ class ProjectSettings(Record):
     def _routes_lead_to_models(self) -> Self:
         for number, rule in enumerate(self.serve.family.rules if self.serve.family else (), 1):
             if rule.to not in self.all_models:
-                found = suggest(rule.to, self.all_models, kind="model")
-                raise ValueError(f"serve.family.rules[{number}].to: {found}")
+                problem = suggest(rule.to, self.all_models, kind="model")
+                raise ValueError(f"serve.family.rules[{number}].to: {problem}")
         for model in self.serve.family.remote if self.serve.family else ():
             if model not in self.all_models or model == self.main_model:
-                known = ", ".join(name for name in self.all_models if name != self.main_model) or "none"
-                raise ValueError(f"serve.family.remote: {model} is no specialist; known: {known}")
+                specialists = ", ".join(name for name in self.all_models if name != self.main_model) or "none"
+                raise ValueError(f"serve.family.remote: {model} is no specialist; known: {specialists}")
         return self
 
     @model_validator(mode="after")
@@ -251,31 +251,33 @@ class ProjectSettings(Record):
     def _settings_of_objectives_are_used(self) -> Self:
         """A setting that no model's objective uses is a mistake: it would be ignored."""
         parts = {name: model.train.model_dump(exclude_none=True) for name, model in self.models.items()}
-        chosen = {name: part.get("objective", self.train.objective) for name, part in parts.items()}
-        places = [("train", given_settings(self.train), set(chosen.values()) or {self.train.objective})]
+        objective_of = {name: part.get("objective", self.train.objective) for name, part in parts.items()}
+        parts_by_location = [
+            ("train", given_settings(self.train), set(objective_of.values()) or {self.train.objective})
+        ]
         for name, part in parts.items():
-            given = {key for key in OBJECTIVE_SETTINGS if part.get(key)}
-            places.append((f"models.{name}.train", given, {chosen[name]}))
-        for place, given, objectives in places:
+            keys_given = {key for key in OBJECTIVE_SETTINGS if part.get(key)}
+            parts_by_location.append((f"models.{name}.train", keys_given, {objective_of[name]}))
+        for location, keys_given, objectives in parts_by_location:
             used = {key for objective in objectives for key in USED_BY[objective]} | {"objective"}
-            if unused := sorted(given - used):
-                raise ValueError(f"{place}.{unused[0]} has no effect: {why_unused(unused[0])}")
+            if unused := sorted(keys_given - used):
+                raise ValueError(f"{location}.{unused[0]} has no effect: {why_unused(unused[0])}")
         return self
 
     @model_validator(mode="after")
     def _each_model_can_be_trained(self) -> Self:
         for name in self.models:
             try:
-                own = self.of_model(name)
+                model_settings = self.of_model(name)
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 raise ValueError(f"models.{name}.train: {first['msg']}") from error
-            require_eval_metric(own.train, where=f"models.{name}.train.eval.metric")
-            if own.train.start_from != FROM_MAIN:
+            require_eval_metric(model_settings.train, where=f"models.{name}.train.eval.metric")
+            if model_settings.train.start_from != FROM_MAIN:
                 continue
             if name == self.main_model:
                 raise ValueError(f"models.{name}.train: the main model cannot start from itself")
-            if own.base != self.of_model(self.main_model).base:
+            if model_settings.base != self.of_model(self.main_model).base:
                 raise ValueError(
                     f"models.{name} starts from the main model's adapter, but its base is another one"
                 )
@@ -302,7 +304,7 @@ def _metrics_named(gate: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for key, value in gate.items():
         for part in value if isinstance(value, list | tuple) else (value,):
             if isinstance(part, dict):
-                named = [part.get("metric"), *(part.get("worse_on") or ())]
-                yield from ((key, name) for name in named if isinstance(name, str))
+                metrics = [part.get("metric"), *(part.get("worse_on") or ())]
+                yield from ((key, name) for name in metrics if isinstance(name, str))
             elif key == "primary" and isinstance(part, str):
                 yield key, part

@@ -132,7 +132,7 @@ class StallWatcher:
             return
         self._checked = now
         beat = read_beat(self._folder)
-        found = assess_health(
+        report = assess_health(
             beat,
             alive=True,
             age=clock.seconds_since(beat.moment) if beat is not None else 0.0,
@@ -140,7 +140,7 @@ class StallWatcher:
             process_state=process_state,
             patience=self._patience,
         )
-        self.update(found.health, found.reason)
+        self.update(report.health, report.reason)
 
     def update(self, health: Health, reason: str) -> None:
         """A stall begins when the worker is stuck, and ends only when it works again, not when it is slow."""
@@ -321,13 +321,13 @@ class _Supervisor:
 
     def _beats(self) -> list[Beat]:
         """The heartbeats of all active folders; the progress of each is remembered."""
-        found = []
+        beats = []
         for folder in self._active_folders():
             beat = read_beat(folder)
             if beat is not None:
                 self._done[folder] = max(self._done.get(folder, 0.0), beat.done)
-                found.append(beat)
-        return found
+                beats.append(beat)
+        return beats
 
     def _is_saving(self) -> bool:
         return any(
@@ -353,11 +353,11 @@ def _raise_reported_error(code: int, folder: Path, name: str) -> None:
     if failure is None:
         return
     kind = getattr(errors, failure["error"], None)
-    known = kind if isinstance(kind, type) and issubclass(kind, GraftError) else None
+    error_class = kind if isinstance(kind, type) and issubclass(kind, GraftError) else None
     for candidate in (AnswerIsNo, UserMistake, EnvironmentLacks, StoppedInOrder, Interrupted):
-        if known is None and candidate.exit_code == failure["exit_code"]:
-            known = candidate
-    raise (known or WorkerFailed)(
+        if error_class is None and candidate.exit_code == failure["exit_code"]:
+            error_class = candidate
+    raise (error_class or WorkerFailed)(
         failure["what"], why=failure["why"], fix=failure["fix"], where=failure["where"]
     )
 
