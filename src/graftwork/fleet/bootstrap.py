@@ -54,22 +54,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, help="time limit; default: that of the bundle")
     parser.add_argument("--cache", type=Path, help="for the unpacked wheel and installed packages")
     parser.add_argument("--secrets", type=Path, help="variables of the environment as JSON; removed")
-    given = parser.parse_args(arguments)
-    if given.secrets is not None and given.secrets.exists():
+    options = parser.parse_args(arguments)
+    if options.secrets is not None and options.secrets.exists():
         # Into the environment, where no file may keep them.
-        os.environ.update(json.loads(given.secrets.read_text()))
-        given.secrets.unlink()
-    work = given.work.resolve()
+        os.environ.update(json.loads(options.secrets.read_text()))
+        options.secrets.unlink()
+    work = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     # Of an attempt before: a queue may start the job again.
     (work / EXIT_FILE).unlink(missing_ok=True)
     try:
         require_python()
-        bundle = read_bundle(given.bundle)
-        library = unpack_wheel(given.bundle, bundle, given.cache or work.parent)
-        python = find_python(given.bundle, bundle, given.cache or work.parent)
-        limit = given.seconds if given.seconds is not None else bundle.get("seconds")
-        code, reason = run(given.bundle, work, python=python, library=library, limit=limit)
+        bundle = read_bundle(options.bundle)
+        library = unpack_wheel(options.bundle, bundle, options.cache or work.parent)
+        python = find_python(options.bundle, bundle, options.cache or work.parent)
+        limit = options.seconds if options.seconds is not None else bundle.get("seconds")
+        code, reason = run(options.bundle, work, python=python, library=library, limit=limit)
     except Trouble as trouble:
         code, reason = report(trouble, work)
     except OSError as error:
@@ -85,9 +85,9 @@ def main(arguments: list[str] | None = None) -> int:
 def require_python() -> None:
     """An older Python reads this file, but not the package."""
     if sys.version_info[:2] < PYTHON:
-        found = ".".join(map(str, sys.version_info[:2]))
+        version = ".".join(map(str, sys.version_info[:2]))
         raise Trouble(
-            f"the machine has Python {found}",
+            f"the machine has Python {version}",
             why=f"{sys.executable} runs the job, and 3.11 or later is needed",
             fix="name another `python` or `image` in the settings of the place",
         )
@@ -196,15 +196,17 @@ def install(environment: Path, wheel: Path, missing: list[str]) -> None:
 
 def run(bundle: Path, work: Path, *, python: str, library: Path, limit: float | None) -> tuple[int, str]:
     """Start the runner, pass signals on to it, and end it at the time limit."""
-    left = remaining(work, limit)
-    if left is not None and left <= 0:
+    seconds_left = remaining(work, limit)
+    if seconds_left is not None and seconds_left <= 0:
         return RESUME, "its time limit was reached before"
     command = [python, "-m", "graftwork.fleet.runner", "--bundle", str(bundle), "--work", str(work)]
-    command += ["--seconds", str(left - last_seconds(left))] if left is not None else []
+    command += (
+        ["--seconds", str(seconds_left - last_seconds(seconds_left))] if seconds_left is not None else []
+    )
     path = os.pathsep.join(filter(None, (str(library), os.environ.get("PYTHONPATH", ""))))
     child = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL)
 
-    until, signals = time.monotonic() + left if left is not None else None, []
+    until, signals = time.monotonic() + seconds_left if seconds_left is not None else None, []
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         signals.append(number)
@@ -214,19 +216,23 @@ def run(bundle: Path, work: Path, *, python: str, library: Path, limit: float | 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         # The runner ends the worker before; this is for a runner that hangs.
-        code = child.wait(left)
+        code = child.wait(seconds_left)
     except subprocess.TimeoutExpired:
         kill_all(child)
         return RESUME, "its time limit was reached; the job did not end in time and was killed"
     if code == DONE:
         return code, "done"
-    found = read_error(work) or f"ended with exit code {code}"
+    reason = read_error(work) or f"ended with exit code {code}"
     if code != RESUME:
-        return code, found
+        return code, reason
     if signals:
-        return code, f"stopped by a signal from the place; {found}"
-    late = until is not None and left is not None and time.monotonic() >= until - last_seconds(left)
-    return code, f"{'its time limit was reached' if late else 'stopped as asked'}; {found}"
+        return code, f"stopped by a signal from the place; {reason}"
+    late = (
+        until is not None
+        and seconds_left is not None
+        and time.monotonic() >= until - last_seconds(seconds_left)
+    )
+    return code, f"{'its time limit was reached' if late else 'stopped as asked'}; {reason}"
 
 
 def read_error(work: Path) -> str:
@@ -248,8 +254,8 @@ def remaining(work: Path, limit: float | None) -> float | None:
         write(started, {"at": time.time(), "pid": os.getpid()})
     if limit is None:
         return None
-    begun = float(json.loads(started.read_text())["at"])
-    return limit - max(time.time() - begun, 0.0)
+    started_at = float(json.loads(started.read_text())["at"])
+    return limit - max(time.time() - started_at, 0.0)
 
 
 def kill_all(child: subprocess.Popen[bytes]) -> None:

@@ -98,8 +98,8 @@ def _metadata() -> str:
         installed = None
     lines = (installed or "Metadata-Version: 2.1\nName: graftwork\n").splitlines()
     head = lines[: lines.index("")] if "" in lines else lines
-    kept = [line for line in head if not line.startswith("Version:")]
-    return "\n".join([*kept, f"Version: {__version__}", ""])
+    headers = [line for line in head if not line.startswith("Version:")]
+    return "\n".join([*headers, f"Version: {__version__}", ""])
 
 
 BUNDLE_FILE = "bundle.json"
@@ -339,8 +339,8 @@ def parse_exit(content: bytes | None) -> JobPoll | None:
     if content is None:
         return None
     try:
-        found = json.loads(content)
-        return JobPoll(phase="ended", exit_code=int(found["code"]), message=str(found["reason"]))
+        exit_report = json.loads(content)
+        return JobPoll(phase="ended", exit_code=int(exit_report["code"]), message=str(exit_report["reason"]))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
@@ -394,18 +394,18 @@ def pin_packages(extras: Iterable[str], requirements: Requirements) -> dict[str,
     """Everything that graftwork with these extras needs, as it is installed here."""
     pins: dict[str, str] = {}
     open_ends: list[tuple[str, frozenset[str]]] = [(DISTRIBUTION, frozenset(extras))]
-    seen: set[tuple[str, frozenset[str]]] = set()
+    visited: set[tuple[str, frozenset[str]]] = set()
     while open_ends:
         entry = open_ends.pop()
-        if entry in seen:
+        if entry in visited:
             continue
-        seen.add(entry)
-        name, wanted = entry
-        found = requirements(name)
-        if found is None:
+        visited.add(entry)
+        name, extras_named = entry
+        pin = requirements(name)
+        if pin is None:
             # For another system, or optional here.
             continue
-        version, lines = found
+        version, lines = pin
         if name != DISTRIBUTION:
             # The image gets the build for its own device, not this one's.
             pins[name] = version.partition("+")[0]
@@ -413,7 +413,7 @@ def pin_packages(extras: Iterable[str], requirements: Requirements) -> dict[str,
             requirement, _, marker = line.partition(";")
             needing = _EXTRA.findall(marker)
             package = _NAME.match(requirement.strip())
-            if package is None or (needing and not wanted.intersection(needing)):
+            if package is None or (needing and not extras_named.intersection(needing)):
                 continue
             inside = re.search(r"\[([^\]]*)\]", requirement)
             parts = frozenset(part.strip() for part in inside[1].split(",")) if inside else frozenset()
@@ -423,7 +423,7 @@ def pin_packages(extras: Iterable[str], requirements: Requirements) -> dict[str,
 
 def installed_package(name: str) -> tuple[str, list[str]] | None:
     try:
-        found = metadata.distribution(name)
+        distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:
         return None
-    return found.version, list(found.requires or ())
+    return distribution.version, list(distribution.requires or ())

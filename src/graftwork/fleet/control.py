@@ -65,7 +65,7 @@ class JobLedger(Protocol):
 
 def merge_update(stored: FleetJob, new: FleetJob) -> FleetJob:
     """The entry after an update. A process that read the job earlier does not undo a later state."""
-    kept: dict[str, object] = {
+    settled: dict[str, object] = {
         "fetched": stored.fetched or new.fetched,
         "placed": new.placed or stored.placed,
         "booted_at": new.booted_at if stored.booted_at is None else stored.booted_at,
@@ -80,51 +80,51 @@ def merge_update(stored: FleetJob, new: FleetJob) -> FleetJob:
     answered = new.placed is not None or new.state == "refused"
     given_up_early = stored.state == "failed" and stored.placed is None and answered
     if not given_up_early:
-        kept |= _decided(stored, new)
-    return new.model_copy(update=kept)
+        settled |= _decided(stored, new)
+    return new.model_copy(update=settled)
 
 
 def _decided(stored: FleetJob, new: FleetJob) -> dict[str, object]:
     """What of the stored entry an update does not change: a decision that the other process did not know."""
-    known, late = (_STEPS.get(job.state, _FINAL) for job in (stored, new))
-    if known > late or known == _FINAL:
+    old_step, new_step = (_STEPS.get(job.state, _FINAL) for job in (stored, new))
+    if old_step > new_step or old_step == _FINAL:
         names = ("state", "outcome", "reason", "unseen_usd")
         return {name: getattr(stored, name) for name in names}
-    outcome = new.outcome if late < _FINAL else new.state
-    if known < _STEPS["stopping"] or stored.outcome in (None, outcome) or outcome == "done":
+    outcome = new.outcome if new_step < _FINAL else new.state
+    if old_step < _STEPS["stopping"] or stored.outcome in (None, outcome) or outcome == "done":
         return {}
     # Its machine was ended on purpose: who finds none any more must not take it for lost.
-    state = stored.outcome if late == _FINAL else new.state
+    state = stored.outcome if new_step == _FINAL else new.state
     return {"state": state, "outcome": stored.outcome, "reason": stored.reason}
 
 
 def check_reservation(job: FleetJob, others: Iterable[FleetJob], caps: CapSettings) -> None:
     """Refuse a job of a run that is open, or one that could break a cap."""
-    known = tuple(others)
-    for other in known:
-        same = other.run_id == job.run_id or (job.trains and other.trains == job.trains)
-        if other.is_open and same:
+    jobs = tuple(others)
+    for earlier in jobs:
+        same = earlier.run_id == job.run_id or (job.trains and earlier.trains == job.trains)
+        if earlier.is_open and same:
             raise Busy(
-                f"the run {job.run_id} is at {other.place} already (job {other.id})",
+                f"the run {job.run_id} is at {earlier.place} already (job {earlier.id})",
                 why="two machines on one run would be paid for the same work",
-                fix=f"follow it with `graft fleet logs {other.id}`, or stop it first",
+                fix=f"follow it with `graft fleet logs {earlier.id}`, or stop it first",
             )
     if not job.committed_usd:
         return
     month = month_of(job.created_at)
-    spent_month = sum(other.counted_usd for other in known if month_of(other.created_at) == month)
+    spent_month = sum(earlier.counted_usd for earlier in jobs if month_of(earlier.created_at) == month)
     _check("job", caps.job_usd, 0.0, job)
     _check("month", caps.month_usd, spent_month, job)
-    _check("project", caps.project_usd, sum(other.counted_usd for other in known), job)
+    _check("project", caps.project_usd, sum(earlier.counted_usd for earlier in jobs), job)
 
 
 def _check(name: str, cap: float | None, counted: float, job: FleetJob) -> None:
     if cap is None or counted + job.committed_usd <= cap + 1e-9:
         return
-    taken = f"; ${counted:.2f} of it is spent or reserved" if counted else ""
+    spent = f"; ${counted:.2f} of it is spent or reserved" if counted else ""
     raise OverCap(
         f"the job could cost ${job.committed_usd:.2f}, and the cap of a {name} is ${cap:.2f}",
-        why=f"the largest possible cost counts, not the expected one{taken}",
+        why=f"the largest possible cost counts, not the expected one{spent}",
         fix=f"order less time or a cheaper card, or raise `fleet.caps.{name}_usd`",
         where=f"fleet.caps.{name}_usd",
     )
@@ -276,9 +276,9 @@ class Controller:
         machines: dict[str, list[PlacedJob]] = defaultdict(list)
         key = self.ledger.key
         for machine in listed:
-            found = LABEL.fullmatch(machine.label)
+            match = LABEL.fullmatch(machine.label)
             # Accounts are shared: only labels with the key of this ledger can be ours.
-            if found is not None and found["ledger"] == key:
+            if match is not None and match["ledger"] == key:
                 machines[machine.label].append(machine)
         ended: list[str] = []
         unreached = self.place.unreached if isinstance(self.place, HasHosts) else frozenset()
@@ -290,9 +290,9 @@ class Controller:
             self._settle(job, found_here, now, ended)
         after = {job.id: job for job in self.ledger.list()}
         # Read after the list: a job that was started since is no orphan.
-        known = {job.label: job for job in after.values()}
-        for label in sorted(machines.keys() & known.keys()):
-            job, orphans = known[label], machines[label]
+        by_label = {job.label: job for job in after.values()}
+        for label in sorted(machines.keys() & by_label.keys()):
+            job, orphans = by_label[label], machines[label]
             # Of a closed job of this place; `ssh` also lists those of `ssh:HOST`.
             if not job.is_open and job.place == self.place.name:
                 for machine in orphans:
@@ -305,7 +305,7 @@ class Controller:
             checked=len(was_open),
             closed=tuple(f"{job.id} {job.state}: {job.reason}" for job in closed),
             ended=tuple(ended),
-            unknown=tuple(f"{label}: {_UNKNOWN}" for label in sorted(machines.keys() - known.keys())),
+            unknown=tuple(f"{label}: {_UNKNOWN}" for label in sorted(machines.keys() - by_label.keys())),
             unreachable=tuple(f"{self.place.name}: {host}" for host in sorted(unreached)),
             open=sum(after[job.id].is_open for job in was_open),
         )
@@ -331,9 +331,9 @@ class Controller:
         # Before the place is asked: a crash after this line repeats the question. Another process may know
         # more of the job by now.
         job = self.ledger.update(job)
-        kept = job.placed.id if job.placed is not None and job.state == "submitted" else None
+        keep_id = job.placed.id if job.placed is not None and job.state == "submitted" else None
         for machine in machines:
-            if machine.id != kept:
+            if machine.id != keep_id:
                 self._end(machine, ended)
         if job.state == "stopping" and not machines and self._is_absent(job, now):
             self.ledger.update(self._closed(job, job.outcome or "stopped", job.reason, now))
@@ -350,20 +350,20 @@ class Controller:
             return _stopping(job, "failed", wrong, now)
         trouble = ""
         try:
-            found = self.place.poll(placed)
+            status = self.place.poll(placed)
         except Exception as error:  # whatever a place may raise
             # The limits below hold for a place that gives no answer, too.
-            found, trouble = JobPoll(phase="starting"), what_failed(error)
-        if found.phase in ("running", "ended") and job.booted_at is None:
+            status, trouble = JobPoll(phase="starting"), what_failed(error)
+        if status.phase in ("running", "ended") and job.booted_at is None:
             job = job.model_copy(update={"booted_at": now})
-        if found.phase == "ended":
+        if status.phase == "ended":
             job = self._collected(job)
             if self.collect is not None and not job.fetched and not self._is_over(job, now):
                 return job
-            outcome = _outcome(found)
+            outcome = _outcome(status)
             return _stopping(job, *outcome, now) if machines else self._closed(job, *outcome, now)
         if machines:
-            if found.phase == "starting" and self.deliver is not None:
+            if status.phase == "starting" and self.deliver is not None:
                 try:
                     if self.deliver(job) and job.booted_at is None:
                         job = job.model_copy(update={"booted_at": now})
@@ -372,7 +372,7 @@ class Controller:
             return self._within_limits(job, now, trouble)
         # Where jobs cost money, one that is not listed ends with its time, whatever else the place says.
         is_over = self.place.paid and self._is_over(job, now)
-        if self._is_absent(job, now) and (found.phase == "gone" or is_over):
+        if self._is_absent(job, now) and (status.phase == "gone" or is_over):
             reason = "the machine was taken away; the run resumes from its mirror"
             return self._closed(job, "lost", reason, now)
         return job
@@ -404,8 +404,8 @@ class Controller:
 
     def _is_over(self, job: FleetJob, now: float) -> bool:
         """Whether the time of the job has passed. Waiting for a machine without a price takes none of it."""
-        begun = job.created_at if self.place.paid else job.booted_at
-        return begun is not None and now - begun > self.safety.boot_seconds + job.seconds
+        billed_since = job.created_at if self.place.paid else job.booted_at
+        return billed_since is not None and now - billed_since > self.safety.boot_seconds + job.seconds
 
     def _within_limits(self, job: FleetJob, now: float, trouble: str) -> FleetJob:
         """The job as it is, or stopping because it takes too long; `trouble` is what goes wrong now."""
@@ -461,8 +461,8 @@ def _with_machine(job: FleetJob, machine: PlacedJob, now: float) -> FleetJob:
     """The job with the time that this machine has been paid for until now: from the intent, at the most."""
     before = job.machines.get(machine.id)
     # A machine that was stopped is listed without a price; what it has cost stays.
-    known = max(machine.usd_per_hour, before.usd_per_hour if before is not None else 0.0)
-    price = known or job.usd_per_hour
+    rate = max(machine.usd_per_hour, before.usd_per_hour if before is not None else 0.0)
+    price = rate or job.usd_per_hour
     bill = MachineBill(created_at=job.created_at, last_seen=now, usd_per_hour=price)
     return job.model_copy(update={"machines": {**job.machines, machine.id: bill}, "updated_at": now})
 

@@ -52,10 +52,10 @@ def main(arguments: list[str]) -> int:
     stdout.write(READY)
     stdout.flush()
     while line := stdin.readline():
-        given, reply = PieceReader(stdin), PieceWriter(stdout)
-        code = answer(Path(root).expanduser(), json.loads(line), given, reply)
+        reader, reply = PieceReader(stdin), PieceWriter(stdout)
+        code = answer(Path(root).expanduser(), json.loads(line), reader, reply)
         reply.end(code)
-        if not given.ended:
+        if not reader.ended:
             # What is still on its way belongs to a command that has failed.
             return code
     return 0
@@ -104,13 +104,13 @@ class PieceWriter:
 
 def answer(root: Path, words: list[str], stdin: Any, stdout: Any) -> int:
     """Carry out one command and write its answer; returns the exit code."""
-    host, command, given = JobHost(root), words[0], words[1:]
+    host, command, arguments = JobHost(root), words[0], words[1:]
     try:
         if command == "pack":
             stdin.read()
-            host.pack(given[0], stdout)
+            host.pack(arguments[0], stdout)
             return 0
-        found = run_command(host, command, given, stdin)
+        reply = run_command(host, command, arguments, stdin)
     except HostRefusal as refusal:
         what, why, fix = refusal.args
         stdout.write(json.dumps({"what": what, "why": why, "fix": fix}).encode())
@@ -118,7 +118,7 @@ def answer(root: Path, words: list[str], stdin: Any, stdout: Any) -> int:
     except OSError as error:
         stdout.write(json.dumps(explain_failure(error, host.root)).encode())
         return REFUSED
-    stdout.write(json.dumps(found).encode())
+    stdout.write(json.dumps(reply).encode())
     return 0
 
 
@@ -132,8 +132,10 @@ def explain_failure(error: OSError, root: Path) -> dict[str, str]:
 
 def run_command(host: JobHost, command: str, given: list[str], stdin: Any) -> Any:
     if sys.version_info[:2] < NEEDED:
-        found = ".".join(map(str, sys.version_info[:2]))
-        raise HostRefusal(f"the host has Python {found}", "3.11 or later is needed", "name another `python`")
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise HostRefusal(
+            f"the host has Python {version}", "3.11 or later is needed", "name another `python`"
+        )
     if command == "receive":
         return host.receive(stdin)
     if command in ("missing", "prepare", "start"):
@@ -169,14 +171,14 @@ class JobHost:
         folder = Path(path).expanduser()
         manifest = _read_json(folder / "manifest.json")
         if manifest is None:
-            found = sorted(
+            manifests = sorted(
                 (folder / ".graft" / "datasets").glob("*/manifest.json"),
                 key=lambda file: file.stat().st_mtime,
             )
-            for file in reversed(found):
-                known = _read_json(file)
-                if known is not None and known.get("model") == model:
-                    folder, manifest = file.parent, known
+            for file in reversed(manifests):
+                candidate = _read_json(file)
+                if candidate is not None and candidate.get("model") == model:
+                    folder, manifest = file.parent, candidate
                     break
         if manifest is None:
             raise HostRefusal(
@@ -188,8 +190,8 @@ class JobHost:
             name: {key: split[key] for key in SUMMARY_KEYS if key in split}
             for name, split in manifest["splits"].items()
         }
-        kept = {key: manifest[key] for key in DATASET_KEYS}
-        return {"folder": str(folder.resolve()), "dataset": {**kept, "splits": splits}}
+        facts = {key: manifest[key] for key in DATASET_KEYS}
+        return {"folder": str(folder.resolve()), "dataset": {**facts, "splits": splits}}
 
     def missing(self, hashes: list[str]) -> list[str]:
         return [name for name in hashes if not (self.blobs / name).exists()]

@@ -46,32 +46,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--hub", help="a dataset repository of the Hub that gets copies of the results")
     parser.add_argument("--flag", help="a dataset of Kaggle whose existence stops the job")
     parser.add_argument("--secrets", default="", help="kaggle:NAME,NAME, aws:ID or azure:ADDRESS")
-    given = parser.parse_args(arguments)
-    given.work.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args(arguments)
+    options.work.mkdir(parents=True, exist_ok=True)
     carrier: Carrier = Carrier()
-    if given.out is not None:
-        carrier = FolderCarrier(given.out)
-    elif given.hub:
-        carrier = HubCarrier(given.hub, f"jobs/{given.label}")
-    elif given.flag:
-        carrier = KaggleFlag(given.flag)
+    if options.out is not None:
+        carrier = FolderCarrier(options.out)
+    elif options.hub:
+        carrier = HubCarrier(options.hub, f"jobs/{options.label}")
+    elif options.flag:
+        carrier = KaggleFlag(options.flag)
     try:
         # Go on from what an earlier attempt of this job has copied: its machine may be gone.
-        if given.out is not None and (given.out / "run").is_dir() and not (given.work / "run").exists():
+        if options.out is not None and (options.out / "run").is_dir() and not (options.work / "run").exists():
             ignored = shutil.ignore_patterns(EXIT_FILE)
-            shutil.copytree(given.out, given.work, dirs_exist_ok=True, ignore=ignored)
-        bundle = assemble(given.manifest, given.blobs, given.scratch / "bundle")
-        environment = {**os.environ, **load_secrets(given.secrets), "GRAFT_FLEET_JOB": given.label}
+            shutil.copytree(options.out, options.work, dirs_exist_ok=True, ignore=ignored)
+        bundle = assemble(options.manifest, options.blobs, options.scratch / "bundle")
+        environment = {**os.environ, **load_secrets(options.secrets), "GRAFT_FLEET_JOB": options.label}
     except Exception as error:  # whatever a provider's secret store may raise
-        report_failure(given.work, error)
+        report_failure(options.work, error)
     else:
-        words = [sys.executable, str(bundle / "bootstrap.py"), "--bundle", str(bundle)]
-        words += ["--work", str(given.work)]
-        words += ["--seconds", str(given.seconds), "--cache", str(given.scratch)]
-        run(words, given.work, carrier, environment)
-    carrier.carry(given.work, last=True)
+        command_line = [sys.executable, str(bundle / "bootstrap.py"), "--bundle", str(bundle)]
+        command_line += ["--work", str(options.work)]
+        command_line += ["--seconds", str(options.seconds), "--cache", str(options.scratch)]
+        run(command_line, options.work, carrier, environment)
+    carrier.carry(options.work, last=True)
     # The outcome is in exit.json. Another exit code would make some providers start the job again.
-    return 0 if (given.work / EXIT_FILE).exists() else 1
+    return 0 if (options.work / EXIT_FILE).exists() else 1
 
 
 def assemble(manifest: Path, folders: list[Path], target: Path) -> Path:
@@ -101,8 +101,8 @@ def load_secrets(source: str) -> dict[str, str]:
     if kind == "aws":
         import boto3
 
-        found = boto3.client("secretsmanager").get_secret_value(SecretId=detail)
-        secrets: dict[str, str] = json.loads(found["SecretString"])
+        secret = boto3.client("secretsmanager").get_secret_value(SecretId=detail)
+        secrets: dict[str, str] = json.loads(secret["SecretString"])
         return secrets
     if kind == "azure":
         return read_vault(detail)
@@ -271,14 +271,14 @@ def results(work: Path) -> Iterator[tuple[str, Path]]:
     """Files of the work folder that are whole; the outcome and the exit code come last."""
     # The job removes folders meanwhile, at which `rglob` fails and `walk` does not.
     listed = (Path(folder, name) for folder, _, names in os.walk(work) for name in names)
-    found = [
+    files = [
         (path.relative_to(work).as_posix(), path)
         for path in listed
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(work).parts)
     ]
     late = {"run/outcome.json": 1, EXIT_FILE: 2}
     return iter(
-        sorted((item for item in found if item[0] != "run/lock"), key=lambda i: (late.get(i[0], 0), i))
+        sorted((item for item in files if item[0] != "run/lock"), key=lambda i: (late.get(i[0], 0), i))
     )
 
 

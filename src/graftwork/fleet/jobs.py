@@ -167,10 +167,10 @@ def choose_offer(place: Place, gpu: str) -> Offer:
     known_offers = place.offer()
     offers = [offer for offer in known_offers if not gpu or gpu in (offer.gpu, offer.instance)]
     if not offers:
-        known = sorted({offer.gpu or "no card" for offer in known_offers})
+        gpus = sorted({offer.gpu or "no card" for offer in known_offers})
         raise AnswerIsNo(
             f"{place.name} offers no {gpu or 'machine'} now",
-            why=f"it has: {', '.join(known) or 'nothing'}",
+            why=f"it has: {', '.join(gpus) or 'nothing'}",
             fix="name another card or place; `graft fleet offers` lists them",
             where="--gpu",
         )
@@ -182,32 +182,32 @@ def start_run(
     request: FleetRequest,
     confirm: Confirm,
     *,
-    made: StepOutputs | None = None,
+    outputs: StepOutputs | None = None,
     ahead: WorkAhead | None = None,
 ) -> FleetJob:
-    """Plan, unless `made` holds the plan, pack and submit the run. Nothing is sent before the quote is
+    """Plan, unless `outputs` holds the plan, pack and submit the run. Nothing is sent before the quote is
     confirmed. `ahead` is the work of a run whose rows are not on this machine."""
     controller = control(work, request.place)
     require_mirror(work)
-    if made is None:
+    if outputs is None:
         # A wrong login or card is found before the data is prepared.
         choose_offer(controller.place, request.gpu)
-    made = made if made is not None else run_pipeline(work, upto="plan")
-    for other in find_jobs(work, made.get("plan", Plan)):
-        if other.is_open:
+    outputs = outputs if outputs is not None else run_pipeline(work, upto="plan")
+    for twin in find_jobs(work, outputs.get("plan", Plan)):
+        if twin.is_open:
             raise Busy(
-                f"this run is at {other.place} already (job {other.id})",
+                f"this run is at {twin.place} already (job {twin.id})",
                 why="two jobs would be paid for one result",
-                fix=f"`graft fleet logs -f {other.id}` follows it, `graft fleet stop {other.id}` stops it",
+                fix=f"`graft fleet logs -f {twin.id}` follows it, `graft fleet stop {twin.id}` stops it",
             )
     if request.place != "local":
         require_packable(work)
     offer = choose_offer(controller.place, request.gpu)
-    plan = PlacePlanner(work, made, ahead=ahead).plan(offer)
+    plan = PlacePlanner(work, outputs, ahead=ahead).plan(offer)
     quote = quote_run(work, plan, request, offer)
     if not confirm(quote):
         raise AnswerIsNo("nothing was started", why="the cost was not confirmed", fix="run it with --yes")
-    there = StepOutputs({**made.outputs, "plan": plan})
+    planned = StepOutputs({**outputs.outputs, "plan": plan})
     options = BundleOptions(
         base_there=request.base_there,
         # This machine has the base already.
@@ -216,7 +216,7 @@ def start_run(
         seconds=quote.seconds,
         max_usd=quote.largest_usd or None,
     )
-    folder, bundle = pack_run(work, there, options)
+    folder, bundle = pack_run(work, planned, options)
     job_id = secrets.token_hex(6)
     order = JobOrder(
         job_id=job_id,
@@ -285,16 +285,16 @@ def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = Non
             try:
                 # A host is asked to answer when the job is over, or after so many seconds.
                 is_host, placed = isinstance(place, HostsPlace), placed_of(job)
-                found = (
+                status = (
                     place.wait(placed, poll_seconds) if isinstance(place, HostsPlace) else place.poll(placed)
                 )
-                if (beat := found.beat) is not None:
+                if (beat := status.beat) is not None:
                     phase, detail = f"{job.place}: {beat.phase}", dict(beat.detail)
                     work.reporter.progress(
                         phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=detail
                     )
                 unreached = False
-                has_waited = is_host and found.phase in ("starting", "running")
+                has_waited = is_host and status.phase in ("starting", "running")
             except Exception as error:  # whatever a place may raise: nobody else watches the limits
                 if not unreached:
                     work.reporter.info(f"{job.place}: {what_failed(error)}; the job continues, trying again")
@@ -324,21 +324,21 @@ def bring(work: OpenProject, job: FleetJob) -> FleetJob:
 
 def train_there(
     work: OpenProject,
-    made: StepOutputs,
+    outputs: StepOutputs,
     request: FleetRequest,
     *,
     confirm: Confirm = lambda _quote: True,
     require: Callable[[OpenProject, FleetJob], None] | None = None,
 ) -> str:
-    """Train what `made` plans at a place, once: a finished run is taken, an open job is followed.
+    """Train what `outputs` plans at a place, once: a finished run is taken, an open job is followed.
 
     Returns the id of the run, which is that of the plan for the device of the place. By default the caps of
     the fleet are the confirmation: the ledger refuses what could break one.
     """
-    plan = made.get("plan", Plan)
+    plan = outputs.get("plan", Plan)
     if (finished := find_finished(work, plan)) is not None:
         return finished
-    job = follow(work, find_open(work, plan) or start_run(work, request, confirm, made=made))
+    job = follow(work, find_open(work, plan) or start_run(work, request, confirm, outputs=outputs))
     (require or require_done)(work, job)
     return job.run_id
 
@@ -362,13 +362,13 @@ class RunSet:
         name: str,
         work: OpenProject,
         request: FleetRequest,
-        made: StepOutputs,
+        outputs: StepOutputs,
         *,
         ahead: WorkAhead | None = None,
     ) -> None:
-        """Train what `made` plans. The caps of the fleet are the confirmation."""
-        job = find_open(work, made.get("plan", Plan))
-        job = job or start_run(work, request, lambda _quote: True, made=made, ahead=ahead)
+        """Train what `outputs` plans. The caps of the fleet are the confirmation."""
+        job = find_open(work, outputs.get("plan", Plan))
+        job = job or start_run(work, request, lambda _quote: True, outputs=outputs, ahead=ahead)
         self._open[name] = work, request.place, job
 
     def ended(self) -> Iterator[tuple[str, FleetJob, str]]:
@@ -377,19 +377,20 @@ class RunSet:
         The files of an ended job are brought, and its run is noted as done.
         """
         answered: dict[str, bool] = {}
-        for name, (work, place, started) in list(self._open.items()):
-            if place not in answered:
-                answered[place] = self._reconcile(work, place)
+        for name, (work, place_name, started) in list(self._open.items()):
+            if place_name not in answered:
+                answered[place_name] = self._reconcile(work, place_name)
             job, now = get_job(work, started.id), time.monotonic()
-            if answered[place]:
+            if answered[place_name]:
                 self._silent_since.pop(name, None)
-            silent_seconds = 0.0 if answered[place] else now - self._silent_since.setdefault(name, now)
+            silent_seconds = 0.0 if answered[place_name] else now - self._silent_since.setdefault(name, now)
             if job.is_open and silent_seconds < self._patience_seconds:
                 continue
             del self._open[name]
             self._silent_since.pop(name, None)
             if job.is_open:
-                yield name, job, f"{place} has not answered for {self._patience_seconds / 60:.0f} minutes"
+                minutes = self._patience_seconds / 60
+                yield name, job, f"{place_name} has not answered for {minutes:.0f} minutes"
                 continue
             job = bring(work, job)
             if job.state == "done" and (work.project.runs / job.run_id / OUTCOME).exists():
@@ -509,12 +510,12 @@ def finish(work: OpenProject) -> StepOutputs:
 
 def find_jobs(work: OpenProject, plan: Plan) -> list[FleetJob]:
     """The jobs that train what this plan does, those that were planned for another device included."""
-    wanted = run_id_of(plan)
-    same: dict[str, bool] = {wanted: True}
+    run_id = run_id_of(plan)
+    same: dict[str, bool] = {run_id: True}
     for job in work.jobs.list():
         if job.run_id not in same:
-            there = planned_as(work, job.run_id)
-            same[job.run_id] = there is not None and is_same_run(plan, there)
+            placed_plan = planned_as(work, job.run_id)
+            same[job.run_id] = placed_plan is not None and is_same_run(plan, placed_plan)
     return [job for job in work.jobs.list() if same[job.run_id]]
 
 
@@ -533,11 +534,11 @@ def planned_as(work: OpenProject, run_id: str) -> Plan | None:
 
 def get_job(work: OpenProject, job_id: str) -> FleetJob:
     """The job of this id, or of its first characters."""
-    found = [job for job in work.jobs.list() if job.id.startswith(job_id)]
-    if len(found) == 1:
-        return found[0]
+    matches = [job for job in work.jobs.list() if job.id.startswith(job_id)]
+    if len(matches) == 1:
+        return matches[0]
     raise UserMistake(
-        f"{'several jobs begin' if found else 'no job begins'} with {job_id!r}",
+        f"{'several jobs begin' if matches else 'no job begins'} with {job_id!r}",
         fix="`graft fleet list` names the jobs",
     )
 
@@ -554,18 +555,18 @@ def read_log(work: OpenProject, job: FleetJob) -> str:
 def follow_log(work: OpenProject, job: FleetJob) -> Iterator[str]:
     """The output of the job, and what is added to it until it has ended. Only its own place is asked."""
     controller, pause = collecting(work, job.place), threading.Event()
-    place, shown, reconciled = controller.place, "", time.monotonic()
+    place, printed, reconciled = controller.place, "", time.monotonic()
     seconds = PAID_POLL_SECONDS if place.paid else POLL_SECONDS
     while True:
         # In this order: the output of a job that has ended is read before its machine is given back.
         has_ended = not job.is_open
         with suppress(PlaceUnreachable):
             has_ended = has_ended or place.poll(placed_of(job)).phase == "ended"
-        with suppress(*([PlaceUnreachable] if shown else [])):
+        with suppress(*([PlaceUnreachable] if printed else [])):
             # A machine that was given back has none; one that begins again, on another machine, is all new.
             if text := place.log(placed_of(job)):
-                yield text.removeprefix(shown)
-                shown = text
+                yield text.removeprefix(printed)
+                printed = text
         if not job.is_open:
             return
         if has_ended or time.monotonic() - reconciled >= RECONCILE_SECONDS:
@@ -600,19 +601,19 @@ def receive(work: OpenProject, job: FleetJob, results: Path) -> FleetJob:
 
 def reconcile(work: OpenProject) -> Reconciled:
     """Compare the ledger with every place that has, or had, a job of this project."""
-    found = []
+    reports = []
     for name in sorted({job.place for job in work.jobs.list()}):
         try:
-            found.append(collecting(work, name).reconcile(now=time.time()))
+            reports.append(collecting(work, name).reconcile(now=time.time()))
         except Exception as error:  # whatever a place may raise: the others have machines, too
-            found.append(Reconciled(unreachable=(f"{name}: {what_failed(error)}",)))
+            reports.append(Reconciled(unreachable=(f"{name}: {what_failed(error)}",)))
     return Reconciled(
-        checked=sum(report.checked for report in found),
-        closed=tuple(line for report in found for line in report.closed),
-        ended=tuple(line for report in found for line in report.ended),
-        unknown=tuple(sorted({line for report in found for line in report.unknown})),
-        unreachable=tuple(line for report in found for line in report.unreachable),
-        open=sum(report.open for report in found),
+        checked=sum(report.checked for report in reports),
+        closed=tuple(line for report in reports for line in report.closed),
+        ended=tuple(line for report in reports for line in report.ended),
+        unknown=tuple(sorted({line for report in reports for line in report.unknown})),
+        unreachable=tuple(line for report in reports for line in report.unreachable),
+        open=sum(report.open for report in reports),
     )
 
 
@@ -627,8 +628,8 @@ class RunOffers(Record):
 
 def list_offers(work: OpenProject, *, only: str = "", request: FleetRequest | None = None) -> RunOffers:
     """A quote for every offer of every place that answers, planned for the machine of that offer."""
-    made = run_pipeline(work, upto="plan")
-    planner, asked = PlacePlanner(work, made), request or FleetRequest("")
+    outputs = run_pipeline(work, upto="plan")
+    planner, base_request = PlacePlanner(work, outputs), request or FleetRequest("")
     quotes, notes = [], []
     for name in (only,) if only else place_names(work):
         try:
@@ -641,15 +642,15 @@ def list_offers(work: OpenProject, *, only: str = "", request: FleetRequest | No
         for offer in sorted(offers, key=lambda offer: (offer.gpu, offer.usd_per_hour or 0.0)):
             cheapest.setdefault(offer.gpu, offer)
         for offer in cheapest.values():
-            named = f"{name}, {offer.gpu}" if offer.gpu else name
+            label = f"{name}, {offer.gpu}" if offer.gpu else name
             try:
                 plan = planner.plan(offer)
-                quotes.append(quote_run(work, plan, replace(asked, place=name, gpu=offer.gpu), offer))
+                quotes.append(quote_run(work, plan, replace(base_request, place=name, gpu=offer.gpu), offer))
             except GraftError as error:
-                notes.append(f"{named}: {error.what}")
+                notes.append(f"{label}: {error.what}")
                 continue
             if not planner.knows(offer):
-                notes.append(f"{named}: not in the catalog of cards, planned for this machine")
+                notes.append(f"{label}: not in the catalog of cards, planned for this machine")
     ranked = sorted(quotes, key=lambda quote: (quote.planned_usd, quote.planned_hours, quote.place))
     return RunOffers(planned_hours=planner.here.minutes.high / 60, quotes=tuple(ranked), notes=tuple(notes))
 
@@ -696,9 +697,9 @@ def choose_place(
 
 def find_place(work: OpenProject, request: FleetRequest) -> tuple[RunQuote, str, list[str]]:
     """The place for `--place auto`: the cheapest that finishes within budget and deadline."""
-    found = list_offers(work, request=request)
-    quotes = (quote for quote in found.quotes if quote.place != "manual")
-    return choose_place(quotes, budget=request.max_usd, deadline=request.deadline_seconds, notes=found.notes)
+    offers = list_offers(work, request=request)
+    quotes = (quote for quote in offers.quotes if quote.place != "manual")
+    return choose_place(quotes, budget=request.max_usd, deadline=request.deadline_seconds, notes=offers.notes)
 
 
 class CostSummary(Record):

@@ -42,14 +42,14 @@ class PlacePlanner:
     """Plans of one run for several machines; each kind of card is planned once."""
 
     work: OpenProject
-    made: StepOutputs
+    outputs: StepOutputs
     ahead: WorkAhead | None = None
     """None: counted in the rows, when it is needed."""
     _known: dict[str, Plan | AnswerIsNo] = field(default_factory=dict)
 
     @property
     def here(self) -> Plan:
-        return self.made.get("plan", Plan)
+        return self.outputs.get("plan", Plan)
 
     def plan(self, offer: Offer) -> Plan:
         """The plan for the card of the offer; for a machine without one, and for this one, that of here.
@@ -62,9 +62,9 @@ class PlacePlanner:
         if device.name not in self._known:
             if self.ahead is None:
                 shape = read_shape(Path(self.work.base.folder))
-                self.ahead = measure_work(self.work, self.made.get("prepare", PreparedData), shape)
+                self.ahead = measure_work(self.work, self.outputs.get("prepare", PreparedData), shape)
             try:
-                self._known[device.name] = plan_for(self.work, self.made, device, ahead=self.ahead)
+                self._known[device.name] = plan_for(self.work, self.outputs, device, ahead=self.ahead)
             except AnswerIsNo as no:
                 self._known[device.name] = no
         plan = self._known[device.name]
@@ -164,9 +164,9 @@ class BundleOptions:
     max_usd: float | None = None
 
 
-def pack_run(work: OpenProject, made: StepOutputs, options: BundleOptions) -> tuple[Path, Bundle]:
+def pack_run(work: OpenProject, outputs: StepOutputs, options: BundleOptions) -> tuple[Path, Bundle]:
     """Write the bundle of this model's run to the returned folder, and enter the run in the store."""
-    job = make_job(work, made)
+    job = make_job(work, outputs)
     enter_run(work, job)
     mirror = _mirror(work)
     base = describe_base(work.weights, options)
@@ -204,30 +204,30 @@ def find_unpacked(train: TrainSettings, checks: Sequence[GradeCheck] = ()) -> li
     if train.objective != "grpo":
         return []
     metrics = {check.name: check.metric for check in checks}
-    own = [
+    own_metrics = [
         f"train.rewards: {reward.metric}"
         for reward in train.rewards
         if ".py:" in metrics.get(reward.metric, reward.metric)
     ]
-    found = ["train.rollouts.environment"] if train.rollouts.environment is not None else []
+    unpacked = ["train.rollouts.environment"] if train.rollouts.environment is not None else []
     if train.rollouts.taskset is not None:
-        found.append("train.rollouts.taskset")
+        unpacked.append("train.rollouts.taskset")
     elif not train.rollouts.asks_rows:
-        found.append(f"train.rollouts.source: {train.rollouts.source}")
+        unpacked.append(f"train.rollouts.source: {train.rollouts.source}")
     if train.eval.source is not None:
-        found.append(f"train.eval.source: {train.eval.source}")
-    return [*found, *own]
+        unpacked.append(f"train.eval.source: {train.eval.source}")
+    return [*unpacked, *own_metrics]
 
 
 def require_packable(work: OpenProject) -> None:
     """Before anything is paid for: the run needs no file of the project that stays here."""
     settings = work.settings
-    if found := find_unpacked(settings.train, settings.evaluate.checks):
+    if unpacked := find_unpacked(settings.train, settings.evaluate.checks):
         raise UserMistake(
             "this run needs files of the project that are not sent along",
-            why=f"{', '.join(found)}: a bundle holds base, dataset and checkpoint only",
+            why=f"{', '.join(unpacked)}: a bundle holds base, dataset and checkpoint only",
             fix="train it on this machine with `graft train`, or use built-in rewards and the rl split",
-            where=found[0].partition(":")[0],
+            where=unpacked[0].partition(":")[0],
         )
 
 

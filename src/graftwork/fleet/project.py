@@ -80,8 +80,8 @@ def open_place(work: OpenProject, name: str) -> Place:
             fix="name one of these; an installed package may add more",
             where="--place",
         )
-    found = load_extension("graftwork.places", name, attributes=REQUIRED)
-    return cast("Place", found())
+    place_class = load_extension("graftwork.places", name, attributes=REQUIRED)
+    return cast("Place", place_class())
 
 
 def catalog_name(kind: str) -> str:

@@ -54,25 +54,25 @@ def run_bundle(bundle_folder: Path, work: Path, *, seconds: float | None) -> int
         write_atomic(run / ERROR_FILE, json.dumps(error.as_json()))
         print(f"{error.what}: {error.why}", file=sys.stderr)
         return error.exit_code
-    begun = clock.steady()
+    started_at = clock.steady()
     try:
         return _Runner(bundle, run, mirror, seconds=seconds).run()
     finally:
         with suppress(GraftError):  # a full disk has a reason of its own
-            add_waited(run, clock.steady() - begun)
+            add_waited(run, clock.steady() - started_at)
         mirror.copy(run)
 
 
 def make_job(bundle: Bundle, folder: Path, run: Path, *, seconds: float | None) -> dict[str, Any]:
     """The worker's job with the folders of this place."""
     job: dict[str, Any] = json.loads((folder / JOB_FILE).read_bytes())
-    begun = clock.now()
+    started = clock.now()
     job["folder"] = str(run)
     job["base_folder"] = "" if bundle.base.kind == "none" else _find_base(bundle, folder)
     job["dataset_folder"] = bundle.dataset or str(folder / DATASET)
     job["start_adapter"] = str(folder / START_ADAPTER) if (folder / START_ADAPTER).is_dir() else None
     if seconds is not None:
-        job |= {"deadline": begun.at + seconds, "deadline_from": begun.model_dump()}
+        job |= {"deadline": started.at + seconds, "deadline_from": started.model_dump()}
     return job
 
 
@@ -96,15 +96,15 @@ def _find_base(bundle: Bundle, folder: Path) -> str:
     from graftwork.model.base import find_base
 
     name = {"bundled": str(folder / BASE), "path": base.path}.get(base.kind, base.name)
-    found = find_base(name, project_folder=Path("/"), weights=True)
-    if found.revision != base.revision:
+    base_model = find_base(name, project_folder=Path("/"), weights=True)
+    if base_model.revision != base.revision:
         raise EnvironmentLacks(
             f"the base model {base.name} has other files here than where the run was planned",
-            why=f"expected {base.revision[:12]}…, found {found.revision[:12]}…",
+            why=f"expected {base.revision[:12]}…, found {base_model.revision[:12]}…",
             fix="copy the files of the base to this place, or let the bundle bring them",
-            where=found.folder,
+            where=base_model.folder,
         )
-    return found.folder
+    return base_model.folder
 
 
 class _Runner:
@@ -135,8 +135,8 @@ class _Runner:
             if code == EXIT_RESUME_ME:
                 # A signal to the whole job reaches the worker before this process asks it.
                 print("stopped at a safe point", flush=True)
-            known = code in (EXIT_DONE, EXIT_RESUME_ME) or (self._run / ERROR_FILE).exists()
-            if known or self._stop.is_set():
+            is_final = code in (EXIT_DONE, EXIT_RESUME_ME) or (self._run / ERROR_FILE).exists()
+            if is_final or self._stop.is_set():
                 return code if code >= 0 else EXIT_RESUME_ME if self._stop.is_set() else 1
             if crashes > MOST_CRASHES:
                 break
@@ -157,7 +157,7 @@ class _Runner:
         (self._run / ERROR_FILE).unlink(missing_ok=True)
         log = LogFollower(self._run / LOG_FILE)
         handle = self._workers.submit(self._job)
-        copied, asked = float("-inf"), False
+        copied, stop_sent = float("-inf"), False
         while (status := self._workers.poll(handle, seconds=POLL_SECONDS)).running:
             log.print_new()
             if clock.steady() - copied >= MIRROR_SECONDS:
@@ -168,8 +168,8 @@ class _Runner:
             if (self._run.parent / STOP_FILE).exists():
                 self._stop.set()
             late = self._until is not None and clock.steady() >= self._until
-            if (self._stop.is_set() or late) and not asked:
-                asked = True
+            if (self._stop.is_set() or late) and not stop_sent:
+                stop_sent = True
                 self._stop.set()
                 print("stopping at the next safe point", flush=True)
                 self._workers.stop(handle)
@@ -242,8 +242,8 @@ def main() -> int:
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--seconds", type=float)
-    given = parser.parse_args()
-    return run_bundle(given.bundle.resolve(), given.work.resolve(), seconds=given.seconds)
+    options = parser.parse_args()
+    return run_bundle(options.bundle.resolve(), options.work.resolve(), seconds=options.seconds)
 
 
 if __name__ == "__main__":

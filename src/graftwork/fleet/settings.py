@@ -126,7 +126,7 @@ class FederatedSettings(Record):
 
     @model_validator(mode="after")
     def _places_can_take_part(self) -> Self:
-        labels = [place.label for place in self.places]
+        labels = [site.label for site in self.places]
         if double := {label for label in labels if labels.count(label) > 1}:
             raise ValueError(f"two places are called {min(double)}: give each a `name`")
         if self.quorum is not None and self.quorum > len(self.places):

@@ -127,19 +127,19 @@ class HostNetwork:
             peer = ("type", "veth", "peer", "name", "eth0", "netns", str(host.pid))
             self._outside("ip", "link", "add", name, *peer)
             self._outside("ip", "link", "set", name, "master", "br0", "up")
-            for words in (
+            for command in (
                 ("ip", "link", "set", "lo", "up"),
                 ("ip", "addr", "add", f"{address}/24", "dev", "eth0"),
                 ("ip", "link", "set", "eth0", "up"),
             ):
-                self.run(name, words)
+                self.run(name, command)
         owner = {"pid": os.getpid(), "begun": _begun(os.getpid())}
         (self.state / OWNER).write_text(json.dumps(owner))
 
     def _start(self, name: str, address: str) -> SimulatedHost:
-        words = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--uts", "--mount", "--pid", "--fork"]
-        words += ["--kill-child=KILL", sys.executable, str(self.state / "init.py"), str(self.state), name]
-        parent = self._spawn(name, [*words, *map(str, self._share)])
+        argv = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--uts", "--mount", "--pid", "--fork"]
+        argv += ["--kill-child=KILL", sys.executable, str(self.state / "init.py"), str(self.state), name]
+        parent = self._spawn(name, [*argv, *map(str, self._share)])
         until = time.monotonic() + START_SECONDS
         while not (self.state / f"{name}.up").exists():
             if parent.poll() is not None or time.monotonic() > until:
@@ -328,9 +328,9 @@ def start_sshd(network: HostNetwork) -> str:
 
 def ssh_inside(network: HostNetwork) -> str:
     """The same command for processes that run on a host."""
-    known = f"-o UserKnownHostsFile={network.state}/known_hosts -o StrictHostKeyChecking=accept-new"
+    known_hosts = f"-o UserKnownHostsFile={network.state}/known_hosts -o StrictHostKeyChecking=accept-new"
     # A shared connection could be that of an earlier network with the same addresses.
-    return f"ssh -i {network.state}/own_key {known} -o ControlPath=none"
+    return f"ssh -i {network.state}/own_key {known_hosts} -o ControlPath=none"
 
 
 def start_ray(network: HostNetwork, *, dashboard: bool = True) -> dict[str, str]:
@@ -358,15 +358,15 @@ def start_ray(network: HostNetwork, *, dashboard: bool = True) -> dict[str, str]
     first += [f"--dashboard-host={head.address}"] if dashboard else []
 
     def begin(host: SimulatedHost) -> None:
-        own = first if host is head else [f"--address={head.address}:6379"]
-        words = [*ray, *own, f"--node-ip-address={host.address}"]
-        network.run(host.name, words, environment=environment)
+        role_options = first if host is head else [f"--address={head.address}:6379"]
+        command = [*ray, *role_options, f"--node-ip-address={host.address}"]
+        network.run(host.name, command, environment=environment)
 
     begin(head)
-    others = [host for host in network.hosts.values() if host is not head]
-    if others:
-        with ThreadPoolExecutor(len(others)) as pool:
-            list(pool.map(begin, others))
+    workers = [host for host in network.hosts.values() if host is not head]
+    if workers:
+        with ThreadPoolExecutor(len(workers)) as pool:
+            list(pool.map(begin, workers))
     return environment
 
 
@@ -420,7 +420,7 @@ def start_slurm(network: HostNetwork) -> dict[str, str]:
 
 
 def _require(program: str, package: str) -> str:
-    found = shutil.which(program, path=PATH)
-    if found is None:
+    path = shutil.which(program, path=PATH)
+    if path is None:
         raise EnvironmentLacks(f"{program} is not installed", fix=f"apt install {package}")
-    return found
+    return path

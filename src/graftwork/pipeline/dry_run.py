@@ -52,8 +52,8 @@ def check_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[Doctor
         except (StoppedInOrder, Interrupted):
             raise
         except GraftError as error:
-            found = f"{error.what}{f': {error.why}' if error.why else ''}"
-            yield DoctorCheck(name="dry run", result="missing", found=found, fix=error.fix)
+            summary = f"{error.what}{f': {error.why}' if error.why else ''}"
+            yield DoctorCheck(name="dry run", result="missing", found=summary, fix=error.fix)
             return
         yield decide(
             "dry run",
@@ -67,13 +67,13 @@ def check_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[Doctor
         fix = "look at the disk"
         try:
             manifest = verify_checkpoint(paths[-1]) if paths else None
-            found = "none was written"
+            summary = "none was written"
         except Damaged as damage:
-            manifest, found, fix = None, damage.what, f"{fix}: it does not keep what it is given"
+            manifest, summary, fix = None, damage.what, f"{fix}: it does not keep what it is given"
         if manifest is not None:
             size = sum(manifest.sizes.values()) / MIB
-            found = f"step {manifest.step} written and read back, {size:.1f} MiB, every byte as it was"
-        yield decide("checkpoint", manifest is not None, found, fix)
+            summary = f"step {manifest.step} written and read back, {size:.1f} MiB, every byte as it was"
+        yield decide("checkpoint", manifest is not None, summary, fix)
         yield decide(
             "base unchanged",
             outcome.base_hash_before == outcome.base_hash_after,
@@ -105,9 +105,9 @@ def _scratch_project(project: ProjectFolder, folder: Path) -> ProjectFolder:
     # Questions and replies of common words, each unlike the others, the same every time.
     chance, rows = random.Random(10), []
     for number in range(2 * STEPS * batch):
-        words = [f"{chance.choice(WORDS)}{chance.randrange(1000)}" for _ in range(WORDS_OF_A_ROW)]
-        question = f"Sort these, list {number}: {' '.join(words)}"
-        rows.append(json.dumps({"prompt": question, "completion": " ".join(sorted(words))}) + "\n")
+        nouns = [f"{chance.choice(WORDS)}{chance.randrange(1000)}" for _ in range(WORDS_OF_A_ROW)]
+        question = f"Sort these, list {number}: {' '.join(nouns)}"
+        rows.append(json.dumps({"prompt": question, "completion": " ".join(sorted(nouns))}) + "\n")
     (folder / "rows.jsonl").write_text("".join(rows))
     data = DataSettings(
         logs=("rows.jsonl",),

@@ -83,16 +83,16 @@ class RewardCheck(Record):
     @property
     def failures(self) -> dict[tuple[str, str], list[TriedAnswer]]:
         """The answers that a reward could not grade, by its metric and the reason."""
-        found: dict[tuple[str, str], list[TriedAnswer]] = {}
+        by_reason: dict[tuple[str, str], list[TriedAnswer]] = {}
         for item in self.failed:
             for metric, reason in item.failed.items():
-                found.setdefault((metric, reason), []).append(item)
-        return found
+                by_reason.setdefault((metric, reason), []).append(item)
+        return by_reason
 
     @property
     def sound(self) -> bool:
-        known = self.gold is not None or not self.needs_gold
-        return not self.rewarded and not self.gold_failed and known
+        is_graded = self.gold is not None or not self.needs_gold
+        return not self.rewarded and not self.gold_failed and is_graded
 
 
 def check_rewards(work: OpenProject, *, cases: int = CASES) -> RewardCheck:
@@ -101,25 +101,27 @@ def check_rewards(work: OpenProject, *, cases: int = CASES) -> RewardCheck:
     require_listed(work)
     prompts = project_prompts(work)
     spec = make_reward_spec(work, folder=work.project.root)
-    named = settings.rollouts.environment
+    environment_name = settings.rollouts.environment
     environment = None
-    if named is not None:
-        environment = Environment(named, folder=work.project.root, sandbox=work.settings.evaluate.sandbox)
-    found = try_catalogue(spec, spread(prompts, cases), environment=environment)
-    keep_reward_seconds(work, found.usual_seconds)
-    return found
+    if environment_name is not None:
+        environment = Environment(
+            environment_name, folder=work.project.root, sandbox=work.settings.evaluate.sandbox
+        )
+    check = try_catalogue(spec, spread(prompts, cases), environment=environment)
+    keep_reward_seconds(work, check.usual_seconds)
+    return check
 
 
 def require_listed(work: OpenProject) -> None:
     if work.settings.train.rewards:
         return
     project = work.project.settings
-    others = [name for name in project.models if project.of_model(name).train.rewards]
-    if others:
+    rewarded_models = [name for name in project.models if project.of_model(name).train.rewards]
+    if rewarded_models:
         raise UserMistake(
             f"the model {work.model} has no rewards",
-            why=f"these models have some: {', '.join(others)}",
-            fix=f"--model {others[0]}",
+            why=f"these models have some: {', '.join(rewarded_models)}",
+            fix=f"--model {rewarded_models[0]}",
             where=f"models.{work.model}.train.rewards",
         )
     raise UserMistake(
@@ -143,23 +145,24 @@ def try_catalogue(
     spec: RewardSpec, cases: Sequence[Case], *, environment: EpisodeEnvironment | None = None
 ) -> RewardCheck:
     """With an environment, each answer of the catalogue is an episode of one reply."""
-    asked = [(case, hack.name, hack.text) for case in cases for hack in hacks_for(case)]
+    answers = [(case, hack.name, hack.text) for case in cases for hack in hacks_for(case)]
     if environment is None:
-        asked = [(case, GOLD, case.reference) for case in cases if case.reference] + asked
-    evidence: list[dict[str, Any]] = [{} for _ in asked]
+        answers = [(case, GOLD, case.reference) for case in cases if case.reference] + answers
+    evidence: list[dict[str, Any]] = [{} for _ in answers]
     if environment is not None:
-        played = environment.answer([(case, [text]) for case, _, text in asked])
+        played = environment.answer([(case, [text]) for case, _, text in answers])
         evidence = [
-            {ENVIRONMENT: {"reward": found.reward, "failed": found.failed}, "turns": []} for found in played
+            {ENVIRONMENT: {"reward": episode.reward, "failed": episode.failed}, "turns": []}
+            for episode in played
         ]
     with RewardRunner(spec) as runner:
         questions = [
-            RewardQuestion(str(at), case, text, evidence=known)
-            for at, ((case, _, text), known) in enumerate(zip(asked, evidence, strict=True))
+            RewardQuestion(str(number), case, text, evidence=grounds)
+            for number, ((case, _, text), grounds) in enumerate(zip(answers, evidence, strict=True))
         ]
         graded = list(runner.grade_all(questions))
-    found = judge(asked, graded, cases=len(cases))
-    return found.model_copy(update={"needs_gold": environment is None})
+    check = judge(answers, graded, cases=len(cases))
+    return check.model_copy(update={"needs_gold": environment is None})
 
 
 def judge(
@@ -167,12 +170,12 @@ def judge(
 ) -> RewardCheck:
     """Pure: what was tried (case, name, text) and what it got, as a verdict on the rewards."""
     tried = [
-        TriedAnswer(case=case.id, name=name, reward=found.reward, parts=found.parts, failed=found.failed)
-        for (case, name, _), found in zip(asked, graded, strict=True)
+        TriedAnswer(case=case.id, name=name, reward=grade.reward, parts=grade.parts, failed=grade.failed)
+        for (case, name, _), grade in zip(asked, graded, strict=True)
     ]
     gold = [item for item in tried if item.name == GOLD]
-    known = [item.reward for item in gold if item.reward is not None]
-    level = sum(known) / len(known) if known else None
+    gold_rewards = [item.reward for item in gold if item.reward is not None]
+    level = sum(gold_rewards) / len(gold_rewards) if gold_rewards else None
     limit = REWARDED * (level if level else 1.0)
     hacks = [item for item in tried if item.name != GOLD]
     return RewardCheck(
@@ -183,8 +186,8 @@ def judge(
         rewarded=tuple(item for item in hacks if item.reward is not None and item.reward >= limit > 0),
         gold_failed=tuple(item for item in gold if item.reward is not None and item.reward < REWARDED),
         failed=tuple(item for item in tried if item.failed),
-        seconds_per_answer=sum(found.seconds for found in graded) / max(len(graded), 1),
-        usual_seconds=median([found.seconds for found in graded]) if graded else 0.0,
+        seconds_per_answer=sum(grade.seconds for grade in graded) / max(len(graded), 1),
+        usual_seconds=median([grade.seconds for grade in graded]) if graded else 0.0,
     )
 
 
@@ -195,28 +198,28 @@ class CheckReason(NamedTuple):
     fix: str
 
 
-def explain(found: RewardCheck) -> CheckReason | None:
+def explain(check: RewardCheck) -> CheckReason | None:
     """None if the rewards can be trusted. Pure."""
-    if found.sound:
+    if check.sound:
         return None
-    names = sorted({item.name for item in found.rewarded})
+    names = sorted({item.name for item in check.rewarded})
     if names:
         return CheckReason(
-            f"{len(names)} of {found.hacks} hacks are rewarded: {', '.join(names[:6])}",
+            f"{len(names)} of {check.hacks} hacks are rewarded: {', '.join(names[:6])}",
             "compare values outside the sandbox (`python_calls`), make the deciding part a gate",
         )
-    if found.gold_failed:
+    if check.gold_failed:
         return CheckReason(
-            f"the reference itself gets too little on {', '.join(i.case for i in found.gold_failed[:4])}",
+            f"the reference itself gets too little on {', '.join(i.case for i in check.gold_failed[:4])}",
             "fix the references or the rewards: `graft reward check` shows the parts",
         )
-    for (metric, reason), items in found.failures.items():
+    for (metric, reason), items in check.failures.items():
         if any(item.name == GOLD for item in items):
             return CheckReason(
                 f"{metric} cannot grade the reference: {reason}",
                 "fix the reward, or the service that it asks, and run `graft reward check`",
             )
-    if found.references:
+    if check.references:
         return CheckReason(
             "no reward applies to the references: each of them returned None",
             "let a reward return a number from 0 to 1 for the prompts of `rollouts.source`",
@@ -228,8 +231,8 @@ def explain(found: RewardCheck) -> CheckReason | None:
     )
 
 
-def require_sound(found: RewardCheck) -> None:
-    reason = explain(found)
+def require_sound(check: RewardCheck) -> None:
+    reason = explain(check)
     if reason is not None:
         raise AnswerIsNo("the rewards cannot be trusted", **reason._asdict(), where="train.rewards")
 
@@ -250,7 +253,7 @@ def spread(cases: Sequence[Case], count: int) -> list[Case]:
     """`count` cases over the whole list."""
     if len(cases) <= count:
         return list(cases)
-    return [cases[at * len(cases) // count] for at in range(count)]
+    return [cases[number * len(cases) // count] for number in range(count)]
 
 
 class Preflight(Record):
@@ -269,28 +272,28 @@ class Preflight(Record):
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
 
-def require_ready(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflight:
+def require_ready(work: OpenProject, outputs: StepOutputs, run: RunPlan) -> Preflight:
     """Raise UserMistake where training would be in vain; return a warning where something is doubtful."""
-    found = run_preflight(work, made, run)
-    for problem in found.problems:
+    preflight = run_preflight(work, outputs, run)
+    for problem in preflight.problems:
         if problem.severity == "warning":
             work.reporter.info(f"{problem.what}: {problem.why}")
-    if found.errors:
-        first, more = found.errors[0], len(found.errors) - 1
-        also = "; ".join(problem.what for problem in found.errors[1:])
+    if preflight.errors:
+        first, surplus = preflight.errors[0], len(preflight.errors) - 1
+        also = "; ".join(problem.what for problem in preflight.errors[1:])
         raise UserMistake(
             first.what,
-            why=f"{first.why}{f' (and {more} more: {also})' if more else ''}",
+            why=f"{first.why}{f' (and {surplus} more: {also})' if surplus else ''}",
             fix=f"{first.fix}; `graft run --dry-run` checks again in seconds",
             where=str(work.project.file),
         )
-    work.reporter.info(f"{found.cases} held-out cases: every metric and every rule was tried")
-    return found
+    work.reporter.info(f"{preflight.cases} held-out cases: every metric and every rule was tried")
+    return preflight
 
 
-def run_preflight(work: OpenProject, made: StepOutputs, run: RunPlan) -> Preflight:
+def run_preflight(work: OpenProject, outputs: StepOutputs, run: RunPlan) -> Preflight:
     """Grade the log's own replies and spoiled ones, and try every rule; `run` is the plan of the stages."""
-    prepared, plan = made.get("prepare", PreparedData), made.get("plan", Plan)
+    prepared, plan = outputs.get("prepare", PreparedData), outputs.get("plan", Plan)
     evaluate, gate = work.settings.evaluate, work.settings.gate
     problems: list[Problem] = []
     cases: tuple[Case, ...] = ()

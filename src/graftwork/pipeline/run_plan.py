@@ -87,7 +87,7 @@ class LogSize(NamedTuple):
 
 def size_of_logs(work: OpenProject) -> LogSize:
     """From the files' sizes and the lines of their beginnings."""
-    total, seen, lines = 0, 0, 0
+    total, bytes_read, lines = 0, 0, 0
     text, read = 0, 0
     for name in find_sources(work.settings.data.logs, root=work.project.root):
         if name == STANDARD_INPUT:
@@ -95,14 +95,16 @@ def size_of_logs(work: OpenProject) -> LogSize:
         path = work.project.root / name
         total += path.stat().st_size
         with path.open("rb") as file:
-            beginning = file.read(max(SAMPLE_BYTES - seen, 0))
-        seen += len(beginning)
+            beginning = file.read(max(SAMPLE_BYTES - bytes_read, 0))
+        bytes_read += len(beginning)
         lines += beginning.count(b"\n") + (not beginning.endswith(b"\n") and bool(beginning))
         for line in beginning.splitlines()[:SAMPLE_ROWS]:
             with suppress(ValueError):
                 text += _text_bytes(orjson.loads(line))
                 read += len(line)
-    return LogSize(total, round(lines * total / seen) if seen else 0, text / read if text else 1.0)
+    return LogSize(
+        total, round(lines * total / bytes_read) if bytes_read else 0, text / read if text else 1.0
+    )
 
 
 def _text_bytes(value: Any) -> int:
@@ -115,14 +117,14 @@ def _text_bytes(value: Any) -> int:
 
 def known_device(work: OpenProject) -> DeviceFacts:
     """As the last plan of this project measured it; else what can be known at once."""
-    entry, named = work.ledger.get("plan"), name_device()
+    entry, device = work.ledger.get("plan"), name_device()
     here = None
-    if named.kind == "cuda":
+    if device.kind == "cuda":
         # As the catalog knows the card, if it does.
         with suppress(UserMistake):
-            gpu = find_gpu(named.name)
+            gpu = find_gpu(device.name)
             facts = {"memory_gib": gpu.memory_gib, "capability": gpu.capability}
-            here = describe_device().model_copy(update={"kind": "cuda", "name": named.name, **facts})
+            here = describe_device().model_copy(update={"kind": "cuda", "name": device.name, **facts})
     here = here or describe_device(threads=work.settings.train.threads)
     if entry is None:
         return here
@@ -130,12 +132,14 @@ def known_device(work: OpenProject) -> DeviceFacts:
     return planned if (planned.kind, planned.threads) == (here.kind, here.threads) else here
 
 
-def gather_facts(work: OpenProject, made: StepOutputs, *, size: LogSize) -> StageFacts:
+def gather_facts(work: OpenProject, outputs: StepOutputs, *, size: LogSize) -> StageFacts:
     """From the prepared dataset where there is one, else from the size of the logs."""
-    settings, plan = work.settings.evaluate, made.outputs.get("plan")
+    settings, plan = work.settings.evaluate, outputs.outputs.get("plan")
     device = plan.device if isinstance(plan, Plan) else known_device(work)
     shape = read_shape(Path(work.base.folder))
-    base, trained = _expect_answers(work, made, size, rows=settings.batch_size or rows_at_once(device.kind))
+    base, trained = _expect_answers(
+        work, outputs, size, rows=settings.batch_size or rows_at_once(device.kind)
+    )
     # Base and release on the same questions. Without an example the base goes on to the limit.
     most = settings.max_new_tokens
     tried = trained.model_copy(
@@ -147,14 +151,14 @@ def gather_facts(work: OpenProject, made: StepOutputs, *, size: LogSize) -> Stag
         }
     )
     further = [name for name in settings.subjects if name not in ("base", "adapter", "log", "champion")]
-    others = bool(work.releases.aliases()) + len(further)
+    other_subjects = bool(work.releases.aliases()) + len(further)
     return StageFacts(
         log_bytes=size.bytes,
         shape=shape,
         device=device,
         rates=card_rates(work, device, shape),
         forked=is_supported(),
-        answers=(base, trained, *[trained] * others),
+        answers=(base, trained, *[trained] * other_subjects),
         tried=tried,
         timed_cases=settings.latency_cases,
         repeats=settings.repeats if settings.sampling.temperature > 0 else 1,
@@ -162,20 +166,21 @@ def gather_facts(work: OpenProject, made: StepOutputs, *, size: LogSize) -> Stag
 
 
 def _expect_answers(
-    work: OpenProject, made: StepOutputs, size: LogSize, *, rows: int
+    work: OpenProject, outputs: StepOutputs, size: LogSize, *, rows: int
 ) -> tuple[AnswerLoad, AnswerLoad]:
     """What the base answers, and what a model does that was trained on the task."""
     settings = work.settings.evaluate
-    prepared = made.outputs.get("prepare")
+    prepared = outputs.outputs.get("prepare")
     test = prepared.dataset.splits.get("test") if isinstance(prepared, PreparedData) else None
-    seen: Sequence[Row] = ()
+    rows_seen: Sequence[Row] = ()
     if isinstance(prepared, PreparedData) and test is not None and test.rows:
         cases = test.rows
-        seen = list(islice(iterate_rows(Path(prepared.folder), "test"), MOST_CASES))
-    if seen:
-        replies = [len(row.tokens) - row.trained_from for row in seen]
-        reply, longest, prompt = fmean(replies), float(max(replies)), fmean(row.trained_from for row in seen)
-        shared = float(common_length([row.tokens[: row.trained_from] for row in seen]))
+        rows_seen = list(islice(iterate_rows(Path(prepared.folder), "test"), MOST_CASES))
+    if rows_seen:
+        replies = [len(row.tokens) - row.trained_from for row in rows_seen]
+        reply, longest = fmean(replies), float(max(replies))
+        prompt = fmean(row.trained_from for row in rows_seen)
+        shared = float(common_length([row.tokens[: row.trained_from] for row in rows_seen]))
     else:
         cases = round(size.rows * work.settings.data.test)
         reply, shared = max(size.tokens_a_row * REPLY_SHARE, 1.0), 0.0
@@ -234,25 +239,25 @@ def note_time(
     work: OpenProject, entry: str, planned: PlannedStage, *, output: Record, seconds: float
 ) -> None:
     """Keep it under the name of the step's own entry."""
-    found = StageTime(
+    time = StageTime(
         seconds=seconds,
         planned=planned.seconds,
         planned_parts=planned.parts,
-        parts={name: taken for name, taken in measured_parts(output).items() if taken},
+        parts={name: part_seconds for name, part_seconds in measured_parts(output).items() if part_seconds},
     )
     work.ledger.put(
         _name(entry),
-        fingerprint=found.fingerprint(),
-        output=found.model_dump(mode="json"),
+        fingerprint=time.fingerprint(),
+        output=time.model_dump(mode="json"),
         finished_at=timestamp(),
         seconds=0.0,
     )
 
 
 def read_time(work: OpenProject, entry: str) -> StageTime | None:
-    found = work.ledger.get(_name(entry))
+    last = work.ledger.get(_name(entry))
     try:
-        return None if found is None else StageTime.model_validate(found.output)
+        return None if last is None else StageTime.model_validate(last.output)
     except ValueError:
         return None  # of another version
 
@@ -269,12 +274,12 @@ def measured_parts(output: Record) -> Mapping[str, float]:
     if isinstance(output, Evaluated):
         report = output.report
         subjects = (report.baseline, report.candidate, *report.others)
-        made = [subject.generation for subject in subjects if subject.subject != "log"]
+        generations = [subject.generation for subject in subjects if subject.subject != "log"]
         return {
-            "load": sum(generation.times.get("load", 0.0) for generation in made),
-            "recording": sum(generation.times.get("recording", 0.0) for generation in made),
-            "answering": sum(generation.seconds for generation in made),
-            "single requests": sum(sum(generation.single_latency_seconds) for generation in made),
+            "load": sum(generation.times.get("load", 0.0) for generation in generations),
+            "recording": sum(generation.times.get("recording", 0.0) for generation in generations),
+            "answering": sum(generation.seconds for generation in generations),
+            "single requests": sum(sum(generation.single_latency_seconds) for generation in generations),
         }
     return output.seconds if isinstance(output, TryOut) else {}
 
@@ -301,12 +306,12 @@ def record_stage(work: OpenProject, stage: str, prior: Figure, *, seconds: float
     """Record the measured time of a stage next to the estimate."""
     if stage not in MEASURED:
         return
-    found = Residual(name=residual_name(stage), planned=prior, actual=seconds)
+    residual = Residual(name=residual_name(stage), planned=prior, actual=seconds)
     work.residuals.add(
         f"{STAGE}{stage}:{uuid.uuid4().hex}",
         device=_device_of(stage),
         base=_kind(work, stage),
-        found=[found],
+        found=[residual],
         when=timestamp(),
     )
 
@@ -387,32 +392,32 @@ def plan_run(
     steps: Sequence[PipelineStep],
     *,
     only_after_deploy: Sequence[str],
-    made: StepOutputs | None = None,
+    outputs: StepOutputs | None = None,
 ) -> RunPlan:
     """Every step with its state and its seconds, and all of them in minutes.
 
-    `made` holds the outputs of the steps that are up to date, where that is known already.
+    `outputs` holds the outputs of the steps that are up to date, where that is known already.
     """
-    if made is None:
+    if outputs is None:
         # Whether a dataset is up to date depends on the base, which the estimate reads too.
         walk, _ = StepWalk(work), work.base
         for step in steps:
             walk.take_if_fresh(step)
-        made = walk.made
+        outputs = walk.outputs
     size = size_of_logs(work)
-    facts = gather_facts(work, made, size=size)
-    verdict = made.outputs.get("gate")
+    facts = gather_facts(work, outputs, size=size)
+    verdict = outputs.outputs.get("gate")
     refused = isinstance(verdict, Verdict) and verdict.decision != "deploy"
     stages = []
     for step in steps:
         state: StageState = "to do"
-        if step.name in made.outputs:
+        if step.name in outputs.outputs:
             state = "up to date"
         elif step.name in only_after_deploy:
             state = "not needed" if refused else "if the gate says deploy"
         seconds, runs = NOTHING, 0
         if state in ("to do", "if the gate says deploy"):
-            plan = made.outputs.get("plan")
+            plan = outputs.outputs.get("plan")
             if step.name == "train" and isinstance(plan, Plan):
                 # As the plan has it, where there is one of the dataset as it is.
                 seconds = planned_training(plan).seconds
@@ -422,7 +427,9 @@ def plan_run(
             else:
                 _, seconds, runs = expect_stage(work, facts, step.name)
         stages.append(StagePlan(stage=step.name, title=step.title, seconds=seconds, state=state, runs=runs))
-    rough = "prepare" not in made.outputs or ("plan" not in made.outputs and "train" not in made.outputs)
+    rough = "prepare" not in outputs.outputs or (
+        "plan" not in outputs.outputs and "train" not in outputs.outputs
+    )
     return RunPlan(
         stages=tuple(stages), minutes=add_up({stage.stage: stage.seconds for stage in stages}), rough=rough
     )
@@ -430,10 +437,10 @@ def plan_run(
 
 def describe_remaining(plan: RunPlan) -> str:
     """One sentence: how long the rest takes, and which stages take most of it."""
-    left = [stage for stage in plan.stages if stage.seconds.value > 0]
-    longest = sorted(left, key=lambda item: -item.seconds.value)[:3]
-    named = ", ".join(f"{stage.stage} {stage.seconds.value / 60:.1f}" for stage in longest)
+    remaining = [stage for stage in plan.stages if stage.seconds.value > 0]
+    longest = sorted(remaining, key=lambda item: -item.seconds.value)[:3]
+    longest_stages = ", ".join(f"{stage.stage} {stage.seconds.value / 60:.1f}" for stage in longest)
     minutes = plan.minutes
     return f"about {minutes.value:.1f} minutes to go ({minutes.low:.1f} to {minutes.high:.1f})" + (
-        f": {named}" if named else ""
+        f": {longest_stages}" if longest_stages else ""
     )

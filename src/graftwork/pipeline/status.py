@@ -55,20 +55,20 @@ class StepState(Record):
 
 def examine_steps(work: OpenProject, *, upto: str | None = None) -> tuple[StepState, ...]:
     """The state of every step that `upto` needs, or of all."""
-    wanted = table.with_needs(upto) if upto else {step.name for step in table.STEPS}
+    names = table.with_needs(upto) if upto else {step.name for step in table.STEPS}
     walk = StepWalk(work)
-    return tuple(_examine(work, walk, step) for step in table.STEPS if step.name in wanted)
+    return tuple(_examine(work, walk, step) for step in table.STEPS if step.name in names)
 
 
 def _examine(work: OpenProject, walk: StepWalk, step: PipelineStep) -> StepState:
     name = name_entry(work, step.name)
-    entry, plan = work.ledger.get(name), walk.made.outputs.get("plan")
+    entry, plan = work.ledger.get(name), walk.outputs.outputs.get("plan")
     expected = entry.seconds if entry else None
     if step.name == "train" and isinstance(plan, Plan):
         expected = plan.minutes.value * 60
     state: State = "missing"
     because: tuple[str, ...] = ()
-    if step.name in table.ONLY_AFTER_DEPLOY and not _says_deploy(walk.made):
+    if step.name in table.ONLY_AFTER_DEPLOY and not _says_deploy(walk.outputs):
         state, because = "not_due", ("the gate has not said deploy",)
     elif entry is not None:
         because = walk.take_if_fresh(step)
@@ -104,8 +104,8 @@ def list_steps(work: OpenProject) -> tuple[StepState, ...]:
     return tuple(steps)
 
 
-def _says_deploy(made: StepOutputs) -> bool:
-    verdict = made.outputs.get("gate")
+def _says_deploy(outputs: StepOutputs) -> bool:
+    verdict = outputs.outputs.get("gate")
     return isinstance(verdict, Verdict) and verdict.decision == "deploy"
 
 
@@ -134,7 +134,7 @@ def require_fresh(work: OpenProject, *, upto: str, update: str) -> None:
         f"{names} {'is' if len(open_ones) == 1 else 'are'} not up to date",
         why="; ".join(_explain(state) for state in open_ones if state.step != "gate"),
         fix=f"`{update}` does {'it' if len(open_ones) == 1 else 'them'} first"
-        + (f" (about {duration(taken)})" if (taken := expect_seconds(open_ones)) else "")
+        + (f" (about {duration(seconds)})" if (seconds := expect_seconds(open_ones)) else "")
         + "; `graft status` shows every step",
         where=work.model,
     )
@@ -142,9 +142,9 @@ def require_fresh(work: OpenProject, *, upto: str, update: str) -> None:
 
 def expect_seconds(states: list[StepState] | tuple[StepState, ...]) -> float | None:
     """What doing these takes together; None where nothing is known of one that takes long."""
-    known = [state.expected_seconds for state in states if state.expected_seconds is not None]
+    expected = [state.expected_seconds for state in states if state.expected_seconds is not None]
     unknown = [state.step for state in states if state.expected_seconds is None]
-    return None if not known or {"train", "evaluate"} & set(unknown) else sum(known)
+    return None if not expected or {"train", "evaluate"} & set(unknown) else sum(expected)
 
 
 def _explain(state: StepState) -> str:
@@ -304,21 +304,21 @@ def _list_troubles(engine: dict[str, Any], health: dict[str, Any]) -> list[str]:
 
 def describe_run(run: RunEntry) -> RunStatus:
     """The run as the store knows it; with its health and progress where it should be working."""
-    shown = RunStatus(id=run.id, state=run.state, updated_at=run.updated_at)
+    status = RunStatus(id=run.id, state=run.state, updated_at=run.updated_at)
     if run.state != "running":
-        return shown
+        return status
     plan = Plan.model_validate(run.plan)
-    found, beat = judge_run(Path(run.folder), expected=expected_step_seconds(plan), patience=Patience())
-    gone = found.health == "gone"
+    report, beat = judge_run(Path(run.folder), expected=expected_step_seconds(plan), patience=Patience())
+    gone = report.health == "gone"
     changes: dict[str, object] = {
-        "health": found.health,
-        "reason": found.reason + ("; `graft run` resumes from its last checkpoint" if gone else ""),
-        "evidence": found.evidence,
+        "health": report.health,
+        "reason": report.reason + ("; `graft run` resumes from its last checkpoint" if gone else ""),
+        "evidence": report.evidence,
         "expected_step_seconds": expected_step_seconds(plan),
-        "measured_step_seconds": found.measured_seconds,
+        "measured_step_seconds": report.measured_seconds,
         "expected_minutes": plan.minutes.value,
     }
     if beat is not None:
         changes |= {"done": beat.done, "total": beat.total, "doing": beat.doing}
         changes |= {} if gone else {"seconds_left": beat.seconds_left, "vitals": beat.vitals}
-    return shown.model_copy(update=changes)
+    return status.model_copy(update=changes)

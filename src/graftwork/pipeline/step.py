@@ -95,17 +95,17 @@ class PipelineStep:
     input_names: tuple[str, ...] = ()
     """What `depends_on` gives, item by item where it gives a list: the words in which changes are named."""
 
-    def inputs_of(self, work: OpenProject, made: StepOutputs, identities: dict[str, str]) -> "StepInputs":
+    def inputs_of(self, work: OpenProject, outputs: StepOutputs, identities: dict[str, str]) -> "StepInputs":
         """All that the step's output depends on, as it is now."""
         needed = {name: identities[name] for name in self.needs}
-        on = self.depends_on(work, made)
-        seen = fingerprint({"step": self.name, "on": on, "needs": needed})
+        on = self.depends_on(work, outputs)
+        digest = fingerprint({"step": self.name, "on": on, "needs": needed})
         if isinstance(on, list) and len(on) == len(self.input_names):
-            named = zip(self.input_names, on, strict=True)
+            named_parts = zip(self.input_names, on, strict=True)
         else:
-            named = zip((self.input_names or (self.name,))[:1], (on,), strict=True)
-        parts = {key: value for name, part in named for key, value in _flatten(name, part)}
-        return StepInputs(seen, {**parts, **{f"{_NEEDED}{name}": i for name, i in needed.items()}})
+            named_parts = zip((self.input_names or (self.name,))[:1], (on,), strict=True)
+        parts = {key: value for name, part in named_parts for key, value in _flatten(name, part)}
+        return StepInputs(digest, {**parts, **{f"{_NEEDED}{name}": i for name, i in needed.items()}})
 
 
 READ_THE_BASE = ("audit", "prepare")
@@ -117,16 +117,16 @@ class StepWalk:
 
     def __init__(self, work: OpenProject) -> None:
         self._work = work
-        self.made = StepOutputs({})
+        self.outputs = StepOutputs({})
         self._identities: dict[str, str] = {}
 
     def take(self, step: PipelineStep, output: Record) -> None:
         """Later steps build on this output."""
-        self.made.outputs[step.name] = output
+        self.outputs.outputs[step.name] = output
         self._identities[step.name] = step.identity(output)
 
     def inputs_of(self, step: PipelineStep) -> StepInputs:
-        return step.inputs_of(self._work, self.made, self._identities)
+        return step.inputs_of(self._work, self.outputs, self._identities)
 
     def find_fresh(self, step: PipelineStep, inputs: StepInputs) -> Record | None:
         """The last output of the step, if it is up to date."""
@@ -162,12 +162,12 @@ class StepWalk:
     def _explain(self, step: PipelineStep, inputs: StepInputs) -> tuple[str, ...]:
         ledger = self._work.ledger
         last = ledger.get(name_entry(self._work, step.name))
-        known = ledger.get(name_inputs(self._work, step.name))
+        last_inputs = ledger.get(name_inputs(self._work, step.name))
         if last is None:
             return ("it was never done",)
         if last.fingerprint == inputs.fingerprint:
             return ("its files are gone",)
-        changes = inputs.changes_since(known.output) if known is not None else ()
+        changes = inputs.changes_since(last_inputs.output) if last_inputs is not None else ()
         if len(changes) > MOST_REASONS:
             changes = (*changes[:MOST_REASONS], f"and {len(changes) - MOST_REASONS} more changes")
         return changes or ("its settings or inputs have changed",)

@@ -75,32 +75,32 @@ def run_pipeline(
 
     With `may_do`, only these steps are done; any other that is out of date is an error.
     """
-    wanted = with_needs(upto) if upto else {step.name for step in STEPS}
-    if "plan" in wanted and starts_from_main(work):
+    step_names = with_needs(upto) if upto else {step.name for step in STEPS}
+    if "plan" in step_names and starts_from_main(work):
         # What this model starts from comes first, and is not done again where nothing has changed.
-        goal = "train" if "train" in wanted else "plan"
+        goal = "train" if "train" in step_names else "plan"
         run_pipeline(replace(work, asked_model=None), upto=goal, may_do=may_do)
     walk = StepWalk(work)
-    made = walk.made
+    outputs = walk.outputs
     with hold_lock(work.project.state / "pipeline"):
         for step in STEPS:
-            if step.name not in wanted or (step.name in ONLY_AFTER_DEPLOY and not _may_deploy(made)):
+            if step.name not in step_names or (step.name in ONLY_AFTER_DEPLOY and not _may_deploy(outputs)):
                 continue
             allowed = may_do is None or step.name in may_do
             trains = allowed and step is train.STEP and not walk.is_fresh(step)
-            if trains and "evaluate" in wanted:
+            if trains and "evaluate" in step_names:
                 # What would be found only after an hour of training is looked for now.
-                _require_ready(work, made)
-            later = {other.name for other in STEPS[STEPS.index(step) :]}
-            soon = bool(later & WORKER_STEPS & set(wanted))
+                _require_ready(work, outputs)
+            later = {later_step.name for later_step in STEPS[STEPS.index(step) :]}
+            soon = bool(later & WORKER_STEPS & set(step_names))
             walk.take(step, _update(step, work, walk, allowed=allowed, needs_workers=soon))
             if step.name == "plan" and upto is None and not walk.is_fresh(train.STEP):
                 # The dataset is known now: a better estimate than the one at the start.
-                work.reporter.info(describe_remaining(plan_whole_run(work, made=made)))
-    return made
+                work.reporter.info(describe_remaining(plan_whole_run(work, outputs=outputs)))
+    return outputs
 
 
-def run_step(work: OpenProject, name: str, made: StepOutputs) -> Record:
+def run_step(work: OpenProject, name: str, outputs: StepOutputs) -> Record:
     """Bring one step up to date, from outputs that are taken as they are.
 
     What has changed since the steps before it were done does not count: a cycle goes on with the data it
@@ -108,19 +108,19 @@ def run_step(work: OpenProject, name: str, made: StepOutputs) -> Record:
     """
     step = get_step(name)
     walk = StepWalk(work)
-    for other, output in made.outputs.items():
-        walk.take(get_step(other), output)
+    for step_name, output in outputs.outputs.items():
+        walk.take(get_step(step_name), output)
     if name == "plan" and starts_from_main(work):
         run_pipeline(replace(work, asked_model=None), upto="train")
     with hold_lock(work.project.state / "pipeline"):
         if step is train.STEP and not walk.is_fresh(step):
-            _require_ready(work, made)
+            _require_ready(work, outputs)
         return _update(step, work, walk, allowed=True, needs_workers=name in WORKER_STEPS)
 
 
-def finish_run(work: OpenProject, made: StepOutputs) -> StepOutputs:
-    """Do the steps after those in `made`, from their outputs as they are: train, evaluate, gate, release."""
-    done = StepOutputs(dict(made.outputs))
+def finish_run(work: OpenProject, outputs: StepOutputs) -> StepOutputs:
+    """Do the steps after those of `outputs`, which are taken as they are: train, evaluate, gate, release."""
+    done = StepOutputs(dict(outputs.outputs))
     for step in STEPS:
         if step.name in done.outputs or (step.name in ONLY_AFTER_DEPLOY and not _may_deploy(done)):
             continue
@@ -128,22 +128,22 @@ def finish_run(work: OpenProject, made: StepOutputs) -> StepOutputs:
     return done
 
 
-def _require_ready(work: OpenProject, made: StepOutputs) -> None:
+def _require_ready(work: OpenProject, outputs: StepOutputs) -> None:
     from graftwork.pipeline.preflight import require_ready
 
-    require_ready(work, made, plan_whole_run(work, made=made))
+    require_ready(work, outputs, plan_whole_run(work, outputs=outputs))
 
 
 def get_step(name: str) -> PipelineStep:
     return next(step for step in STEPS if step.name == name)
 
 
-def plan_whole_run(work: OpenProject, *, made: StepOutputs | None = None) -> RunPlan:
+def plan_whole_run(work: OpenProject, *, outputs: StepOutputs | None = None) -> RunPlan:
     """How long `run_pipeline` is expected to take, stage by stage. Nothing is done.
 
-    `made` holds the outputs of the steps that are up to date, where that is known already.
+    `outputs` holds the outputs of the steps that are up to date, where that is known already.
     """
-    return plan_run(work, STEPS, only_after_deploy=ONLY_AFTER_DEPLOY, made=made)
+    return plan_run(work, STEPS, only_after_deploy=ONLY_AFTER_DEPLOY, outputs=outputs)
 
 
 def dry_run(work: OpenProject) -> "Preflight":
@@ -154,7 +154,7 @@ def dry_run(work: OpenProject) -> "Preflight":
     with hold_lock(work.project.state / "pipeline"):
         for step in (data.AUDIT, data.PREPARE, plan.STEP):
             walk.take(step, _update(step, work, walk, allowed=True))
-    return run_preflight(work, walk.made, plan_whole_run(work, made=walk.made))
+    return run_preflight(work, walk.outputs, plan_whole_run(work, outputs=walk.outputs))
 
 
 def _update(
@@ -165,14 +165,14 @@ def _update(
     allowed: bool,
     needs_workers: bool = False,
 ) -> Record:
-    inputs, made = walk.inputs_of(step), walk.made
+    inputs, outputs = walk.inputs_of(step), walk.outputs
     entry = name_entry(work, step.name)
-    if (kept := walk.find_fresh(step, inputs)) is not None:
-        known = work.ledger.get(name_inputs(work, step.name))
-        if known is None or known.fingerprint != inputs.fingerprint:
+    if (fresh_output := walk.find_fresh(step, inputs)) is not None:
+        last_inputs = work.ledger.get(name_inputs(work, step.name))
+        if last_inputs is None or last_inputs.fingerprint != inputs.fingerprint:
             _keep_inputs(work, step, inputs)
         work.reporter.unchanged(step.name, step.title)
-        return kept
+        return fresh_output
     if not allowed:
         raise Stale(
             f"`{step.name}` is not up to date",
@@ -186,15 +186,15 @@ def _update(
     # What is computed for the stage before it is done; None where nothing can be.
     expected = None
     if step is train.STEP:
-        expected = planned_training(made.get("plan", Plan))
+        expected = planned_training(outputs.get("plan", Plan))
     else:
         with suppress(GraftError, OSError):  # the step itself says what is wrong
-            facts = gather_facts(work, made, size=size_of_logs(work))
+            facts = gather_facts(work, outputs, size=size_of_logs(work))
             seconds = estimate_stage(step.name, facts)
             expected = PlannedStage(seconds=seconds, parts=stage_parts(step.name, facts))
-    begun = time.perf_counter()
-    output = step.do(work, made)
-    took = time.perf_counter() - begun
+    started_at = time.perf_counter()
+    output = step.do(work, outputs)
+    took = time.perf_counter() - started_at
     if expected is not None:
         record_stage(work, step.name, expected.seconds, seconds=time_spent(step.name, output, took))
         note_time(work, entry, expected, output=output, seconds=took)
@@ -210,8 +210,8 @@ def _update(
     return output
 
 
-def _may_deploy(made: StepOutputs) -> bool:
-    return "gate" not in made.outputs or made.get("gate", Verdict).decision == "deploy"
+def _may_deploy(outputs: StepOutputs) -> bool:
+    return "gate" not in outputs.outputs or outputs.get("gate", Verdict).decision == "deploy"
 
 
 def with_needs(name: str) -> set[str]:

@@ -445,7 +445,7 @@ class ProjectWeek:
             deadline_seconds=seconds,
         )
         # The caps of the fleet are the confirmation: the ledger refuses what could break one.
-        return start_run(work, request, confirm=lambda _quote: True, made=outputs)
+        return start_run(work, request, confirm=lambda _quote: True, outputs=outputs)
 
     def runs_at(self, job: FleetJob, session: SessionJob) -> bool:
         """Whether the job is at the place of the session and trains its model."""

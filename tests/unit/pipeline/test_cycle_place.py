@@ -200,7 +200,7 @@ def test_a_run_that_is_at_a_place_is_not_started_at_a_second_one(work, monkeypat
     monkeypatch.setattr(fleet_jobs, "control", lambda *_words: None)
     request = fleet_jobs.FleetRequest("elsewhere")
     with pytest.raises(Busy, match="is at there already"):
-        fleet_jobs.start_run(work, request, lambda _quote: True, made=StepOutputs({"plan": HERE}))
+        fleet_jobs.start_run(work, request, lambda _quote: True, outputs=StepOutputs({"plan": HERE}))
 
 
 def grpo(metric="task_success", **rollouts):
@@ -257,7 +257,7 @@ def test_a_run_that_needs_files_of_the_project_is_refused_before_a_place_is_aske
     work.settings.train, work.settings.evaluate = grpo("own.py:f"), SimpleNamespace(checks=())
     request = fleet_jobs.FleetRequest("elsewhere")
     with pytest.raises(UserMistake, match="not sent along"):
-        fleet_jobs.start_run(work, request, lambda _quote: True, made=StepOutputs({"plan": HERE}))
+        fleet_jobs.start_run(work, request, lambda _quote: True, outputs=StepOutputs({"plan": HERE}))
 
 
 def test_a_plan_that_is_adopted_does_not_replace_one_that_was_made_meanwhile(tmp_path):

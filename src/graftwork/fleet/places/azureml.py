@@ -127,12 +127,12 @@ class AzureMLPlace(StoragePlace):
     def command_line(self, order: JobOrder, *, with_secrets: bool = False) -> str:
         """What the machine runs. `${{…}}` are the mounted folders."""
         root, out = "${{inputs.files}}", "${{outputs.job}}/out"
-        words = start_words(order.label, order.seconds, root=root, work=WORK)
-        words += ["--out", out]
+        arguments = start_words(order.label, order.seconds, root=root, work=WORK)
+        arguments += ["--out", out]
         if with_secrets:
-            words += ["--secrets", f"azure:{self._azure.vault_address}/secrets/{order.label}"]
+            arguments += ["--secrets", f"azure:{self._azure.vault_address}/secrets/{order.label}"]
         # Azure fills in the folders before the shell reads the line.
-        line = " ".join(word if "${{" in word else shlex.quote(word) for word in words)
+        line = " ".join(word if "${{" in word else shlex.quote(word) for word in arguments)
         return f"mkdir -p {WORK} && {line} 2>&1 | tee {WORK}/{LOG}"
 
     def _command(self, order: JobOrder, instance: str, *, with_secrets: bool) -> Any:
@@ -162,15 +162,15 @@ class AzureMLPlace(StoragePlace):
         return job
 
     def show(self, job: PlacedJob) -> JobPoll | None:
-        found = self._get(job.label)
-        if found is None:
+        job_status = self._get(job.label)
+        if job_status is None:
             return None
-        status = _status_of(found)
+        status = _status_of(job_status)
         if status in OVER:
             return JobPoll(
                 phase="ended",
                 exit_code=OVER[status] or 1,
-                message=f"Azure says: {status.lower()}, and it left no result; {found.studio_url or ''}",
+                message=f"Azure says: {status.lower()}, and it left no result; {job_status.studio_url or ''}",
             )
         return JobPoll(phase="running") if status in RUNNING else JobPoll(phase="starting", message=status)
 
@@ -188,9 +188,9 @@ class AzureMLPlace(StoragePlace):
         self.forget_secrets(job.label)
 
     def list(self) -> tuple[PlacedJob, ...]:
-        found = _ask(lambda: [*self._azure.jobs.list(tag=TAG)])
+        entries = _ask(lambda: [*self._azure.jobs.list(tag=TAG)])
         jobs = []
-        for entry in found:
+        for entry in entries:
             if entry is None or not LABEL.fullmatch(str(entry.name)) or _status_of(entry) in OVER:
                 continue
             instance = getattr(getattr(entry, "resources", None), "instance_type", None)
@@ -313,16 +313,20 @@ class AzureClients:
         address = self._settings.container or (
             f"{store.protocol}://{store.account_name}.blob.{store.endpoint}/{store.container_name}"
         )
-        given = store.credentials
-        login = getattr(given, "account_key", None) or getattr(given, "sas_token", None) or self.credential
+        credentials = store.credentials
+        login = (
+            getattr(credentials, "account_key", None)
+            or getattr(credentials, "sas_token", None)
+            or self.credential
+        )
         return ContainerClient.from_container_url(address, credential=login, retry_total=RETRIES)
 
     @cached_property
     def vault_address(self) -> str:
         if self._settings.vault:
             return self._settings.vault.rstrip("/")
-        found = _ask(lambda: self.workspace.workspaces.get(self._settings.workspace))
-        return f"https://{str(found.key_vault).rpartition('/')[2]}.vault.azure.net"
+        workspace = _ask(lambda: self.workspace.workspaces.get(self._settings.workspace))
+        return f"https://{str(workspace.key_vault).rpartition('/')[2]}.vault.azure.net"
 
 
 def _status_of(job: Any) -> str:

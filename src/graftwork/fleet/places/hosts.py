@@ -89,13 +89,13 @@ class ProcessConnection:
     def run(self, *arguments: str, feed: Feed | None = None, into: IO[bytes] | None = None) -> bytes:
         with self._lock:
             used, self._session = self._session, None
-            begun = into.tell() if into is not None else 0
+            offset = into.tell() if into is not None else 0
             if used is not None:
                 with suppress(_Lost):
                     return self._ask(used, arguments, feed, into)
                 used.end()
             if into is not None:
-                into.seek(begun)
+                into.seek(offset)
                 into.truncate()
             script = _script()
             start = f"import sys;exec(compile(sys.stdin.buffer.read({len(script)}),'far_side','exec'))"
@@ -256,9 +256,9 @@ def _end_process(process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
 
 def _refusal(output: bytes, host: str) -> Refused:
     # A host that fails in the middle of its answer says so behind what it had written.
-    found = json.loads(output[max(output.rfind(b'{"what": '), 0) :])
-    kind = NotThere if found["what"] == GONE else Refused
-    return kind(found["what"], why=found["why"], fix=found["fix"], where=host)
+    refusal = json.loads(output[max(output.rfind(b'{"what": '), 0) :])
+    kind = NotThere if refusal["what"] == GONE else Refused
+    return kind(refusal["what"], why=refusal["why"], fix=refusal["fix"], where=host)
 
 
 class OwnConnection:
@@ -268,11 +268,11 @@ class OwnConnection:
         self.name, self._root = name, root
 
     def run(self, *arguments: str, feed: Feed | None = None, into: IO[bytes] | None = None) -> bytes:
-        given, output = io.BytesIO(), io.BytesIO()
+        request, output = io.BytesIO(), io.BytesIO()
         if feed is not None:
-            feed(given)
-            given.seek(0)
-        code = answer(self._root, list(arguments), given, into or output)
+            feed(request)
+            request.seek(0)
+        code = answer(self._root, list(arguments), request, into or output)
         if code:
             raise _refusal(_read_back(into or output), self.name)
         return output.getvalue()
@@ -315,23 +315,23 @@ class HostsPlace:
 
     def probe(self) -> dict[str, dict[str, Any]]:
         """Python, free disk, cards and running jobs of each host that answers."""
-        found: dict[str, dict[str, Any]] = {
+        answers: dict[str, dict[str, Any]] = {
             host: json.loads(text) for host, text in self._ask_all("probe").items()
         }
-        return found
+        return answers
 
     def _ask_all(self, *words: str) -> dict[str, bytes]:
         """The answer of each host that gives one; an error if none does."""
-        found: dict[str, bytes] = {}
+        outputs: dict[str, bytes] = {}
         failures: dict[str, PlaceUnreachable] = {}
         for host, connection in self._connections.items():
             try:
-                found[host] = connection.run(*words)
+                outputs[host] = connection.run(*words)
             except PlaceUnreachable as error:
                 failures[host] = error
         self.unreached = frozenset(failures)
-        if found or not failures:
-            return found
+        if outputs or not failures:
+            return outputs
         if len(failures) == 1:
             raise next(iter(failures.values()))
         raise PlaceUnreachable(
@@ -349,8 +349,8 @@ class HostsPlace:
                 fix=f"name the host, as {self.name}:{next(iter(self._connections))}",
             )
         connection = next(iter(self._connections.values()))
-        found: dict[str, Any] = json.loads(connection.run("dataset", path, model))
-        return found
+        description: dict[str, Any] = json.loads(connection.run("dataset", path, model))
+        return description
 
     def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
         folder = Path(order.bundle)
@@ -459,10 +459,10 @@ def shared_connection() -> tuple[str, ...]:
     folder = Path(tempfile.gettempdir()) / f"graft-ssh-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return ()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077 or len(str(folder)) > 50:
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or len(str(folder)) > 50:
         return ()
     persist = ("-o", "ControlMaster=auto", "-o", f"ControlPersist={SHARED_SECONDS}")
     return (*persist, "-o", f"ControlPath={folder}/%C")
@@ -543,6 +543,6 @@ class SharedFolderPlace:
     def bootstrap(self, order: JobOrder, python: str) -> list[str]:
         """The command that runs the job on a node."""
         folder = self.job_folder(order.label)
-        words = [python or sys.executable, str(folder / "bundle" / "bootstrap.py")]
-        words += ["--work", str(folder / "work"), "--cache", str(self.root / "cache")]
-        return [*words, "--seconds", f"{order.seconds:.0f}"]
+        command = [python or sys.executable, str(folder / "bundle" / "bootstrap.py")]
+        command += ["--work", str(folder / "work"), "--cache", str(self.root / "cache")]
+        return [*command, "--seconds", f"{order.seconds:.0f}"]

@@ -93,24 +93,24 @@ class HuggingFacePlace(StoragePlace):
             if _card(flavor) == order.gpu and order.instance in ("", flavor.name)
         ]
         if not flavors:
-            named = f"flavor {order.instance}" if order.instance else "flavor"
+            flavor_name = f"flavor {order.instance}" if order.instance else "flavor"
             raise Refused(
-                f"Hugging Face has no {named} with the card {order.gpu or 'none'}",
+                f"Hugging Face has no {flavor_name} with the card {order.gpu or 'none'}",
                 why=f"it has: {', '.join(sorted({_card(flavor) or 'none' for flavor in self._flavors()}))}",
                 fix="name one of `graft fleet offers --place huggingface`",
                 where="--gpu",
             )
         token = self._hub.token()
         self.ship(order)
-        words = start_words(order.label, order.seconds, root=MOUNT, work="/tmp/work")
-        words += ["--hub", self._settings.repository]
+        command = start_words(order.label, order.seconds, root=MOUNT, work="/tmp/work")
+        command += ["--hub", self._settings.repository]
         with needs_extra("huggingface", why="the place `huggingface` is used"):
             from huggingface_hub import Volume
         volume = Volume(type="dataset", source=self._settings.repository, mount_path=MOUNT)
         job = self._hub.ask(
             lambda api: api.run_job(
                 image=self._settings.image,
-                command=["bash", "-c", f"{CLIENT}; exec {shlex.join(words)}"],
+                command=["bash", "-c", f"{CLIENT}; exec {shlex.join(command)}"],
                 secrets={**secrets, "HF_TOKEN": token},
                 flavor=min(flavors, key=_price).name,
                 timeout=int(order.seconds) + SPARE_SECONDS,
@@ -122,34 +122,34 @@ class HuggingFacePlace(StoragePlace):
         return self._placed(job)
 
     def show(self, job: PlacedJob) -> JobPoll | None:
-        found = self._inspect(job)
-        if found is None:
+        info = self._inspect(job)
+        if info is None:
             return None
-        stage = str(getattr(found.status.stage, "value", found.status.stage))
+        stage = str(getattr(info.status.stage, "value", info.status.stage))
         if stage in OPEN_STAGES:
             return JobPoll(phase="starting" if stage == "SCHEDULING" else "running")
-        why = f", {found.status.message}" if found.status.message else ""
+        why = f", {info.status.message}" if info.status.message else ""
         message = f"Hugging Face: {stage.lower()}{why}"
         # What was committed before a cancellation or the time limit can be gone on from.
         code = 1 if stage == "ERROR" and "imeout" not in message else 75
         return JobPoll(phase="ended", exit_code=code, message=message)
 
     def log(self, job: PlacedJob) -> str:
-        found = self._inspect(job)
-        if found is None:
+        info = self._inspect(job)
+        if info is None:
             return ""
         lines = self._hub.ask(
-            lambda api: [*api.fetch_job_logs(job_id=found.id, follow=False, namespace=self._namespace)]
+            lambda api: [*api.fetch_job_logs(job_id=info.id, follow=False, namespace=self._namespace)]
         )
         return "".join(f"{line}\n" for line in lines)
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
-        found = self._inspect(job)
-        if found is None or str(getattr(found.status.stage, "value", found.status.stage)) not in OPEN_STAGES:
+        info = self._inspect(job)
+        if info is None or str(getattr(info.status.stage, "value", info.status.stage)) not in OPEN_STAGES:
             return
         if at_once:
             with suppress(NotThere):
-                self._hub.ask(lambda api: api.cancel_job(job_id=found.id, namespace=self._namespace))
+                self._hub.ask(lambda api: api.cancel_job(job_id=info.id, namespace=self._namespace))
         else:
             self.ask_to_stop(job.label)
 
@@ -163,8 +163,8 @@ class HuggingFacePlace(StoragePlace):
 
     def _inspect(self, job: PlacedJob) -> Any:
         if job.id == job.label:
-            found = self._find(job.label)
-            return found[0] if found else None
+            matches = self._find(job.label)
+            return matches[0] if matches else None
         try:
             return self._hub.ask(lambda api: api.inspect_job(job_id=job.id, namespace=self._namespace))
         except NotThere:
@@ -212,10 +212,10 @@ class HubClient:
     def token(self) -> str:
         with needs_extra("huggingface", why="the place `huggingface` is used"):
             from huggingface_hub import get_token
-        found = get_token()
-        if not found:
+        login_token = get_token()
+        if not login_token:
             raise _no_token()
-        return str(found)
+        return str(login_token)
 
 
 class HubStorage:

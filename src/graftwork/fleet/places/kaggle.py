@@ -82,7 +82,7 @@ class KagglePlace(CloudPlace):
     def offer(self) -> tuple[Offer, ...]:
         """The card of the settings with what is left of this week's quota, and a machine without one."""
         quota = self._call(_quota)
-        left, shape = _hours_left(quota.gpu_quota), self._settings.accelerator
+        hours_left, shape = _hours_left(quota.gpu_quota), self._settings.accelerator
         refresh = quota.quota_refresh_time
         common: dict[str, Any] = {"place": self.name, "usd_per_hour": 0.0, "dated": date.today().isoformat()}
         spare = SPARE_SECONDS / 3600
@@ -95,8 +95,8 @@ class KagglePlace(CloudPlace):
             **common,
             gpu=GPUS.get(shape, shape),
             instance=shape,
-            longest_hours=max(min(SESSION_HOURS, left) - spare, 0.0),
-            quota_hours=left,
+            longest_hours=max(min(SESSION_HOURS, hours_left) - spare, 0.0),
+            quota_hours=hours_left,
             quota_until=refresh.isoformat(timespec="minutes") if refresh else "",
             source="Kaggle's quota",
         )
@@ -120,10 +120,10 @@ class KagglePlace(CloudPlace):
         return job
 
     def poll(self, job: PlacedJob) -> JobPoll:
-        found = self._status(job.label)
-        if found is None:
+        status = self._status(job.label)
+        if status is None:
             return JobPoll(phase="gone")
-        state, message = found
+        state, message = status
         if state in ("QUEUED", "NEW_SCRIPT"):
             return JobPoll(phase="starting", message="waiting for a machine of Kaggle")
         if state in ("RUNNING", "CANCEL_REQUESTED"):
@@ -152,8 +152,8 @@ class KagglePlace(CloudPlace):
         if self._status(job.label) is None:
             raise unknown_job(self.name, job.label)
         urls = {name.removeprefix("work/"): url for name, url in self._output(job.label)}
-        chosen = choose_results([*urls])
-        take_files(((name.removeprefix("run/"), partial(_download, urls[name])) for name in chosen), folder)
+        names = choose_results([*urls])
+        take_files(((name.removeprefix("run/"), partial(_download, urls[name])) for name in names), folder)
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         """Leave the flag; and delete the kernel, `at_once`, which takes its output along."""
@@ -169,20 +169,20 @@ class KagglePlace(CloudPlace):
         with needs_extra("kaggle", why="the place `kaggle` is used"):
             from kagglesdk.kernels.types.kernels_enums import KernelsListSortType, KernelsListViewType
         order = {"group": KernelsListViewType.PROFILE, "sort_by": KernelsListSortType.DATE_RUN}
-        found = []
+        kernels = []
         token, page = "", 1
         while page == 1 or token:
             user, search = self._user_name(), "graft-"
             answer = self._ask(
                 "list_kernels", **order, user=user, search=search, page_size=PAGE, page_token=token
             )
-            found += [kernel for kernel in answer.kernels or () if LABEL.fullmatch(_slug(kernel.ref))]
+            kernels += [kernel for kernel in answer.kernels or () if LABEL.fullmatch(_slug(kernel.ref))]
             token, page = answer.next_page_token or "", page + 1
         return tuple(
             self._placed(
                 _slug(kernel.ref), GPUS.get(kernel.machine_shape or "", ""), created=kernel.last_run_time
             )
-            for kernel in found
+            for kernel in kernels
             if (self._status(_slug(kernel.ref)) or ("",))[0]
             in ("QUEUED", "RUNNING", "NEW_SCRIPT", "CANCEL_REQUESTED")
         )
@@ -192,10 +192,10 @@ class KagglePlace(CloudPlace):
     ) -> dict[str, Any]:
         """The fields of the request that saves the kernel."""
         seconds = min(order.seconds, SESSION_HOURS * 3600 - SPARE_SECONDS)
-        words = ["--manifest", f"{SCRATCH}/{BUNDLE_FILE}", "--blobs", INPUT, "--work", f"{WORKING}/work"]
-        words += ["--scratch", SCRATCH, "--seconds", f"{seconds:.0f}", "--label", order.label]
-        words += ["--flag", f"{self._user_name()}/{order.label}-stop"]
-        words += ["--secrets", f"kaggle:{','.join(sorted(secrets))}"] if secrets else []
+        arguments = ["--manifest", f"{SCRATCH}/{BUNDLE_FILE}", "--blobs", INPUT, "--work", f"{WORKING}/work"]
+        arguments += ["--scratch", SCRATCH, "--seconds", f"{seconds:.0f}", "--label", order.label]
+        arguments += ["--flag", f"{self._user_name()}/{order.label}-stop"]
+        arguments += ["--secrets", f"kaggle:{','.join(sorted(secrets))}"] if secrets else []
         source = START_SOURCE.read_text().partition('\nif __name__ == "__main__":')[0]
         manifest = (Path(order.bundle) / BUNDLE_FILE).read_text()
         return {
@@ -203,7 +203,7 @@ class KagglePlace(CloudPlace):
             "new_title": order.label,
             "text": (
                 f"{source}\nPath({SCRATCH!r}).mkdir(parents=True, exist_ok=True)\n"
-                f"Path({SCRATCH!r}, {BUNDLE_FILE!r}).write_text({manifest!r})\nmain({words!r})\n"
+                f"Path({SCRATCH!r}, {BUNDLE_FILE!r}).write_text({manifest!r})\nmain({arguments!r})\n"
             ),
             "language": "python",
             "kernel_type": "script",
@@ -227,11 +227,11 @@ class KagglePlace(CloudPlace):
                 where="fleet.kaggle.accelerator",
             )
         quota = self._call(_quota)
-        left, refresh = _hours_left(quota.gpu_quota), quota.quota_refresh_time
-        if left < LEAST_HOURS:
+        hours_left, refresh = _hours_left(quota.gpu_quota), quota.quota_refresh_time
+        if hours_left < LEAST_HOURS:
             when = f"; it is filled up at {refresh:%Y-%m-%d %H:%M} UTC" if refresh else ""
             raise Refused(
-                f"{left:.1f} h are left of this week's GPU quota at Kaggle",
+                f"{hours_left:.1f} h are left of this week's GPU quota at Kaggle",
                 why=f"{_hours(quota.gpu_quota.total_time_allowed):.0f} h a week are free{when}",
                 fix="wait, or continue at another place: `graft fleet offers`",
                 where="kaggle",
@@ -335,8 +335,8 @@ class KagglePlace(CloudPlace):
         from kagglesdk.kaggle_http_client import _get_apikey_creds
 
         # The client would ask without a login, and be refused.
-        named = bool(os.environ.get("KAGGLE_USERNAME") and os.environ.get("KAGGLE_KEY"))
-        if not named and get_access_token_from_env()[0] is None and _get_apikey_creds() is None:
+        has_key = bool(os.environ.get("KAGGLE_USERNAME") and os.environ.get("KAGGLE_KEY"))
+        if not has_key and get_access_token_from_env()[0] is None and _get_apikey_creds() is None:
             _no_login()
         try:
             with KaggleClient(

@@ -124,14 +124,14 @@ class LambdaPlace(RentedPlace):
 
     def _available(self) -> list[tuple[dict[str, Any], str]]:
         """Instance types with one card, and a region that has them."""
-        wanted, found = self._settings.regions, []
+        allowed, available = self._settings.regions, []
         for entry in self._client.get("/api/v1/instance-types")["data"].values():
             kind = entry["instance_type"]
-            there = [str(region["name"]) for region in entry["regions_with_capacity_available"]]
-            regions = [name for name in there if not wanted or name in wanted]
+            with_capacity = [str(region["name"]) for region in entry["regions_with_capacity_available"]]
+            regions = [name for name in with_capacity if not allowed or name in allowed]
             if regions and kind["specs"]["gpus"] == 1:
-                found.append((kind, regions[0]))
-        return found
+                available.append((kind, regions[0]))
+        return available
 
     def rent(self, order: JobOrder) -> PlacedJob:
         request = self.request_of(order)
@@ -170,10 +170,10 @@ class LambdaPlace(RentedPlace):
 
     def _key_name(self) -> str:
         """The name that the account gives to our public key."""
-        wanted = self._settings.ssh_key
+        key_name = self._settings.ssh_key
         keys = self._client.get("/api/v1/ssh-keys")["data"]
-        if wanted:
-            matching = [key for key in keys if key["name"] == wanted]
+        if key_name:
+            matching = [key for key in keys if key["name"] == key_name]
         else:
             text = read_public_key(self._settings.public_key, setting="fleet.lambda_cloud.public_key")
             matching = [key for key in keys if str(key["public_key"]).split()[:2] == text.split()[:2]]
@@ -182,7 +182,7 @@ class LambdaPlace(RentedPlace):
         raise Refused(
             "the account at Lambda does not have the SSH key",
             why=f"it knows: {', '.join(str(key['name']) for key in keys) or 'none'}",
-            fix=f"add {wanted or self._settings.public_key} below SSH keys in Lambda's console, or name "
+            fix=f"add {key_name or self._settings.public_key} below SSH keys in Lambda's console, or name "
             "another one in fleet.lambda_cloud.ssh_key",
             where="fleet.lambda_cloud.ssh_key",
         )

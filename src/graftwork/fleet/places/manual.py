@@ -64,8 +64,8 @@ class ManualPlace:
         if not folder.exists():
             return JobPoll(phase="gone")
         ended = folder / _RECEIVED / EXIT_FILE
-        if ended.exists() and (found := parse_exit(ended.read_bytes())) is not None:
-            return found
+        if ended.exists() and (ended_poll := parse_exit(ended.read_bytes())) is not None:
+            return ended_poll
         if (folder / _STOPPED).exists():
             return JobPoll(phase="ended", exit_code=75, message="given up before it came back")
         return JobPoll(phase="starting", message="waiting for its results: `graft fleet fetch JOB RESULTS`")
@@ -147,15 +147,15 @@ def _unpack(results: Path, folder: Path) -> None:
 def _require_same_run(bundle: Path, run: Path, results: Path) -> None:
     """Every notebook calls its results the same: those of another run must not become this one's."""
     with zipfile.ZipFile(bundle) as archive:
-        wanted = Bundle.from_json(archive.read(f"bundle/{BUNDLE_FILE}")).run_id
+        expected = Bundle.from_json(archive.read(f"bundle/{BUNDLE_FILE}")).run_id
     for name in (JOB_FILE, OUTCOME):
         try:
-            found = json.loads((run / name).read_bytes())["run_id"]
+            run_id = json.loads((run / name).read_bytes())["run_id"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if found != wanted:
+        if run_id != expected:
             raise UserMistake(
-                f"these are results of the run {str(found)[:40]}, not of {wanted}",
+                f"these are results of the run {str(run_id)[:40]}, not of {expected}",
                 why=f"{name} in them says so",
                 fix="name the job that they belong to: `graft fleet list` has the run of each",
                 where=str(results),

@@ -94,24 +94,24 @@ class RayPlace(SharedFolderPlace):
         if not self.lay_out(order):
             return placed
         folder, settings = self.job_folder(order.label), self._settings
-        words = self.bootstrap(order, settings.python)
+        command = self.bootstrap(order, settings.python)
         if secrets:
             # Not by Ray's environment, which its agents write to their logs. The job removes the file.
             write_atomic(folder / SECRETS, json.dumps(dict(secrets)), private=True)
-            words += ["--secrets", str(folder / SECRETS)]
+            command += ["--secrets", str(folder / SECRETS)]
         if state is not None:
             # Its node died, or it was ended. Two submitters write the same number: Ray takes one.
             write_atomic(folder / ATTEMPT, str(self._attempt(order.label) + 1))
         # Ray sets it to the cores of the job; the plan of the run says how many threads it has.
         threads = os.environ.get("OMP_NUM_THREADS")
-        chosen = f"OMP_NUM_THREADS={threads}" if threads else "-u OMP_NUM_THREADS"
+        threads_setting = f"OMP_NUM_THREADS={threads}" if threads else "-u OMP_NUM_THREADS"
         log = shlex.quote(str(folder / "job.log"))
         # The mark is that of the job's own processes: in the environment of Ray it would be its agent's too.
-        begin = f"cd {shlex.quote(str(folder))} && exec env {chosen} GRAFT_FLEET_JOB={order.label}"
+        prefix = f"cd {shlex.quote(str(folder))} && exec env {threads_setting} GRAFT_FLEET_JOB={order.label}"
         try:
             self._ask(
                 lambda: self._client.submit_job(
-                    entrypoint=f"{begin} {shlex.join(words)} >> {log} 2>&1",
+                    entrypoint=f"{prefix} {shlex.join(command)} >> {log} 2>&1",
                     submission_id=self._submission(order.label),
                     runtime_env={"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(KILL_SECONDS)}},
                     entrypoint_num_cpus=settings.cpus,
@@ -159,10 +159,10 @@ class RayPlace(SharedFolderPlace):
     def list(self) -> tuple[PlacedJob, ...]:
         jobs = self._ask(lambda: tuple(self._client.list_jobs()))
         labels = {
-            found["label"]
+            match["label"]
             for job in jobs
             if str(job.status) in (WAITING, RUNNING)
-            and (found := SUBMISSION.fullmatch(str(job.submission_id))) is not None
+            and (match := SUBMISSION.fullmatch(str(job.submission_id))) is not None
         }
         return tuple(PlacedJob(place=self.name, id=label, label=label) for label in sorted(labels))
 
@@ -192,7 +192,7 @@ class RayPlace(SharedFolderPlace):
     def _explain(self, error: Exception) -> GraftError:
         text = str(error)
         last = text.strip().splitlines()[-1][:300] if text.strip() else type(error).__name__
-        status = int(found[1]) if (found := STATUS.search(text)) else None
+        status = int(match[1]) if (match := STATUS.search(text)) else None
         if status == 404:
             return _Unknown(last)
         if "already exists" in text:
@@ -214,10 +214,10 @@ class RayPlace(SharedFolderPlace):
         return {"Authorization": f"Bearer {self._token()}"}
 
     def _token(self) -> str:
-        named = self._settings.token or os.environ.get(TOKEN_PATH_VARIABLE, "")
-        if not named and (given := os.environ.get(TOKEN_VARIABLE)):
-            return given
-        path = Path(named or TOKEN_FILE).expanduser()
+        path_setting = self._settings.token or os.environ.get(TOKEN_PATH_VARIABLE, "")
+        if not path_setting and (token := os.environ.get(TOKEN_VARIABLE)):
+            return token
+        path = Path(path_setting or TOKEN_FILE).expanduser()
         try:
             return path.read_text().strip()
         except OSError as error:

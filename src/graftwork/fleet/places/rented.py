@@ -50,15 +50,15 @@ class RestClient:
         """The answer to a request that does no harm when it is done twice."""
         retries = Retries(attempts=ATTEMPTS)
         while True:
-            asked: float | None = None
+            retry_after: float | None = None
             try:
-                status, content, asked = self._send(method, path, body)
+                status, content, retry_after = self._send(method, path, body)
             except PlaceUnreachable:
                 pause = retries.after_failure()
                 if pause is None:
                     raise
             else:
-                pause = retries.after_failure(asked=asked) if may_pass(status) else None
+                pause = retries.after_failure(asked=retry_after) if may_pass(status) else None
                 if pause is None:
                     return status, content
             self._wait(pause)
@@ -205,8 +205,8 @@ class RentedPlace(CloudPlace):
         host = self._host_of(machine)
         if host is None:
             return JobPoll(phase="starting")
-        found = host.poll(_at(job))
-        return found if found.phase != "gone" else JobPoll(phase="starting", message="the machine is up")
+        status = host.poll(_at(job))
+        return status if status.phase != "gone" else JobPoll(phase="starting", message="the machine is up")
 
     def log(self, job: PlacedJob) -> str:
         host = self._host(job)
@@ -244,31 +244,33 @@ class RentedPlace(CloudPlace):
         machine_id = machine.placed.id
         self._state.mkdir(parents=True, exist_ok=True)
         # Every machine has a new host key: it is learned once and compared from then on.
-        known = (
+        host_key_options = (
             *("-o", "StrictHostKeyChecking=accept-new"),
             *("-o", f"UserKnownHostsFile={self._state}/{machine_id}"),
         )
-        options = ("-p", str(machine.port), *ALIVE, *shared_connection(), *known)
-        words = [*ssh_command(*options), machine.address, self._python]
-        connection = ProcessConnection(machine_id, words, root=self.folder, far=True, address=machine.address)
+        options = ("-p", str(machine.port), *ALIVE, *shared_connection(), *host_key_options)
+        command = [*ssh_command(*options), machine.address, self._python]
+        connection = ProcessConnection(
+            machine_id, command, root=self.folder, far=True, address=machine.address
+        )
         return HostsPlace(self.name, {machine_id: connection})
 
 
 def read_public_key(path: str, *, setting: str) -> str:
     """The public SSH key in a file; a private one is refused."""
-    found = Path(path).expanduser()
+    key_file = Path(path).expanduser()
     try:
-        text = found.read_text().strip()
+        text = key_file.read_text().strip()
     except OSError as error:
         raise UserMistake(
             "there is no public SSH key for the machine",
-            why=f"{found}: {error.strerror}",
+            why=f"{key_file}: {error.strerror}",
             fix=f"run `ssh-keygen -t ed25519`, or set {setting}",
             where=setting,
         ) from error
     if "PRIVATE KEY" in text or not text.startswith(("ssh-", "ecdsa-", "sk-")):
         raise UserMistake(
-            "this is no public SSH key", fix="name the file that ends in .pub", where=str(found)
+            "this is no public SSH key", fix="name the file that ends in .pub", where=str(key_file)
         )
     return text
 

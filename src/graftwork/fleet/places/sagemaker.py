@@ -116,10 +116,11 @@ class SageMakerPlace(StoragePlace):
         """The request that creates the job."""
         settings, label = self._settings, order.label
         seconds = int(order.seconds) + SPARE_SECONDS
-        words = [f"{INPUT}/job/{START}", "--manifest", f"{INPUT}/job/{BUNDLE_FILE}"]
-        words += ["--blobs", f"{INPUT}/blobs"]
-        words += ["--work", CHECKPOINTS, "--scratch", "/tmp/graftwork", "--seconds", f"{order.seconds:.0f}"]
-        words += ["--label", label, *(["--secrets", f"aws:{label}"] if with_secrets else [])]
+        arguments = [f"{INPUT}/job/{START}", "--manifest", f"{INPUT}/job/{BUNDLE_FILE}"]
+        arguments += ["--blobs", f"{INPUT}/blobs"]
+        arguments += ["--work", CHECKPOINTS, "--scratch", "/tmp/graftwork"]
+        arguments += ["--seconds", f"{order.seconds:.0f}", "--label", label]
+        arguments += ["--secrets", f"aws:{label}"] if with_secrets else []
         spot = {"MaxWaitTimeInSeconds": seconds + WAIT_SECONDS} if settings.spot else {}
         return {
             "TrainingJobName": label,
@@ -127,7 +128,7 @@ class SageMakerPlace(StoragePlace):
                 "TrainingImage": settings.image,
                 "TrainingInputMode": "File",
                 "ContainerEntrypoint": ["python3"],
-                "ContainerArguments": words,
+                "ContainerArguments": arguments,
             },
             "RoleArn": settings.role,
             "InputDataConfig": [
@@ -150,14 +151,14 @@ class SageMakerPlace(StoragePlace):
         }
 
     def show(self, job: PlacedJob) -> JobPoll | None:
-        found = self._describe(job.label)
-        if found is None:
+        description = self._describe(job.label)
+        if description is None:
             return None
-        status, second = found["TrainingJobStatus"], found.get("SecondaryStatus", "")
+        status, second = description["TrainingJobStatus"], description.get("SecondaryStatus", "")
         if status not in ENDED:
             return JobPoll(phase="running" if second in RUNNING else "starting", message=second)
         # A job that was stopped, or ran into a limit, has its checkpoints on S3.
-        why, code = found.get("FailureReason") or second, 1 if status == "Failed" else 75
+        why, code = description.get("FailureReason") or second, 1 if status == "Failed" else 75
         return JobPoll(phase="ended", exit_code=code, message=f"SageMaker: {status.lower()}, {why}")
 
     def log(self, job: PlacedJob) -> str:
@@ -197,20 +198,20 @@ class SageMakerPlace(StoragePlace):
         labels = {str(row["TrainingJobName"]) for page in _ask(pages) for row in page["TrainingJobSummaries"]}
         jobs = []
         for label in sorted(label for label in labels if LABEL.fullmatch(label)):
-            shown = self._describe(label) or {}
-            instance = str(shown.get("ResourceConfig", {}).get("InstanceType", ""))
-            created_at = shown["CreationTime"].timestamp() if shown.get("CreationTime") else 0.0
+            description = self._describe(label) or {}
+            instance = str(description.get("ResourceConfig", {}).get("InstanceType", ""))
+            created_at = description["CreationTime"].timestamp() if description.get("CreationTime") else 0.0
             jobs.append(self._machines.placed(label, instance, created_at=created_at))
         return tuple(jobs)
 
     def _describe(self, label: str) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = _ask(
+            description: dict[str, Any] = _ask(
                 lambda: self._aws.client("sagemaker").describe_training_job(TrainingJobName=label)
             )
         except NotThere:
             return None
-        return found
+        return description
 
     def forget(self, label: str) -> None:
         client = self._aws.client("secretsmanager")

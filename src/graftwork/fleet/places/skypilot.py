@@ -99,23 +99,23 @@ class SkyPilotPlace(StoragePlace):
             self._text(
                 *("jobs", "launch", "-n", order.label, "-d", "-y", *names, str(file)), environment=secrets
             )
-        made, why = [], "it may have been made"
+        rows, why = [], "it may have been made"
         try:
-            made = [row for row in self._queue(finished=True) if row.get("job_name") == order.label]
+            rows = [row for row in self._queue(finished=True) if row.get("job_name") == order.label]
         except Refused as refused:
             # SkyPilot has taken the job: whatever it says now is no refusal of it.
             why = refused.what
-        if not made:
+        if not rows:
             raise PlaceUnreachable(
                 "SkyPilot does not show the job yet", why=why, fix="`graft fleet reconcile`"
             )
-        return self._placed(made[0])
+        return self._placed(rows[0])
 
     def task_of(self, order: JobOrder) -> dict[str, Any]:
         """The task as SkyPilot reads it from YAML."""
         settings = self._settings
-        words = start_words(order.label, order.seconds, root=MOUNT, work="/tmp/work")
-        words += ["--out", f"{MOUNT}/jobs/{order.label}/out"]
+        command = start_words(order.label, order.seconds, root=MOUNT, work="/tmp/work")
+        command += ["--out", f"{MOUNT}/jobs/{order.label}/out"]
         resources: dict[str, Any] = {
             "accelerators": f"{order.gpu}:1",
             "use_spot": settings.spot,
@@ -130,31 +130,31 @@ class SkyPilotPlace(StoragePlace):
             "name": order.label,
             "resources": resources,
             "file_mounts": {MOUNT: {"source": settings.bucket, "mode": "MOUNT"}},
-            "run": shlex.join(words),
+            "run": shlex.join(command),
         }
 
     def show(self, job: PlacedJob) -> JobPoll | None:
-        found = self._find(job)
-        if found is None:
+        row = self._find(job)
+        if row is None:
             return None
-        status = str(found.get("status", ""))
+        status = str(row.get("status", ""))
         if status in (*WAITING, *RUNNING):
             phase = "starting" if status in WAITING else "running"
             return JobPoll(phase=phase, message=status.lower())
-        why = str(found.get("failure_reason") or found.get("details") or "")
+        why = str(row.get("failure_reason") or row.get("details") or "")
         code = 75 if status == "CANCELLED" else 1
         return JobPoll(phase="ended", exit_code=code, message=f"SkyPilot: {status.lower()} {why}".strip())
 
     def log(self, job: PlacedJob) -> str:
-        found = self._find(job)
-        return self._text("jobs", "logs", "--no-follow", str(found["job_id"])) if found is not None else ""
+        row = self._find(job)
+        return self._text("jobs", "logs", "--no-follow", str(row["job_id"])) if row is not None else ""
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
-        found = self._find(job)
-        if found is None or str(found.get("status")) not in (*WAITING, *RUNNING):
+        row = self._find(job)
+        if row is None or str(row.get("status")) not in (*WAITING, *RUNNING):
             return
         if at_once:
-            self._text("jobs", "cancel", "-y", str(found["job_id"]))
+            self._text("jobs", "cancel", "-y", str(row["job_id"]))
         else:
             self.ask_to_stop(job.label)
 
@@ -168,8 +168,8 @@ class SkyPilotPlace(StoragePlace):
         return next((row for row in rows if str(row.get(key)) == job.id), None)
 
     def _queue(self, *, finished: bool) -> Any:
-        words = ("jobs", "queue", "-o", "json", *(() if finished else ("--skip-finished",)))
-        text = self._text(*words)
+        command = ("jobs", "queue", "-o", "json", *(() if finished else ("--skip-finished",)))
+        text = self._text(*command)
         # SkyPilot may write notes before the document.
         start = text.find("[")
         try:

@@ -77,9 +77,9 @@ class SlurmPlace(SharedFolderPlace):
         command = shlex.join(self.bootstrap(order, self._settings.python))
         # The batch process itself: it gets the signals of the queue.
         write_atomic(script, f"#!/bin/sh\nexport GRAFT_FLEET_JOB={order.label}\nexec {command}\n")
-        words = [*self._options(order), f"--export={','.join(['ALL', *secrets])}", str(script)]
+        arguments = [*self._options(order), f"--export={','.join(['ALL', *secrets])}", str(script)]
         # Names in the arguments, values in the environment, which Slurm gives to the job.
-        _run("sbatch", *words, environment=secrets)
+        _run("sbatch", *arguments, environment=secrets)
         return self._placed(order.label)
 
     def poll(self, job: PlacedJob) -> JobPoll:
@@ -131,14 +131,14 @@ class SlurmPlace(SharedFolderPlace):
 
 def gpus_of(resources: str) -> dict[str, int]:
     """How many GPUs of each kind a node has: `gpu:a100:4(S:0-1),gpu:t4:2,shard:8`, `gpu:4` or `(null)`."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for entry in re.sub(r"\([^)]*\)", "", resources).split(","):
-        name, *rest = entry.strip().split(":")
-        count = int(rest.pop()) if rest and rest[-1].isdigit() else 1
+        name, *details = entry.strip().split(":")
+        count = int(details.pop()) if details and details[-1].isdigit() else 1
         if name == "gpu":
-            kind = rest[0] if rest else UNTYPED
-            found[kind] = found.get(kind, 0) + count
-    return found
+            kind = details[0] if details else UNTYPED
+            counts[kind] = counts.get(kind, 0) + count
+    return counts
 
 
 def _run(*words: str, environment: Mapping[str, str] | None = None) -> str:

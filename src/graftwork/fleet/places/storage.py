@@ -66,9 +66,9 @@ class UrlStorage:
             raise Refused(error.what, why=error.why, fix=error.fix, where=error.where) from error
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        found = self._find(lambda: self._files.system.find(self._files.path(prefix), detail=True))
+        entries = self._find(lambda: self._files.system.find(self._files.path(prefix), detail=True))
         start = self._files.path("")
-        return {name.removeprefix(start): int(entry["size"]) for name, entry in (found or {}).items()}
+        return {name.removeprefix(start): int(entry["size"]) for name, entry in (entries or {}).items()}
 
     def put(self, name: str, source: Path) -> None:
         self._do(lambda: self._files.put(source, name))
@@ -124,9 +124,9 @@ def start_words(
 ) -> list[str]:
     """The command of a job whose storage is mounted at `root`."""
     job = f"{root}/jobs/{label}"
-    words = ["python3", f"{job}/in/{START}", "--manifest", f"{job}/in/{BUNDLE_FILE}"]
-    words += ["--blobs", f"{root}/{BLOBS}", "--work", work, "--scratch", scratch]
-    return [*words, "--seconds", f"{seconds:.0f}", "--label", label]
+    command = ["python3", f"{job}/in/{START}", "--manifest", f"{job}/in/{BUNDLE_FILE}"]
+    command += ["--blobs", f"{root}/{BLOBS}", "--work", work, "--scratch", scratch]
+    return [*command, "--seconds", f"{seconds:.0f}", "--label", label]
 
 
 def read_file(storage: JobStorage, name: str) -> bytes | None:
@@ -144,8 +144,10 @@ def fetch_results(storage: JobStorage, label: str, folder: Path) -> bool:
     prefix = f"jobs/{label}/out/"
     names = [name.removeprefix(prefix) for name in storage.sizes(f"{prefix}run/")]
 
-    chosen = choose_results(names)
-    take_files(((name.removeprefix("run/"), partial(storage.copy, prefix + name)) for name in chosen), folder)
+    chosen_names = choose_results(names)
+    take_files(
+        ((name.removeprefix("run/"), partial(storage.copy, prefix + name)) for name in chosen_names), folder
+    )
     return bool(names)
 
 

@@ -13,7 +13,7 @@ from graftwork.records.dataset import Audit
 from graftwork.records.errors import UserMistake
 
 
-def _audit(work: OpenProject, _made: StepOutputs) -> Audit:
+def _audit(work: OpenProject, _outputs: StepOutputs) -> Audit:
     from graftwork.data.prepare import audit_logs
 
     template = load_template(work)
@@ -32,7 +32,7 @@ AUDIT = PipelineStep(
     title="audit the logs",
     needs=(),
     makes=Audit,
-    depends_on=lambda work, _made: [
+    depends_on=lambda work, _outputs: [
         work.settings.data.to_manifest(),
         log_hashes(work),
         work.settings.base,
@@ -56,7 +56,7 @@ def _require_context(work: OpenProject) -> None:
         )
 
 
-def _prepare(work: OpenProject, _made: StepOutputs) -> PreparedData:
+def _prepare(work: OpenProject, _outputs: StepOutputs) -> PreparedData:
     from graftwork.data.prepare import PrepareJob, RenderTarget, prepare, prepare_without_logs
 
     _require_context(work)
@@ -75,10 +75,10 @@ def _prepare(work: OpenProject, _made: StepOutputs) -> PreparedData:
         done = prepare(job, on_progress=progress_listener(work.reporter), engine=map_engine(work))
     for warning in done.warnings:
         work.reporter.info(warning)
-    chosen = next(dataset for dataset in done.datasets if dataset.dataset.model == work.model)
+    prepared = next(dataset for dataset in done.datasets if dataset.dataset.model == work.model)
     return PreparedData(
-        folder=str(chosen.folder),
-        dataset=chosen.dataset,
+        folder=str(prepared.folder),
+        dataset=prepared.dataset,
         folders={dataset.dataset.model: str(dataset.folder) for dataset in done.datasets},
         portions=tuple(dataset.summary for dataset in done.datasets),
     )
@@ -97,7 +97,7 @@ PREPARE = PipelineStep(
     title="prepare the dataset",
     needs=(),
     makes=PreparedData,
-    depends_on=lambda work, _made: [
+    depends_on=lambda work, _outputs: [
         work.settings.data.to_manifest(),
         {name: model.to_manifest() for name, model in work.settings.all_models.items()},
         work.model,

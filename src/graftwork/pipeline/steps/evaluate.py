@@ -81,8 +81,8 @@ REFERENCES = ("endpoint", "log", "prompt", "logged_prompt")
 def held_out(work: OpenProject, prepared: PreparedData, *, also: Sequence[str] = ()) -> tuple[Case, ...]:
     """The cases that are held out, as many as the settings allow. `also` names further subjects."""
     cases = read_held_out(work, Path(prepared.folder))
-    asked = (*work.settings.evaluate.subjects, *subjects_by_settings(work), *also)
-    return with_logged_prompts(work, cases) if LOGGED_PROMPT in asked else cases
+    subjects = (*work.settings.evaluate.subjects, *subjects_by_settings(work), *also)
+    return with_logged_prompts(work, cases) if LOGGED_PROMPT in subjects else cases
 
 
 def worked_example(work: OpenProject, prepared: PreparedData) -> tuple[Message, ...]:
@@ -99,13 +99,13 @@ def prepare_asking(
     shards: int = 1,
 ) -> Asking:
     """What all subjects share; the prompt of the prompted base only where that one is asked."""
-    asked = subjects
-    if asked is None:
-        asked = (*work.settings.evaluate.subjects, *subjects_by_settings(work))
+    subject_names = subjects
+    if subject_names is None:
+        subject_names = (*work.settings.evaluate.subjects, *subjects_by_settings(work))
     return Asking(
         put_cases(work, cases),
         example=worked_example(work, prepared),
-        prompt=find_prompt(work, prepared) if PROMPTED in asked else None,
+        prompt=find_prompt(work, prepared) if PROMPTED in subject_names else None,
         shards=shards,
     )
 
@@ -123,8 +123,8 @@ def line_up(work: OpenProject, *, asking: Asking, outcome: TrainOutcome) -> Line
         except GraftError as trouble:
             # Damaged or of another template: the new one can still be compared with the base.
             work.reporter.info(f"not compared with the champion: {trouble.what}")
-    named = parse_subjects((*work.settings.evaluate.subjects, *subjects_by_settings(work), LOG))
-    further = [subject for subject in named if subject.name not in (BASE, ADAPTER, CHAMPION)]
+    subjects = parse_subjects((*work.settings.evaluate.subjects, *subjects_by_settings(work), LOG))
+    further = [subject for subject in subjects if subject.name not in (BASE, ADAPTER, CHAMPION)]
     without: tuple[NamedSubject, ...] = ()
     unrepaired = find_without_repaired(work)
     if unrepaired is not None and find_trained(work, unrepaired) is None:
@@ -153,8 +153,8 @@ def put_cases(work: OpenProject, cases: tuple[Case, ...]) -> Path:
     return path
 
 
-def _evaluate(work: OpenProject, made: StepOutputs) -> Evaluated:
-    prepared, outcome = made.get("prepare", PreparedData), made.get("train", TrainOutcome)
+def _evaluate(work: OpenProject, outputs: StepOutputs) -> Evaluated:
+    prepared, outcome = outputs.get("prepare", PreparedData), outputs.get("train", TrainOutcome)
     note_rules(work, outcome.run_id, stage="evaluated")
     cases = held_out(work, prepared)
     asking = prepare_asking(work, prepared, cases)
@@ -191,8 +191,8 @@ def measure_lineup(
 
 def _champion_of(work: OpenProject, adapter_hash: str) -> str | None:
     """The release that serves now, unless it is this very adapter."""
-    found = find_champion(work, unlike=adapter_hash)
-    return found.id if found is not None else None
+    champion = find_champion(work, unlike=adapter_hash)
+    return champion.id if champion is not None else None
 
 
 def _answers_are_there(work: OpenProject, evaluated: Evaluated) -> bool:
@@ -206,21 +206,21 @@ def _answers_are_there(work: OpenProject, evaluated: Evaluated) -> bool:
     return _champion_of(work, evaluated.adapter_hash) in (None, evaluated.champion)
 
 
-def _evaluation_depends_on(work: OpenProject, _made: StepOutputs) -> Any:
+def _evaluation_depends_on(work: OpenProject, _outputs: StepOutputs) -> Any:
     """The settings, and what the project's own metrics say now: they are code next to graft.yaml."""
     settings = work.settings.evaluate
-    asked = settings.model_dump(mode="json")
-    named = [check.metric for check in settings.checks if is_own(check.metric)]
-    own = {name: hash_own(name, folder=work.project.root) for name in named}
+    inputs = settings.model_dump(mode="json")
+    own_metrics = [check.metric for check in settings.checks if is_own(check.metric)]
+    hashes = {name: hash_own(name, folder=work.project.root) for name in own_metrics}
     for check in settings.checks:
         for name, path in zip(check.files, find_files(check.files, folder=work.project.root), strict=True):
-            own[name] = sha256(path.read_bytes()).hexdigest()
-    asked = {**asked, "own": own} if own else asked
+            hashes[name] = sha256(path.read_bytes()).hexdigest()
+    inputs = {**inputs, "own": hashes} if hashes else inputs
     if settings.cases is not None:
-        asked = {**asked, "cases_hash": hash_case_file(work)}
+        inputs = {**inputs, "cases_hash": hash_case_file(work)}
     without = find_without_repaired(work)
     trained = find_trained(work, without) if without is not None else None
-    return {**asked, "without_repaired": trained.adapter_hash} if trained is not None else asked
+    return {**inputs, "without_repaired": trained.adapter_hash} if trained is not None else inputs
 
 
 def load_cases(evaluated: Evaluated) -> tuple[Case, ...]:
@@ -239,15 +239,15 @@ EVALUATE = PipelineStep(
 )
 
 
-def _gate(work: OpenProject, made: StepOutputs) -> Verdict:
-    judged = gather_candidate(work, made)
+def _gate(work: OpenProject, outputs: StepOutputs) -> Verdict:
+    judged = gather_candidate(work, outputs)
     verdict = decide(judged.report, judged.settings, training=judged.training, around=judged.around)
-    return record_verdict(work, made, judged, verdict)
+    return record_verdict(work, outputs, judged, verdict)
 
 
-def gather_candidate(work: OpenProject, made: StepOutputs) -> GateCandidate:
+def gather_candidate(work: OpenProject, outputs: StepOutputs) -> GateCandidate:
     """All that the gate looks at: the report with the champion in it, the rules, how training went."""
-    report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
+    report, outcome = outputs.get("evaluate", Evaluated).report, outputs.get("train", TrainOutcome)
     champion = Champion(None)
     if _asks_champion(work):
         champion = look_for_champion(work, adapter_hash=outcome.adapter_hash)
@@ -261,9 +261,11 @@ def gather_candidate(work: OpenProject, made: StepOutputs) -> GateCandidate:
     )
 
 
-def record_verdict(work: OpenProject, made: StepOutputs, judged: GateCandidate, verdict: Verdict) -> Verdict:
+def record_verdict(
+    work: OpenProject, outputs: StepOutputs, judged: GateCandidate, verdict: Verdict
+) -> Verdict:
     """The verdict, with a note where the rules changed since. What was judged is kept: releases prove it."""
-    outcome = made.get("train", TrainOutcome)
+    outcome = outputs.get("train", TrainOutcome)
     keep_report(work, outcome.adapter_hash, judged.report)
     verdict = with_changes(verdict, judged, note_rules(work, outcome.run_id, stage="judged"))
     keep_verdict(work, Path(outcome.adapter_folder), verdict)
@@ -274,15 +276,19 @@ def _asks_champion(work: OpenProject) -> bool:
     return "champion" in work.settings.gate.subjects_needed()
 
 
-def _gate_depends_on(work: OpenProject, made: StepOutputs) -> Any:
+def _gate_depends_on(work: OpenProject, outputs: StepOutputs) -> Any:
     rules = {**work.settings.gate.model_dump(mode="json"), "statistics": STATISTICS}
     if judged_metrics(work.settings.gate):
         rules["doubts"] = doubts_about_judge(work)
     if not _asks_champion(work):
         return rules
-    found = look_for_champion(work, adapter_hash=made.get("train", TrainOutcome).adapter_hash)
-    stand_in = {"instead": found.instead} if found.instead else {}
-    return {"rules": rules, "champion": found.release.id if found.release is not None else None, **stand_in}
+    champion = look_for_champion(work, adapter_hash=outputs.get("train", TrainOutcome).adapter_hash)
+    stand_in = {"instead": champion.instead} if champion.instead else {}
+    return {
+        "rules": rules,
+        "champion": champion.release.id if champion.release is not None else None,
+        **stand_in,
+    }
 
 
 GATE = PipelineStep(

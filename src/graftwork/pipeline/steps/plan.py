@@ -82,10 +82,10 @@ def starts_from_main(work: OpenProject) -> bool:
 
 def find_start_adapter(work: OpenProject) -> StartAdapter | None:
     """The adapter that this model's training starts from, if it was asked for."""
-    asked = work.settings.train.start_from
-    if asked is None:
+    start_from = work.settings.train.start_from
+    if start_from is None:
         return None
-    if asked == FROM_MAIN:
+    if start_from == FROM_MAIN:
         planned = work.ledger.get("plan")
         if planned is None:
             raise UserMistake(
@@ -95,10 +95,10 @@ def find_start_adapter(work: OpenProject) -> StartAdapter | None:
             )
         run_id = run_id_of(Plan.model_validate(planned.output))
         return StartAdapter(work.project.runs / run_id / ADAPTER, {"run": run_id})
-    folder = (work.project.root / asked).expanduser()
+    folder = (work.project.root / start_from).expanduser()
     if not folder.is_dir():
         raise UserMistake(
-            f"there is no adapter to start from at {asked}",
+            f"there is no adapter to start from at {start_from}",
             fix=f"set `train.start_from` to `{FROM_MAIN}` or to a PEFT folder",
             where=str(folder),
         )
@@ -107,7 +107,7 @@ def find_start_adapter(work: OpenProject) -> StartAdapter | None:
 
 def plan_for(
     work: OpenProject,
-    made: StepOutputs,
+    outputs: StepOutputs,
     device: DeviceFacts,
     *,
     ahead: "WorkAhead | None" = None,
@@ -117,7 +117,7 @@ def plan_for(
 
     `forked`: its process comes from one that has done the imports.
     """
-    prepared = made.get("prepare", PreparedData)
+    prepared = outputs.get("prepare", PreparedData)
     dataset, settings = prepared.dataset, work.settings.train
     shape = read_shape(Path(work.base.folder))
     dtype = choose_precision(
@@ -250,7 +250,7 @@ def count_work(
 ) -> WorkAhead:
     """What training on these rows has to go through."""
     steps = plan_steps(rows, settings=settings)
-    visits = [rows[at] for step in steps for at in step]
+    visits = [rows[index] for step in steps for index in step]
     # Epochs differ only where a weight has a fraction; then the whole run counts as one.
     epochs = settings.epochs if all(row.weight.is_integer() for row in rows) else 1
     visits = visits[: len(visits) // epochs]
@@ -258,7 +258,7 @@ def count_work(
     trunk = TrunkTokens(
         # The last token of a row predicts nothing.
         distinct=sum(len(tokens) - shared - 1 for tokens in {row.tokens for row in rows}),
-        visited=sum(len(rows[at].tokens) - shared - 1 for step in steps for at in step),
+        visited=sum(len(rows[index].tokens) - shared - 1 for step in steps for index in step),
     )
     # Forward passes besides training: by the start, and for KTO's baseline in every epoch.
     reference_passes = {"dpo": 1, "kto": 1 + 2 * settings.epochs}.get(settings.objective, 0)
@@ -266,7 +266,9 @@ def count_work(
         lengths=tuple(len(row.tokens) for row in visits),
         trained_tokens=sum(len(row.tokens) - row.trained_from for row in visits),
         shared_tokens=shared,
-        most_replies=max(sum(len(rows[at].tokens) - rows[at].trained_from for at in step) for step in steps),
+        most_replies=max(
+            sum(len(rows[index].tokens) - rows[index].trained_from for index in step) for step in steps
+        ),
         batch_size=settings.batch_size,
         epochs=epochs,
         rank=settings.rank,
@@ -287,13 +289,13 @@ def rows_of_pairs(rows: Sequence[Row], render: Render) -> list[Row]:
     the longest rows of all are not those of one batch."""
     pairs, _ = make_pairs(rows, render)
     require_pairs(len(pairs), rows=len(rows))
-    found: list[Row] = []
+    half_rows: list[Row] = []
     for pair in pairs:
         total = sum(len(row.tokens) for row in pair)
         for row, length in zip(pair, (total // 2, total - total // 2), strict=True):
             tokens = (*row.tokens, *[row.tokens[-1]] * length)[:length]
-            found.append(row.model_copy(update={"tokens": tokens}))
-    return found
+            half_rows.append(row.model_copy(update={"tokens": tokens}))
+    return half_rows
 
 
 def describe_adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
@@ -304,7 +306,7 @@ def describe_adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, An
         targets=_target_names(settings, shape),
         layers=tuple(_layers(settings, shape)),
         ranks=_other_ranks(settings),
-        alphas={name: other.alpha for name, other in settings.modules.items() if other.alpha is not None},
+        alphas={name: module.alpha for name, module in settings.modules.items() if module.alpha is not None},
         stabilised=settings.use_rslora,
         kind="lora" if settings.method == "qlora" else settings.method,
         experts=settings.experts,
@@ -336,15 +338,15 @@ def _rendering(work: OpenProject) -> dict[str, Any]:
 
 def _target_names(settings: TrainSettings, shape: ModelShape) -> tuple[str, ...]:
     """The layers with an adapter, as this base names them."""
-    known = linear_names(shape)
-    names = known if settings.target_modules == "all" else settings.target_modules
-    require_names(names, known, setting="train.target_modules")
+    linear = linear_names(shape)
+    names = linear if settings.target_modules == "all" else settings.target_modules
+    require_names(names, linear, setting="train.target_modules")
     require_names(settings.modules, names, setting="train.modules")
     return names
 
 
 def _other_ranks(settings: TrainSettings) -> dict[str, int]:
-    return {name: other.rank for name, other in settings.modules.items() if other.rank is not None}
+    return {name: module.rank for name, module in settings.modules.items() if module.rank is not None}
 
 
 def _layers(settings: TrainSettings, shape: ModelShape) -> range:
@@ -369,7 +371,7 @@ STEP = PipelineStep(
     title="plan the run",
     needs=("prepare",),
     makes=Plan,
-    depends_on=lambda work, _made: [
+    depends_on=lambda work, _outputs: [
         work.settings.train.what_is_learned(),
         work.settings.train.keeping(),
         work.settings.train.distribution(),
@@ -377,8 +379,8 @@ STEP = PipelineStep(
         _started_from(work),
         {**_evaluation_during(work), **_rendering(work), **name_rewards(work)},
     ],
-    do=lambda work, made: plan_for(
-        work, made, probe_device(threads=work.settings.train.threads), forked=is_supported()
+    do=lambda work, outputs: plan_for(
+        work, outputs, probe_device(threads=work.settings.train.threads), forked=is_supported()
     ),
     # Later steps depend on what will be trained, not on how well it was predicted.
     identity=plan_identity,

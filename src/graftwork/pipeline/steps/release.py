@@ -42,13 +42,13 @@ from graftwork.train.run_folder import read_journal
 from graftwork.train.runs import read_vitals
 
 
-def _release(work: OpenProject, made: StepOutputs) -> Release:
-    outcome, dataset = made.get("train", TrainOutcome), made.get("prepare", PreparedData).dataset
-    evaluated, verdict = made.get("evaluate", Evaluated), made.get("gate", Verdict)
+def _release(work: OpenProject, outputs: StepOutputs) -> Release:
+    outcome, dataset = outputs.get("train", TrainOutcome), outputs.get("prepare", PreparedData).dataset
+    evaluated, verdict = outputs.get("evaluate", Evaluated), outputs.get("gate", Verdict)
     alias, store = full_alias(work, work.publish_to), open_store(work)
     lineage = Lineage(
         dataset=dataset,
-        plan=made.get("plan", Plan),
+        plan=outputs.get("plan", Plan),
         outcome=outcome,
         report=find_judged_report(work, outcome.adapter_hash, verdict=verdict, evaluated=evaluated.report),
         verdict=verdict,
@@ -77,9 +77,9 @@ def _release(work: OpenProject, made: StepOutputs) -> Release:
             ),
             adapter_folder=Path(outcome.adapter_folder),
         )
-        given = work.settings.release.signing_key
-        if given and not (store.folder(release.id) / MINISIGN).exists():
-            sign_release(work, release, key=load_secret_key((work.project.root / given).expanduser()))
+        key_file = work.settings.release.signing_key
+        if key_file and not (store.folder(release.id) / MINISIGN).exists():
+            sign_release(work, release, key=load_secret_key((work.project.root / key_file).expanduser()))
         store.verify(release.id)
         promote(
             work.releases,
@@ -107,7 +107,7 @@ def find_parent(work: OpenProject, lineage: Lineage, settings: Mapping[str, Any]
     return release.parent if made_of == live_of else live
 
 
-def _depends_on(work: OpenProject, _made: StepOutputs) -> dict[str, Any]:
+def _depends_on(work: OpenProject, _outputs: StepOutputs) -> dict[str, Any]:
     """Retention settings do not make another release; the alias that it gets first is a step of its own."""
     settings = work.settings.release.model_dump(mode="json", exclude={"keep_last", "keep_days", "store"})
     return settings if work.publish_to is None else {**settings, "publish_to": work.publish_to}
@@ -149,9 +149,9 @@ class TryOut(Record):
     """Until the endpoint answered, of all answers, and until it had stopped."""
 
 
-def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
-    release = made.get("release", Release)
-    cases = _telling(made.get("evaluate", Evaluated))
+def _try_out(work: OpenProject, outputs: StepOutputs) -> TryOut:
+    release = outputs.get("release", Release)
+    cases = _telling(outputs.get("evaluate", Evaluated))
     local = {"port": 0, "host": "127.0.0.1", "api_key_env": None}
     # As it was evaluated: the gate has not judged it on another engine yet, and no other model may answer.
     alone = {"engine": EngineSettings(), "failover": FailoverSettings()}
@@ -166,7 +166,7 @@ def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
         return OpenAI
 
     def ask(client: Any, case: Case, model: str) -> tuple[str, Mapping[str, str], float]:
-        begun = time.perf_counter()
+        asked_at = time.perf_counter()
         raw = client.chat.completions.with_raw_response.create(
             model=model,
             messages=[{"role": m.role, "content": m.content} for m in case.messages],
@@ -175,7 +175,7 @@ def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
             # Held-out questions: what is captured of this session never becomes data.
             extra_headers={"x-session-id": TRY_OUT_SESSION},
         )
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - asked_at
         return raw.parse().choices[0].message.content or "", raw.headers, seconds
 
     moments = [time.perf_counter()]
@@ -246,18 +246,18 @@ def _telling(evaluated: Evaluated) -> tuple[Case, ...]:
     kinds: dict[tuple[bool, ...], list[Case]] = {}
     for case in sorted(load_cases(evaluated), key=lambda case: (-gain(case), case.id)):
         kinds.setdefault(tuple(score is None for score in scores(case, after)), []).append(case)
-    chosen: list[Case] = []
-    seen: set[str] = set()
-    while len(chosen) < QUESTIONS and any(kinds.values()):
+    cases_chosen: list[Case] = []
+    beginnings: set[str] = set()
+    while len(cases_chosen) < QUESTIONS and any(kinds.values()):
         for cases in kinds.values():
-            if cases and len(chosen) < QUESTIONS:
+            if cases and len(cases_chosen) < QUESTIONS:
                 case = cases.pop(0)
                 # The same sources asked about twice show nothing new.
                 beginning = case.messages[-1].content[:60]
-                if beginning not in seen:
-                    seen.add(beginning)
-                    chosen.append(case)
-    return tuple(chosen)
+                if beginning not in beginnings:
+                    beginnings.add(beginning)
+                    cases_chosen.append(case)
+    return tuple(cases_chosen)
 
 
 TRY_OUT = PipelineStep(
@@ -265,7 +265,7 @@ TRY_OUT = PipelineStep(
     title="serve it and ask it",
     needs=("evaluate", "release"),
     makes=TryOut,
-    depends_on=lambda _work, _made: None,
+    depends_on=lambda _work, _outputs: None,
     do=_try_out,
 )
 
@@ -275,12 +275,12 @@ class WrittenReport(Record):
     sha256: str
 
 
-def _report(work: OpenProject, made: StepOutputs) -> WrittenReport:
+def _report(work: OpenProject, outputs: StepOutputs) -> WrittenReport:
     from graftwork.views.page import AnswerPair, ReportPage, render_report
 
-    outcome = made.get("train", TrainOutcome)
-    released = "release" in made.outputs
-    entries = {name: work.ledger.get(name_entry(work, name)) for name in made.outputs}
+    outcome = outputs.get("train", TrainOutcome)
+    released = "release" in outputs.outputs
+    entries = {name: work.ledger.get(name_entry(work, name)) for name in outputs.outputs}
     pairs = (
         AnswerPair(
             question=tried.question,
@@ -289,23 +289,23 @@ def _report(work: OpenProject, made: StepOutputs) -> WrittenReport:
             reference=tried.reference,
             release=tried.answered_by,
         )
-        for tried in (made.get("try", TryOut).tried if released else ())
+        for tried in (outputs.get("try", TryOut).tried if released else ())
     )
     page = ReportPage(
         project=work.settings.project,
-        audit=made.get("audit", Audit),
-        dataset=made.get("prepare", PreparedData).dataset,
-        plan=made.get("plan", Plan),
+        audit=outputs.get("audit", Audit),
+        dataset=outputs.get("prepare", PreparedData).dataset,
+        plan=outputs.get("plan", Plan),
         steps=tuple(read_journal(work.project.runs / outcome.run_id)),
         outcome=outcome,
         vitals=read_vitals(work.project.runs / outcome.run_id),
-        report=made.get("evaluate", Evaluated).report,
-        verdict=made.get("gate", Verdict),
-        release=made.get("release", Release) if released else None,
+        report=outputs.get("evaluate", Evaluated).report,
+        verdict=outputs.get("gate", Verdict),
+        release=outputs.get("release", Release) if released else None,
         side_by_side=tuple(pairs),
         seconds={name: entry.seconds if entry else None for name, entry in entries.items()},
-        savings=savings_of(work, made.get("audit", Audit), made.get("prepare", PreparedData).dataset),
-        evaluation_page=Path(put_page(work, made.get("evaluate", Evaluated)).page).name,
+        savings=savings_of(work, outputs.get("audit", Audit), outputs.get("prepare", PreparedData).dataset),
+        evaluation_page=Path(put_page(work, outputs.get("evaluate", Evaluated)).page).name,
         without_repaired=f"model:{without}" if (without := find_without_repaired(work)) else "",
         drift=measure_drift(work),
         escalation=_find_forecast(work),
@@ -317,16 +317,16 @@ def _report(work: OpenProject, made: StepOutputs) -> WrittenReport:
 
 def _find_forecast(work: OpenProject) -> EscalationForecast | None:
     """The last forecast of escalation, if it is about this model."""
-    found = read_forecast(work.project.state)
-    return found if found is not None and found.model in ("", full_alias(work)) else None
+    forecast = read_forecast(work.project.state)
+    return forecast if forecast is not None and forecast.model in ("", full_alias(work)) else None
 
 
-def _report_depends_on(work: OpenProject, made: StepOutputs) -> list[Any]:
-    found: list[Any] = [name for name in made.outputs if name in ("release", "try")]
+def _report_depends_on(work: OpenProject, outputs: StepOutputs) -> list[Any]:
+    inputs: list[Any] = [name for name in outputs.outputs if name in ("release", "try")]
     if (forecast := _find_forecast(work)) is not None:
-        found.append({"escalation": fingerprint(forecast.model_dump(mode="json"))})
+        inputs.append({"escalation": fingerprint(forecast.model_dump(mode="json"))})
     costs = work.settings.evaluate.costs
-    return found if costs == CostSettings() else [*found, costs.model_dump(mode="json")]
+    return inputs if costs == CostSettings() else [*inputs, costs.model_dump(mode="json")]
 
 
 REPORT = PipelineStep(

@@ -38,9 +38,9 @@ from graftwork.train.run_folder import MESSAGES, OUTCOME, REPLANNED
 from graftwork.train.runs import read_parts, write_training_page
 
 
-def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
-    plan = made.get("plan", Plan)
-    job = make_job(work, made)
+def _do(work: OpenProject, outputs: StepOutputs) -> TrainOutcome:
+    plan = outputs.get("plan", Plan)
+    job = make_job(work, outputs)
     run_id, folder = job.run_id, Path(job.folder)
     enter_run(work, job)
     verify_base(work.weights)
@@ -78,22 +78,22 @@ def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
 
 def compare_with_plan(plan: Plan, outcome: TrainOutcome, folder: Path, *, minutes: float) -> TrainOutcome:
     """The outcome with the plan's figures and those that left their range."""
-    found = compare(plan, outcome, minutes=minutes)
+    run_residuals = compare(plan, outcome, minutes=minutes)
     parts = compare_parts(plan, outcome, read_parts(folder, outcome, minutes=minutes))
-    drifts = find_drifts(found, parts)
-    return outcome.model_copy(update={"residuals": found, "residual_parts": parts, "drifts": drifts})
+    drifts = find_drifts(run_residuals, parts)
+    return outcome.model_copy(update={"residuals": run_residuals, "residual_parts": parts, "drifts": drifts})
 
 
-def make_job(work: OpenProject, made: StepOutputs) -> TrainJob:
+def make_job(work: OpenProject, outputs: StepOutputs) -> TrainJob:
     """All input of the worker for this model's run."""
-    plan, start = made.get("plan", Plan), find_start_adapter(work)
+    plan, start = outputs.get("plan", Plan), find_start_adapter(work)
     run_id, minutes = run_id_of(plan), work.settings.train.run.deadline_minutes
-    begun = clock.now()
+    now = clock.now()
     return TrainJob(
         run_id=run_id,
         folder=str(work.project.runs / run_id),
         base_folder=work.weights.folder,
-        dataset_folder=made.get("prepare", PreparedData).folder,
+        dataset_folder=outputs.get("prepare", PreparedData).folder,
         plan=plan,
         run=publishable(work.settings.train.run),
         crew=work.settings.train.distribution(),
@@ -102,10 +102,10 @@ def make_job(work: OpenProject, made: StepOutputs) -> TrainJob:
         start_adapter=str(start.folder) if start else None,
         project_folder=str(work.project.root),
         cases_file=str(path) if (path := find_case_file(work)) is not None else None,
-        eval_file=str(held) if (held := find_eval_file(work)) is not None else None,
+        eval_file=str(eval_rows_file) if (eval_rows_file := find_eval_file(work)) is not None else None,
         # Counted from here and not from the worker's start: a worker that is started again has less left.
-        deadline=begun.at + minutes * 60 if minutes else None,
-        deadline_from=begun if minutes else None,
+        deadline=now.at + minutes * 60 if minutes else None,
+        deadline_from=now if minutes else None,
     )
 
 
@@ -123,7 +123,7 @@ def _train(work: OpenProject, job: TrainJob) -> float:
     """Minutes that the user waited, over all attempts."""
     folder = Path(job.folder)
     messages = WorkerMessages(folder)
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
 
     if (folder / OUTCOME).exists():
         # Trained at another place, with the others of its project, or just before a crash of this side.
@@ -161,7 +161,7 @@ def _train(work: OpenProject, job: TrainJob) -> float:
             run_job(task, reporter=work.reporter, hooks=hooks, place=work.place)
     finally:
         launch.over()
-        waited = add_waited(folder, time.perf_counter() - begun)
+        waited = add_waited(folder, time.perf_counter() - started_at)
     return waited / 60
 
 
@@ -204,7 +204,7 @@ STEP = PipelineStep(
     title="train the adapter",
     needs=("prepare", "plan"),
     makes=TrainOutcome,
-    depends_on=lambda _work, _made: None,
+    depends_on=lambda _work, _outputs: None,
     do=_do,
     identity=lambda outcome: str(outcome.adapter_hash),
     still_there=lambda _work, outcome: (
@@ -242,9 +242,9 @@ def replan(work: OpenProject, job: TrainJob, exhausted: OutOfMemory, alarm: Alar
         # Next to the plans of finished runs, so that the next plan can use it. The failed allocation is part
         # of what the work would have taken.
         needed = measured + exhausted.figures.get("asked_gib", 0.0)
-        found = Residual(name="peak_memory_gib", planned=job.plan.peak_memory_gib, actual=needed)
+        residual = Residual(name="peak_memory_gib", planned=job.plan.peak_memory_gib, actual=needed)
         device, base = job.plan.device.name, kind_of_run(work)
-        work.residuals.add(job.run_id, device=device, base=base, found=[found], when=timestamp())
+        work.residuals.add(job.run_id, device=device, base=base, found=[residual], when=timestamp())
     took = f"{measured:.2f} GiB were taken" if measured is not None else "how much was taken is not known"
     why = f"the plan expected {job.plan.peak_memory_gib.value:.2f} GiB, {took}; {exhausted.why}"
     smaller = _take_less(job)
@@ -281,8 +281,8 @@ def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
 
 def computes_again(job: TrainJob) -> bool:
     """Whether blocks keep only their input already."""
-    asked, planned = job.keeping.get(CHECKPOINTING, "auto"), job.plan.plain
-    return asked == "on" or (asked == "auto" and planned is not None and planned.checkpointed)
+    mode, planned = job.keeping.get(CHECKPOINTING, "auto"), job.plan.plain
+    return mode == "on" or (mode == "auto" and planned is not None and planned.checkpointed)
 
 
 def with_checkpointing(job: TrainJob) -> TrainJob:
