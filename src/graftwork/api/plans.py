@@ -80,7 +80,7 @@ def plan_serve(model: str, **options: Any) -> "ServeAnswer":
     named = {name: options.pop(name, None) for name in ("gpu", "gpus", "cpu", "ram")}
     load = _validated(ServeLoad, options)
     machine = named_machine(gpu=named["gpu"], gpus=named["gpus"], cpu=named["cpu"], ram_gib=named["ram"])
-    return serve(make_question(find_model(model), load, machine=machine), cards=list_gpus())
+    return serve(make_question(find_model(model), load, machine=machine), gpus=list_gpus())
 
 
 class ComparedPlaces(Record):
@@ -105,7 +105,7 @@ def plan_compare(model: str | None = None, **options: Any) -> "PlaceComparison":
     own = [read_purchase_option(text, option="--own") for text in asked.own]
     return compare_places(
         _run_question(model, run),
-        OfferFilter(asked.place, asked.gpu, asked.cards, [(cards.name, cards.cards) for cards in own]),
+        OfferFilter(asked.place, asked.gpu, asked.cards, [(cards.name, cards.gpus) for cards in own]),
         terms=Terms(
             today=date.today(),
             goal=asked.goal,

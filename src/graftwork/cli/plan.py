@@ -270,7 +270,7 @@ def serve(
     )
     machine = named_machine(gpu=gpu, gpus=gpus, cpu=cpu, ram_gib=ram, overlay=catalog)
     question = make_question(find_model(model, overlay=catalog), load, machine=machine)
-    answered = answer_question(question, cards=list_gpus(overlay=catalog))
+    answered = answer_question(question, gpus=list_gpus(overlay=catalog))
     print_record(answered, as_json=json)
     if not answered.good:
         raise typer.Exit(EXIT_ANSWER_IS_NO)
@@ -403,7 +403,7 @@ def cards_of(text: str, option: str) -> tuple[str, int]:
     from graftwork.plan.purchase import read_purchase_option
 
     purchase = read_purchase_option(text, option=option)
-    return purchase.name, purchase.cards
+    return purchase.name, purchase.gpus
 
 
 def _measured(hours: float | None, on: str | None) -> "MeasuredRun | None":

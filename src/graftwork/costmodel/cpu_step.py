@@ -80,7 +80,7 @@ ADAM_STATES = 2
 
 RUNTIME_GIB = 0.50
 """Interpreter, torch and transformers, resident, before the model is loaded (measured on CPU)."""
-PROCESSOR_RUNTIME_GIB = 0.60
+CPU_RUNTIME_GIB = 0.60
 """The same once a batch went through: buffers of the products and of the C library (measured)."""
 FRAGMENTATION = 1.35
 """What the C library's allocator takes beyond the activations asked of it (measured on CPU)."""
@@ -114,7 +114,7 @@ def training_memory(
     replies = max(work.most_replies, mean_replies)
     step_bytes = _step_bytes(shape, work, longest, replies=replies, width=width, checkpointed=checkpointed)
     return {
-        "runtime": (RUNTIME_GIB if work.processor is None else PROCESSOR_RUNTIME_GIB) * GIB,
+        "runtime": (RUNTIME_GIB if work.processor is None else CPU_RUNTIME_GIB) * GIB,
         "weights": float(weight_bytes(shape, work, parameters=parameters, width=width)),
         # The CPU's own copies of frozen weights.
         "packed": float(step_bytes.get("packed", 0)),
@@ -147,7 +147,7 @@ def _step_bytes(
             inputs = work.adapted_layers * shape.hidden_size * width
             saved = max(longest) * len(longest) * (inputs + layer_bytes(shape, work, width=width))
         return {"activations": FRAGMENTATION * saved}
-    saved = processor_activations(shape, work, longest, replies=replies)
+    saved = cpu_activations(shape, work, longest, replies=replies)
     waiting = states_bytes(shape, cpu_step.distinct_tokens) if cpu_step.kept == "memory" else 0
     steps = math.ceil(len(work.lengths) / work.batch_size)
     return {
@@ -169,7 +169,7 @@ def scattered(steps: int) -> float:
     return min(1.07 + 0.216 * math.log(1 + steps), MOST_SCATTERED)
 
 
-def processor_activations(shape: ModelShape, work: Workload, longest: list[int], *, replies: float) -> float:
+def cpu_activations(shape: ModelShape, work: Workload, longest: list[int], *, replies: float) -> float:
     """What the CPU's step keeps of a batch for its way back, tensor by tensor, in float32.
 
     Rows are packed without padding, after their shared prefix; the last token of a row is not

@@ -265,7 +265,7 @@ ADAM_TRAFFIC = 28.0
 """Bytes that Adam moves in host memory for a parameter."""
 HOST_BANDWIDTH_SHARE = 0.6
 GUESSED_HOST_GB_S = 60.0
-"""Two channels of DDR5, for machines whose processor is not named."""
+"""Two channels of DDR5, for machines whose CPU is not named."""
 PCIE_SHARE = 0.8
 """Of a connector's rate, what pinned memory reaches."""
 LINK_SHARE = 0.6
@@ -292,7 +292,7 @@ class Distribution(NamedTuple):
 
     sharding: Sharding
     offload: Offload
-    cards: int
+    gpus: int
 
 
 def is_cut_up(setup: PlainSetup, shared: Distribution) -> bool:
@@ -349,7 +349,7 @@ def _lasting(
     setup: PlainSetup, shared: Distribution, *, trainable: int, frozen: float, learned: float
 ) -> dict[str, float]:
     """What is there all the time, of weights and of what is learned: the bytes of one GPU."""
-    n, full = shared.cards, setup.method == "full"
+    n, full = shared.gpus, setup.method == "full"
     weights = n if shared.sharding in ("zero3", "fsdp2") else 1
     states = trainable * STATES_BYTES.get(setup.optimizer, ADAM_BYTES)
     if shared.sharding in ("zero2", "zero3"):
@@ -406,13 +406,13 @@ def transfers(
     pcie = machine.gpu.pcie_gb_s * PCIE_SHARE * 1e9
     full = setup.method == "full"
     width = ELEMENT_BYTES[setup.dtype] if full else ELEMENT_BYTES[setup.adapter_dtype]
-    gradients = trainable * width / shared.cards / pcie
+    gradients = trainable * width / shared.gpus / pcie
     fetched = 0.0
     if shared.offload == "weights":
         # Forward and backward each fetch a GPU's own part; the rest comes from the other GPUs.
         moved_bytes = trainable * width if full else base_bytes
-        fetched = 2 * moved_bytes / shared.cards / pcie
-    back = trainable * width / shared.cards / pcie if shared.offload == "optimizer" else 0.0
+        fetched = 2 * moved_bytes / shared.gpus / pcie
+    back = trainable * width / shared.gpus / pcie if shared.offload == "optimizer" else 0.0
     return HostTransfers(a_pass=fetched + gradients, a_step=back, adam=adam_seconds(machine, trainable))
 
 
@@ -455,7 +455,7 @@ def plain_step_parts(
     sent = _sending_seconds(run, worked, shared, base=base, passes=passes)
     moved = transfers(run.machine, shared, setup, trainable=run.trainable, base_bytes=base)
     waiting = exposed(computing, sent + moved.a_pass * passes)
-    update = sum(once.values()) / (shared.cards if shared.sharding not in ("none", "ddp") else 1)
+    update = sum(once.values()) / (shared.gpus if shared.sharding not in ("none", "ddp") else 1)
     parts = {name: seconds * passes for name, seconds in a_pass.items()}
     link_share = sent / (sent + moved.a_pass * passes) if sent else 0.0
     parts["link between cards"] = waiting * link_share
@@ -473,26 +473,26 @@ def _sending_seconds(
     run: PlainRun, setup: PlainSetup, shared: Distribution, *, base: float, passes: int
 ) -> float:
     """Gradients once a step (DDP), and where weights are sharded these in every pass."""
-    if shared.cards < 2:
+    if shared.gpus < 2:
         return 0.0
     gb_s = link_rate(run.machine)
     width = ELEMENT_BYTES[setup.dtype] if setup.method == "full" else ELEMENT_BYTES[setup.adapter_dtype]
-    whole = link_seconds(run.trainable * width, cards=shared.cards, gb_s=gb_s)
+    whole = link_seconds(run.trainable * width, gpus=shared.gpus, gb_s=gb_s)
     if shared.sharding == "ddp":
         return whole
     if shared.sharding == "zero2":
         # Half of an all-reduce in every pass, and the updated weights once.
         return whole / 2 * passes + whole / 2
     sharded = run.trainable * width if setup.method == "full" else base
-    gathered = link_seconds(sharded, cards=shared.cards, gb_s=gb_s) / 2
+    gathered = link_seconds(sharded, gpus=shared.gpus, gb_s=gb_s) / 2
     return (2 * gathered + whole / 2) * passes
 
 
-def link_seconds(bytes: float, *, cards: int, gb_s: float) -> float:
+def link_seconds(bytes: float, *, gpus: int, gb_s: float) -> float:
     """A ring all-reduce: every GPU sends and receives 2 (n - 1) / n of the bytes, one way at `gb_s`."""
-    if cards < 2:
+    if gpus < 2:
         return 0.0
-    return 2 * (cards - 1) / cards * bytes / (gb_s * 1e9)
+    return 2 * (gpus - 1) / gpus * bytes / (gb_s * 1e9)
 
 
 def link_rate(machine: Machine) -> float:

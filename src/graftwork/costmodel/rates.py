@@ -52,14 +52,14 @@ FULL_OUTPUTS = 1.3e6
 LAUNCH_SECONDS = 8e-6
 """One small kernel called from Python: 7 to 9 µs on the host of an H200 (2026-11). The host decides."""
 OLD_SHARE = 0.75
-"""Cards before Ampere reach less with the libraries of today: derived."""
+"""GPUs before Ampere reach less with the libraries of today: derived."""
 SUSTAINED_TFLOPS = {"T4": 24.0}
 """Half-precision products that a power cap leaves of the stated rate when they go on for long, where that is
 published. T4: 24 of 65 at 4096³ with cuBLAS; at 70 W that is what to expect of continuous products
 (forums.developer.nvidia.com/t/264462, 2023). The smaller products of a step reach less: `OLD_SHARE` of it."""
 FIRST_WITH_TENSOR_CORES = 7.0
 CONSUMER = ("RTX 3", "RTX 4", "RTX 5")
-"""Cards whose products summed in float32 run at half the rate of their silicon."""
+"""GPUs whose products summed in float32 run at half the rate of their silicon."""
 
 
 class StepRates(Record):

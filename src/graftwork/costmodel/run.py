@@ -92,7 +92,7 @@ OPEN_SECONDS = {"cpu": 0.5, "cuda": 2.0}
 MAKE_SECONDS = {"cpu": 1.0, "cuda": 1.0}
 """Making a model of its file, whatever its size (SmolLM2: 0.6 s of a core, 1 s in all)."""
 PREPARE_SECONDS = {"cpu": 1.0, "cuda": 0.0}
-"""Rows, adapters, optimizer; on a processor weights laid out for its products, and the hash of the base."""
+"""Rows, adapters, optimizer; on a CPU weights laid out for its products, and the hash of the base."""
 START_SECONDS = {
     kind: IMPORT_SECONDS[kind] + OPEN_SECONDS[kind] + MAKE_SECONDS[kind] + PREPARE_SECONDS[kind]
     for kind in IMPORT_SECONDS

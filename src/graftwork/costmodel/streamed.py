@@ -258,12 +258,12 @@ class _Replay:
         several = self._sizes.portions > 1 or self._step.head_tokens is not None
         # On the host, a shared table has its gradient in float32.
         on_host = FLOAT if self._shape.tied_embeddings else width
-        on_card = FLOAT if several else on_host
-        summed = tape.new(self._table, on_card, part="gradients") if whole else None
+        on_gpu = FLOAT if several else on_host
+        summed = tape.new(self._table, on_gpu, part="gradients") if whole else None
         for number, state in enumerate(self._states):
             self._states[number] = self._head_pass(state)
             del state
-        sent = tape.new(self._table, on_host, part="gradients") if whole and on_card != on_host else None
+        sent = tape.new(self._table, on_host, part="gradients") if whole and on_gpu != on_host else None
         del head, summed, sent
 
     def _head_pass(self, hidden: Tensor) -> Tensor:
@@ -438,8 +438,8 @@ def _faster_update(run: PlainRun, work: StreamedWork, dtype: str) -> Literal["ho
     if run.machine.gpu is None:
         return "host"
     moved = _moved_bytes(run, dtype)
-    on_card = (run.trainable * (STATE_BYTES + ELEMENT_BYTES[dtype]) + moved) / _host_rate(run)
-    return "card" if on_card < adam_seconds(run.machine, run.trainable) else "host"
+    on_gpu = (run.trainable * (STATE_BYTES + ELEMENT_BYTES[dtype]) + moved) / _host_rate(run)
+    return "card" if on_gpu < adam_seconds(run.machine, run.trainable) else "host"
 
 
 STREAMED_FACTOR = 1.22

@@ -28,7 +28,7 @@ from graftwork.pipeline.steps.plan import kind_of_run, repeated_steps
 from graftwork.pipeline.steps.release import QUESTIONS, TryOut
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.estimate import SPEED, TIME, RunStart, minutes_by_part, tokens_per_second
-from graftwork.plan.project import card_rates, plan_tuning
+from graftwork.plan.project import gpu_rates, plan_tuning
 from graftwork.plan.stages import (
     MEASURED,
     AnswerLoad,
@@ -156,7 +156,7 @@ def gather_facts(work: OpenProject, outputs: StepOutputs, *, size: LogSize) -> S
         log_bytes=size.bytes,
         shape=shape,
         device=device,
-        rates=card_rates(work, device, shape),
+        rates=gpu_rates(work, device, shape),
         forked=is_supported(),
         answers=(base, trained, *[trained] * other_subjects),
         tried=tried,
@@ -357,7 +357,7 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
         processor=own_step,
     )
     recent = work.residuals.recent(device=device.name, base=kind_of_run(work))
-    rates = card_rates(work, device, shape)
+    rates = gpu_rates(work, device, shape)
     tuning = plan_tuning(work, device, shape, load, rates=rates)
     speed = tokens_per_second(
         shape,

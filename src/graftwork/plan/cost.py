@@ -1,9 +1,9 @@
 """The run on each machine, by asking the fit; what it costs at one offer, and when it is done.
 
-In: a question and a card, an offer as it is billed, the terms. Out: a CardRun: whether it fits, hours, steps,
+In: a question and a GPU, an offer as it is billed, the terms. Out: a GpuRun: whether it fits, hours, steps,
 the strategy; dollars by what they are for, hours of machine and clock; and the records of a comparison of
 places. One number at a time: callers compute ranges by asking three times. Hours that the user measured on
-one card replace our own level: other cards keep their ratio to it. Where `graft train` has no strategy that
+one GPU replace our own level: other GPUs keep their ratio to it. Where `graft train` has no strategy that
 fits, transformers and PEFT are tried. Does not rank.
 """
 
@@ -21,14 +21,14 @@ from graftwork.plan.catalog.prices import HOURS_A_MONTH
 from graftwork.plan.fit.answer import level_of, steps_of, ways_of, weigh
 from graftwork.plan.fit.candidates import (
     TIME_SPREAD,
-    card_excess,
     fits,
+    gpu_excess,
     host_excess,
     reserved_figure,
     strategy_of,
     trained,
 )
-from graftwork.plan.fit.question import card_room, host_room
+from graftwork.plan.fit.question import gpu_room, host_room
 from graftwork.plan.fit.search import search
 from graftwork.records.base import GIB, Figure, Record
 from graftwork.records.errors import UserMistake
@@ -83,7 +83,7 @@ def need_disk(*, total_parameters: float, trainable: float, full: bool, tokens: 
 Billing = Literal["on-demand", "spot", "subscription", "free", "electricity"]
 Goal = Literal["cost", "time"]
 HOST_SHARE = 0.26
-"""Of a card's price, what Google's own machines around an A100 or an L4 cost on top of it (25 and 26 %)."""
+"""Of a GPU's price, what Google's own machines around an A100 or an L4 cost on top of it (25 and 26 %)."""
 
 
 def billed_how(title: str, billing: str) -> str:
@@ -103,7 +103,7 @@ def house_of(place: str) -> str:
     return place.split("-", maxsplit=1)[0]
 
 
-class CardRun(Record):
+class GpuRun(Record):
     """The run on one machine, as the fit says it."""
 
     gpu: str
@@ -118,7 +118,7 @@ class CardRun(Record):
     trainable_parameters: float
     full: bool = False
     watts: float
-    """Of the cards that work."""
+    """Of the GPUs that work."""
     certainty: str = "computed"
     strategy: str = ""
 
@@ -129,23 +129,23 @@ class OfferCandidate(Record):
     place: PlaceTerms
     offer: Offer
     billing: Billing
-    run: CardRun
+    run: GpuRun
 
     @property
     def label(self) -> str:
         """As `PlaceRow.label`."""
-        cards = f"{self.run.gpus} × {self.run.gpu}" if self.run.gpus > 1 else self.run.gpu
-        return f"{self.place.title}{billed_how(self.place.title, self.billing)} ({cards})"
+        gpus = f"{self.run.gpus} × {self.run.gpu}" if self.run.gpus > 1 else self.run.gpu
+        return f"{self.place.title}{billed_how(self.place.title, self.billing)} ({gpus})"
 
     @property
     def usd_per_hour(self) -> float:
-        """What an hour is listed at, with the machine around the card; 0 where none is."""
+        """What an hour is listed at, with the machine around the GPU; 0 where none is."""
         listed = self.offer.spot_usd_per_hour if self.billing == "spot" else self.offer.usd_per_hour
         return (listed or 0.0) * (1 + self.host_share)
 
     @property
     def host_share(self) -> float:
-        """A list that names neither instance nor memory prices the card alone."""
+        """A list that names neither instance nor memory prices the GPU alone."""
         bare = self.place.kind == "cloud" and not self.offer.instance and self.offer.memory_gib is None
         return HOST_SHARE if bare else 0.0
 
@@ -165,7 +165,7 @@ class Terms(Record):
     waiting_usd_per_hour: float = 0.0
     electricity_usd_kwh: float = 0.30
     host_watts: float = 120.0
-    """The machine around own cards."""
+    """The machine around own GPUs."""
     preemptions_per_hour: float | None = None
     """Of spot machines, where the user knows better than the catalog."""
     spot_wait_hours: float = 0.25
@@ -241,8 +241,8 @@ class PlaceRow(Record):
 
     @property
     def label(self) -> str:
-        cards = f"{self.gpus} × {self.gpu}" if self.gpus > 1 else self.gpu
-        return f"{self.title}{billed_how(self.title, self.billing)} ({cards})"
+        gpus = f"{self.gpus} × {self.gpu}" if self.gpus > 1 else self.gpu
+        return f"{self.title}{billed_how(self.title, self.billing)} ({gpus})"
 
 
 class WinnerChange(Record):
@@ -427,7 +427,7 @@ def choose_rhythm(
     return saves, evaluations, evaluation_hours
 
 
-def describe_intervals(bill: "Bill", *, run: CardRun) -> Intervals:
+def describe_intervals(bill: "Bill", *, run: GpuRun) -> Intervals:
     """Its saves and evaluations in minutes and steps of this run."""
 
     def every(count: int) -> tuple[Figure, Figure]:
@@ -459,7 +459,7 @@ ASSUMED_SPOT_RATE = 0.05
 """Interruptions per hour if not published: once in twenty hours. Between a fifth and four times it."""
 ASSUMED_SPREAD = (0.2, 4.0)
 LOADING_MINUTES = 2.0
-"""Until the weights are on the card, wherever it is."""
+"""Until the weights are on the GPU, wherever it is."""
 CRASH_RATE = 1 / 500
 """Of a machine without preemption: crashes, power failures, human errors. An assumption."""
 
@@ -594,7 +594,7 @@ def _machine_dollars(
     return dollars, dollars
 
 
-def fit_in_brief(question: FitQuestion) -> CardRun:
+def fit_in_brief(question: FitQuestion) -> GpuRun:
     """The best way of the engine asked for, as `fit` finds it; of transformers, where our own has none."""
     ways = ways_of(question)
     runs = [_run_of(way.model_dump_json()) for way in ways]
@@ -602,12 +602,12 @@ def fit_in_brief(question: FitQuestion) -> CardRun:
         # Of several ways one is with transformers already.
         runs.append(_run_of(question.model_copy(update={"engine": "hf"}).model_dump_json()))
     best = min(runs, key=lambda run: (not run.fits, run.hours.value))
-    # All cards are paid for, whether or not they are used.
+    # All GPUs are paid for, whether or not they are used.
     return best.model_copy(update={"gpus": question.machine.gpus})
 
 
 @lru_cache(maxsize=1024)
-def _run_of(text: str) -> CardRun:
+def _run_of(text: str) -> GpuRun:
     question = FitQuestion.model_validate_json(text)
     gpu = question.machine.gpu
     if gpu is None:
@@ -627,13 +627,13 @@ def _run_of(text: str) -> CardRun:
         unit="h",
     )
     reason = ""
-    if card_excess(candidate, question, level) > 0:
-        room = card_room(question, cards=candidate.way.shared.cards).value
+    if gpu_excess(candidate, question, level) > 0:
+        room = gpu_room(question, gpus=candidate.way.shared.gpus).value
         reason = f"takes up to {reserved_figure(candidate, question, level).high:.1f} of {room:.1f} GiB"
     elif host_excess(candidate, question) > 0:
         reason = f"takes {candidate.host.value:.0f} of {host_room(question):.0f} GiB of host memory"
     strategy = strategy_of(candidate, question)
-    return CardRun(
+    return GpuRun(
         gpu=gpu.name,
         gpus=question.machine.gpus,
         fits=fits(candidate, question, level),
@@ -644,18 +644,18 @@ def _run_of(text: str) -> CardRun:
         total_parameters=total_parameters(question.shape),
         trainable_parameters=trained(question),
         full=question.method == "full",
-        # A way that takes one card of several leaves the others idle.
+        # A way that takes one GPU of several leaves the others idle.
         watts=gpu.watts * (question.machine.gpus if strategy.sharding != "none" else 1),
         strategy=in_words(strategy),
     )
 
 
 SCALED_RANGE = (0.8, 1.25)
-"""Of hours on another card than the measured one: the ratio of two estimates."""
+"""Of hours on another GPU than the measured one: the ratio of two estimates."""
 
 
 class MeasuredRun(NamedTuple):
-    """Hours that the user's run took on a card."""
+    """Hours that the user's run took on a GPU."""
 
     gpu: str
     gpus: int
@@ -682,14 +682,14 @@ class RunEstimator:
         self, question: FitQuestion, *, find: Callable[[str], Gpu], measured: MeasuredRun | None = None
     ) -> None:
         self._question, self._find, self._measured = question, find, measured
-        self._runs: dict[tuple[str, int, float | None], CardRun] = {}
+        self._runs: dict[tuple[str, int, float | None], GpuRun] = {}
         self._factor = 1.0
         if measured is not None:
             computed = self._fit(measured.gpu, measured.gpus, None).hours.value
             self._factor = measured.hours / computed if computed else 1.0
 
-    def __call__(self, gpu: str, gpus: int, ram_gib: float | None) -> CardRun:
-        # One name for a card, and memory that no adapter needs left out: the fit is asked less often. Where
+    def __call__(self, gpu: str, gpus: int, ram_gib: float | None) -> GpuRun:
+        # One name for a GPU, and memory that no adapter needs left out: the fit is asked less often. Where
         # all parameters are trained, their states may wait on the host.
         if ram_gib is not None and ram_gib >= USUAL_RAM_GIB * gpus and self._question.method != "full":
             ram_gib = None
@@ -706,8 +706,8 @@ class RunEstimator:
             self._runs[key] = run
         return self._runs[key]
 
-    def _fit(self, gpu: str, gpus: int, ram_gib: float | None) -> CardRun:
-        # A machine whose memory no price list states has the usual one for each card.
+    def _fit(self, gpu: str, gpus: int, ram_gib: float | None) -> GpuRun:
+        # A machine whose memory no price list states has the usual one for each GPU.
         machine = Machine(gpu=self._find(gpu), gpus=gpus, ram_gib=ram_gib or USUAL_RAM_GIB * gpus)
         return fit_in_brief(self._question.model_copy(update={"machine": machine}))
 

@@ -1,4 +1,4 @@
-"""Compares places for a run: offers of the catalog and own cards, ranked, with what changes the winner.
+"""Compares places for a run: offers of the catalog and own GPUs, ranked, with what changes the winner.
 
 In: what is trained how (the machine of the question does not matter), the terms. Out: a PlaceComparison:
 each offer with its bill, what speaks against it and a verdict; and for each thing that may be otherwise (a
@@ -28,8 +28,8 @@ from graftwork.plan.cost import (
     PLAIN,
     Bill,
     Billing,
-    CardRun,
     DiskNeed,
+    GpuRun,
     MeasuredRun,
     OfferCandidate,
     PlaceComparison,
@@ -213,7 +213,7 @@ def best_of_each_place(rows: Sequence[PlaceRow]) -> tuple[PlaceRow, ...]:
     """The first line of each place and way of billing it, in the order they have."""
     best: dict[tuple[str, str], PlaceRow] = {}
     for row in rows:
-        # Own cards are listed one by one.
+        # Own GPUs are listed one by one.
         own_gpu = f"{row.gpus} {row.gpu}" if row.billing == "electricity" else ""
         best.setdefault((row.place, own_gpu or ("spot" if row.billing == "spot" else "")), row)
     return tuple(best.values())
@@ -409,7 +409,7 @@ def _search(
 
 
 def _same(one: OfferCandidate | None, other: OfferCandidate) -> bool:
-    """Another card, or another offer of the same provider, is not another place."""
+    """Another GPU, or another offer of the same provider, is not another place."""
     return one is not None and house_of(one.place.name) == house_of(other.place.name)
 
 
@@ -565,8 +565,8 @@ def _named(candidate: OfferCandidate | None) -> str:
     return "no place" if candidate is None else candidate.label
 
 
-EstimateRun = Callable[[str, int, float | None], CardRun]
-"""A card's name, how many of them, the machine's memory: the run on it."""
+EstimateRun = Callable[[str, int, float | None], GpuRun]
+"""A GPU's name, how many of them, the machine's memory: the run on it."""
 
 OWN = PlaceTerms(
     name="own",
@@ -587,7 +587,7 @@ def list_candidates(
     own: Iterable[tuple[str, int]] = (),
     today: str,
 ) -> tuple[OfferCandidate, ...]:
-    """Every offer as often as it has ways of being billed, then the team's own cards, by name and number."""
+    """Every offer as often as it has ways of being billed, then the team's own GPUs, by name and number."""
     by_name = {provider.name: provider for provider in places}
     candidates = []
     for offer in offers:
@@ -695,12 +695,12 @@ def _notes(rows: Sequence[PlaceRow], candidates: Sequence[OfferCandidate]) -> tu
     return tuple(notes)
 
 
-DEFAULT_CARDS = {"full": 8}
-"""More cards than the smallest machine has pay for adapters only where time is short: then ask for them."""
+DEFAULT_GPUS = {"full": 8}
+"""More GPUs than the smallest machine has pay for adapters only where time is short: then ask for them."""
 
 
 def finder(overlay: Path | None) -> Callable[[str], Gpu]:
-    """Cards by name; the catalog is read once for each name."""
+    """GPUs by name; the catalog is read once for each name."""
 
     @cache
     def find(name: str) -> Gpu:
@@ -710,13 +710,13 @@ def finder(overlay: Path | None) -> Callable[[str], Gpu]:
 
 
 class OfferFilter(NamedTuple):
-    """Which machines are compared: all of the catalog, or those of some places, one card, so many cards."""
+    """Which machines are compared: all of the catalog, or those of some places, one GPU, so many GPUs."""
 
     places: Sequence[str] = ()
     gpu: str | None = None
-    cards: int | None = None
+    gpus: int | None = None
     own: Sequence[tuple[str, int]] = ()
-    """Cards that are there, by name and number."""
+    """GPUs that are there, by name and number."""
 
 
 def compare_places(
@@ -728,8 +728,8 @@ def compare_places(
     measured: MeasuredRun | None = None,
     with_sensitivity: bool = True,
 ) -> PlaceComparison:
-    """The question on every offer, and on own cards."""
-    provider_names, gpu, cards, stated_gpus = among
+    """The question on every offer, and on own GPUs."""
+    provider_names, gpu, gpus, stated_gpus = among
     find = finder(overlay)
     catalog = list_places(overlay=overlay)
     names = [provider.name for provider in catalog]
@@ -749,9 +749,9 @@ def compare_places(
         and (gpu_name is None or find(offer.gpu).name == gpu_name)
     ]
     offers += [reserved for offer in offers if (reserved := as_commitment(offer)) is not None]
-    offers = of_size(offers, cards=cards if cards is not None else DEFAULT_CARDS.get(question.method, 1))
-    own_cards = [(find(name).name, count) for name, count in stated_gpus]
-    if not offers and not own_cards:
+    offers = of_size(offers, gpus=gpus if gpus is not None else DEFAULT_GPUS.get(question.method, 1))
+    own_gpus = [(find(name).name, count) for name, count in stated_gpus]
+    if not offers and not own_gpus:
         raise UserMistake(
             f"no place of the catalog offers {gpu}",
             why="there is nothing to compare",
@@ -762,7 +762,7 @@ def compare_places(
         offers,
         catalog,
         estimate=RunEstimator(question, find=find, measured=measured),
-        own=own_cards,
+        own=own_gpus,
         today=terms.today.isoformat(),
     )
     run = candidates[0].run
@@ -781,10 +781,10 @@ def compare_places(
     )
 
 
-def of_size(offers: Sequence[Offer], *, cards: int) -> list[Offer]:
-    """Machines of up to so many cards, and the smallest that a place has of a card."""
+def of_size(offers: Sequence[Offer], *, gpus: int) -> list[Offer]:
+    """Machines of up to so many GPUs, and the smallest that a place has of a GPU."""
     smallest: dict[tuple[str, str], int] = {}
     for offer in offers:
         key = (offer.place, offer.gpu)
         smallest[key] = min(offer.gpus, smallest.get(key, offer.gpus))
-    return [offer for offer in offers if offer.gpus <= max(cards, smallest[offer.place, offer.gpu])]
+    return [offer for offer in offers if offer.gpus <= max(gpus, smallest[offer.place, offer.gpu])]

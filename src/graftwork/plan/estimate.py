@@ -70,9 +70,9 @@ GROUPS = {
 """A run shows its memory before the first step and at its peak; planned parts are put together likewise."""
 WAITING, COMPUTE, ROLLOUTS = "waiting for data", "compute", "rollouts"
 MEASURED_GFLOPS = 700_000.0
-"""Half-precision products of the card that tunings are estimated for where no rates are known."""
-CARD_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.15}
-"""Factor, either way, on a card whose rates are known: a run has checkpoints and evaluations besides."""
+"""Half-precision products of the GPU that tunings are estimated for where no rates are known."""
+GPU_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.15}
+"""Factor, either way, on a GPU whose rates are known: a run has checkpoints and evaluations besides."""
 
 
 def tokens_per_second(
@@ -85,9 +85,9 @@ def tokens_per_second(
     plain: PlainStep | None = None,
     rates: StepRates | None = None,
 ) -> Figure:
-    """From a card's rates or a measured matrix rate, else a guess; pooled with earlier runs of the same kind.
+    """From a GPU's rates or a measured matrix rate, else a guess; pooled with earlier runs of the same kind.
 
-    `rates` are those of this very card: of a probe, or of the catalog.
+    `rates` are those of this very GPU: of a probe, or of the catalog.
     """
     prior = _computed_rate(shape, work, device, tuning=tuning, plain=plain, rates=rates)
     if lost := lost_states_share(shape, work) * min(work.epochs / 2, 1.0):
@@ -118,7 +118,7 @@ def _with_rollouts(
         for machine in (device, device.when_free)
     )
     tokens = sum(work.lengths) * work.epochs
-    # Packed passes on a card share nothing.
+    # Packed passes on a GPU share nothing.
     training = tokens / rate.value
     if work.rollouts is not None:
         read = forward_rows(work.rollouts, own_step=tuning is not None) * work.rollouts.batches
@@ -161,12 +161,12 @@ def _computed_rate(
 ) -> Figure:
     """What is expected before any run of this kind was seen."""
     if rates is not None and device.kind == "cuda":
-        rate = _card_rate(shape, work, tuning=tuning, plain=plain, rates=rates)
+        rate = _gpu_rate(shape, work, tuning=tuning, plain=plain, rates=rates)
         if rate is not None:
-            spread = CARD_SPREAD[rates.certainty]
+            spread = GPU_SPREAD[rates.certainty]
             return Figure.about(rate, down=1 / spread, up=spread, unit="tokens/s")
     if tuning is not None:
-        # Estimated for one card; others are slower in proportion to their matrix products.
+        # Estimated for one GPU; others are slower in proportion to their matrix products.
         share = (device.gflops or MEASURED_GFLOPS) / MEASURED_GFLOPS
         return Figure.about(share / tuning.seconds_a_token, down=0.6, up=1.25, unit="tokens/s")
     measured = device.gflops is not None
@@ -178,10 +178,10 @@ def _computed_rate(
     return Figure(value=rate, low=rate * down, high=max(rate, rate_when_free) * up, unit="tokens/s")
 
 
-def _card_rate(
+def _gpu_rate(
     shape: ModelShape, work: Workload, *, tuning: Tuning | None, plain: PlainStep | None, rates: StepRates
 ) -> float | None:
-    """Tokens a second of the step that the run takes on a card."""
+    """Tokens a second of the step that the run takes on a GPU."""
     if tuning is None:
         return None if plain is None or plain.seconds_a_token is None else 1 / plain.seconds_a_token
     trained_share = min(work.trained_tokens / sum(work.lengths), 1.0)
@@ -199,9 +199,9 @@ def _card_rate(
 
 
 MEMORY_RANGE = (0.85, 1.2)
-CARD_MEMORY_RANGE = (0.92, 1.08)
-"""Of the plain step on a card, computed tensor by tensor: docs/accuracy.md shows what was found."""
-PROCESSOR_MEMORY_RANGE = (0.88, 1.15)
+GPU_MEMORY_RANGE = (0.92, 1.08)
+"""Of the plain step on a GPU, computed tensor by tensor: docs/accuracy.md shows what was found."""
+CPU_MEMORY_RANGE = (0.88, 1.15)
 """Six settings of one base came out between 4 % less and as much; another base may be further off."""
 
 
@@ -222,11 +222,11 @@ class PlanInputs:
     learned_memory: Figure | None = None
     tuning: Tuning | None = None
     plain: PlainStep | None = None
-    """How the plain step is taken where all rows of a step at once would be too many; on cards always."""
+    """How the plain step is taken where all rows of a step at once would be too many; on GPUs always."""
     streamed: StreamedStep | None = None
     """How layers are streamed from host memory; `plain` then has its figures."""
     rates: StepRates | None = None
-    """Of this very card: of a probe, or of the catalog."""
+    """Of this very GPU: of a probe, or of the catalog."""
     forked: bool = False
     """Whether the process is forked from one that has done its imports."""
     repeated_steps: int | None = None
@@ -336,7 +336,7 @@ def _computed_memory(inputs: PlanInputs, trainable: int) -> tuple[dict[str, floa
     """Bytes by what they are for, and the peak before earlier runs correct it."""
     shape, work, plain = inputs.shape, inputs.work, inputs.plain
     if plain is not None and inputs.device.kind == "cuda":
-        down, up = CARD_MEMORY_RANGE
+        down, up = GPU_MEMORY_RANGE
         parts = {name: size * GIB for name, size in plain.parts_gib.items()}
         return parts, Figure.about(plain.peak_gib, down=down, up=up, unit="GiB")
     width = ELEMENT_BYTES[inputs.dtype]
@@ -354,7 +354,7 @@ def _computed_memory(inputs: PlanInputs, trainable: int) -> tuple[dict[str, floa
     parts = max(passes, key=lambda parts: sum(parts.values()))
     if work.rollouts is not None:
         parts["rollouts"] = sampling_beyond(shape, work.rollouts, parts, width=width)
-    down, up = MEMORY_RANGE if work.processor is None else PROCESSOR_MEMORY_RANGE
+    down, up = MEMORY_RANGE if work.processor is None else CPU_MEMORY_RANGE
     return parts, Figure.about(sum(parts.values()) / GIB, down=down, up=up, unit="GiB")
 
 

@@ -57,10 +57,10 @@ from graftwork.store.runs import PastRun
 from graftwork.train.engine_choice import streams_layers, why_plain_step
 
 
-def card_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> StepRates | None:
-    """What this card reaches: as it was probed, else as the catalog knows it; None where neither does.
+def gpu_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> StepRates | None:
+    """What this GPU reaches: as it was probed, else as the catalog knows it; None where neither does.
 
-    A card of another machine is named as in the catalog: a probe of this machine says nothing about it.
+    A GPU of another machine is named as in the catalog: a probe of this machine says nothing about it.
     """
     if device.kind != "cuda":
         return None
@@ -81,13 +81,13 @@ def plan_rollouts(
     """The work with as many prompts answered together as memory has room for, unless the settings say."""
     if load.rollouts is None or load.rollouts.prompts_at_once is not None or load.rollouts.on_server:
         return load
-    card = device.kind == "cuda"
+    gpu = device.kind == "cuda"
     rollouts = choose_prompts_at_once(
         shape,
         load.rollouts,
-        memory_gib=work.settings.plan.memory_limit_gib or device.memory_gib * (GPU_SHARE if card else 1),
+        memory_gib=work.settings.plan.memory_limit_gib or device.memory_gib * (GPU_SHARE if gpu else 1),
         width=ELEMENT_BYTES[dtype],
-        recorded=card,
+        recorded=gpu,
     )
     return load.model_copy(update={"rollouts": rollouts})
 
@@ -119,7 +119,7 @@ def plan_passes(
         trainable=trained_by(shape, load),
         half=cast(Precision, dtype),
         rates=rates or default_rates(),
-        machine=_machine(device, cards=shared.cards),
+        machine=_machine(device, gpus=shared.gpus),
     )
     sampled = sampling_gib(shape, load)
     limit -= sampled
@@ -166,8 +166,8 @@ def plan_streamed(
     settings = work.settings.train
     if not streams_layers(settings):
         return None
-    card = device.kind == "cuda"
-    limit = work.settings.plan.memory_limit_gib or device.memory_gib * (GPU_SHARE if card else 1)
+    gpu = device.kind == "cuda"
+    limit = work.settings.plan.memory_limit_gib or device.memory_gib * (GPU_SHARE if gpu else 1)
     here = this_host()
     host = max(here.ram_gib - SYSTEM_GIB, 0.0)
     whole = load.adapted_layers == shape.layers
@@ -177,7 +177,7 @@ def plan_streamed(
         trainable=trained_by(shape, load),
         half=cast(Precision, dtype),
         rates=rates or default_rates(),
-        machine=here.model_copy(update={"gpu": _machine(device, cards=1).gpu, "gpus": 1}) if card else here,
+        machine=here.model_copy(update={"gpu": _machine(device, gpus=1).gpu, "gpus": 1}) if gpu else here,
     )
     rows = StreamedWork(
         lengths=load.lengths,
@@ -186,8 +186,8 @@ def plan_streamed(
         adapted_layers=None if whole else load.adapted_layers,
     )
     spread = RESERVED_SPREAD[memory_level(run.architecture)]
-    step = choose_streamed(run, rows, limit_gib=limit, host_gib=host, spread=spread if card else 0.0)
-    if not card:
+    step = choose_streamed(run, rows, limit_gib=limit, host_gib=host, spread=spread if gpu else 0.0)
+    if not gpu:
         # One memory holds both.
         step = step.model_copy(
             update={"host_gib": 0.0, "peak_gib": step.peak_gib + step.host_gib, "seconds_a_token": None}
@@ -214,12 +214,12 @@ def as_plain(step: StreamedStep) -> PlainStep:
     )
 
 
-def _machine(device: DeviceFacts, *, cards: int) -> Machine:
-    """This machine's cards as the catalog knows them; without their links where it does not."""
+def _machine(device: DeviceFacts, *, gpus: int) -> Machine:
+    """This machine's GPUs as the catalog knows them; without their links where it does not."""
     gpu = None
     with suppress(UserMistake):
         gpu = find_gpu(device.name)
-    return Machine(gpu=gpu, gpus=cards, ram_gib=device.memory_gib)
+    return Machine(gpu=gpu, gpus=gpus, ram_gib=device.memory_gib)
 
 
 def base_config(work: OpenProject) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def base_config(work: OpenProject) -> dict[str, Any]:
 def plan_tuning(
     work: OpenProject, device: DeviceFacts, shape: ModelShape, load: Workload, *, rates: StepRates | None
 ) -> Tuning | None:
-    """How a card's memory is spent; None where the run takes the plain step or a processor's."""
+    """How a GPU's memory is spent; None where the run takes the plain step or a CPU's."""
     settings = work.settings.train
     if device.kind != "cuda":
         return None
@@ -355,7 +355,7 @@ def _setups(
     for checkpointed in depths:
         # Else a row has its part of the beginning that all rows share.
         whole = checkpointed or shared.sharding in ("fsdp2", "zero3")
-        rows = -(-min(work.batch_size, len(work.lengths)) // shared.cards)
+        rows = -(-min(work.batch_size, len(work.lengths)) // shared.gpus)
         while rows:
             yield PlainSetup(
                 method=work.method,
@@ -378,7 +378,7 @@ def _peak(
     run: PlainRun, work: Workload, setup: PlainSetup, shared: Distribution, *, exact: bool
 ) -> MemoryPeak:
     longest = max(work.lengths)
-    of_step = min(1.0, UNEVEN_REPLIES * setup.rows * shared.cards / work.batch_size)
+    of_step = min(1.0, UNEVEN_REPLIES * setup.rows * shared.gpus / work.batch_size)
     replies = (work.most_replies or work.batch_size * longest) * of_step
     predicted = min(1.0, replies / (setup.rows * setup.tokens))
     peak = peak_of_each(run._replace(predicted=predicted), setup, shared, exact=exact)
@@ -391,7 +391,7 @@ def _peak(
 def _seconds_a_token(run: PlainRun, work: Workload, setup: PlainSetup, shared: Distribution) -> float:
     """Of an optimizer step of usual rows, over all processes."""
     usual = max(1, round(expected_longest(work.lengths, setup.rows) * setup.tokens / max(work.lengths)))
-    passes = math.ceil(work.batch_size / (setup.rows * shared.cards))
+    passes = math.ceil(work.batch_size / (setup.rows * shared.gpus))
     step = setup.model_copy(update={"tokens": usual})
     seconds = sum(plain_step_parts(run, step, shared, passes=passes).values())
     return seconds / (sum(work.lengths) / len(work.lengths) * work.batch_size)

@@ -1,6 +1,6 @@
 """Keep, buy or rent: what each machine can do, what each choice costs over the years, and the best of them.
 
-In: the cards at hand, the options, what is trained how and how often. Out: a Purchase with an answer in
+In: the GPUs at hand, the options, what is trained how and how often. Out: a Purchase with an answer in
 one sentence. A purchase costs its price less its resale value, spread over all runs, plus power; waiting
 counts at what the user says an hour is worth. Reads the catalog and asks the fit.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
-from graftwork.plan.cost import CardRun, PlaceComparison, PlaceRow, Terms, describe_run, fit_in_brief
+from graftwork.plan.cost import GpuRun, PlaceComparison, PlaceRow, Terms, describe_run, fit_in_brief
 from graftwork.plan.cost_comparison import (
     OfferFilter,
     best_of_each_place,
@@ -53,7 +53,7 @@ class MachineReach(Record):
     strategy: str = ""
     link: str = ""
     alone_hours: Figure | None = None
-    """Of the team's run on one of several cards, where it fits one."""
+    """Of the team's run on one of several GPUs, where it fits one."""
     reaches: tuple[Reach, ...] = ()
 
 
@@ -86,7 +86,7 @@ class PurchaseChoice(Record):
     speed_up: Figure | None = None
     """Of one run, over what the team has; None where that cannot do the run at all."""
     runs_at_once: int = 1
-    """Where a run fits one card, each of several can have its own."""
+    """Where a run fits one GPU, each of several can have its own."""
     throughput: Figure | None = None
     """Runs in the same time, over what the team has."""
     power_usd_a_run: Figure
@@ -124,15 +124,15 @@ class PurchaseOption(NamedTuple):
     """A machine to buy, and its price."""
 
     name: str
-    cards: int
+    gpus: int
     usd: float | None
 
 
 def read_purchase_option(text: str, *, option: str) -> PurchaseOption:
-    """The machine with all its cards, and the price of what must be bought for it."""
-    cards, sign, price = text.partition("=")
-    counted = _COUNTED.match(cards)
-    name = (counted["name"] if counted else cards).strip()
+    """The machine with all its GPUs, and the price of what must be bought for it."""
+    gpus, sign, price = text.partition("=")
+    counted = _COUNTED.match(gpus)
+    name = (counted["name"] if counted else gpus).strip()
     count = int(counted["count"]) if counted else 1
     if not name or count < 1:
         raise _mistake(text, option)
@@ -160,7 +160,7 @@ METHODS: tuple[Method, ...] = ("qlora", "lora", "full")
 LADDER = (512, 1024, 2048, 4096, 8192, 16384)
 
 
-Ask = Callable[[Machine, Method | None, int | None], CardRun]
+Ask = Callable[[Machine, Method | None, int | None], GpuRun]
 """The fit of the team's run on a machine, with another method or length where these are given."""
 
 
@@ -183,7 +183,7 @@ def reach_of(machine: Machine, ask: Ask, *, max_positions: int) -> MachineReach:
 
 
 def link_words(machine: Machine) -> str:
-    """How two of its cards meet."""
+    """How two of its GPUs meet."""
     gpu = machine.gpu
     if gpu is None or machine.gpus < 2:
         return "one card"
@@ -274,7 +274,7 @@ def own_choice(
         high=min(price.usd * use.residual_share * up, price.usd),
         unit="USD",
     )
-    # Several cards can each have a run of their own: the week is then shorter than its runs together.
+    # Several GPUs can each have a run of their own: the week is then shorter than its runs together.
     apart = machine.alone_hours.times(1 / machine.gpus, "h") if machine.alone_hours else machine.hours
     week = min(machine.hours, apart, key=lambda hours: hours.value).times(use.runs_a_week, "h a week")
     in_week = week.value <= MOST_HOURS_A_WEEK
@@ -353,7 +353,7 @@ def score(choice: PurchaseChoice, use: Use) -> float:
 
 
 def with_thresholds(choice: PurchaseChoice, choices: Sequence[PurchaseChoice]) -> PurchaseChoice:
-    """What an hour of waiting must be worth for a dearer choice to be the best: of all, and of own cards."""
+    """What an hour of waiting must be worth for a dearer choice to be the best: of all, and of own GPUs."""
     if not choice.possible:
         return choice
     rivals = [rival for rival in choices if rival.possible and rival.label != choice.label]
@@ -432,7 +432,7 @@ def _against(best: PurchaseChoice, choices: Sequence[PurchaseChoice]) -> str:
     nearest = _nearest((rival.pays_above_usd_per_hour, rival) for rival in rivals)
     if nearest:
         reasons.append(f"to {nearest[0]} is right where an hour of waiting is worth more than {nearest[1]}")
-    # The card to buy where nothing may be rented, unless buying it is right anyway.
+    # The GPU to buy where nothing may be rented, unless buying it is right anyway.
     bought = [rival for rival in rivals if rival.price_usd.value]
     if best.machine is not None and not any(rival.pays_above_usd_per_hour for rival in bought):
         nearest = _nearest((rival.pays_unrented_above_usd_per_hour, rival) for rival in bought)
@@ -475,15 +475,15 @@ def weigh_purchase(
     """Keep what is there, buy one of the options, or rent: over the years, for this run."""
     find = finder(overlay)
 
-    def ask(machine: Machine, method: Method | None, seq: int | None) -> CardRun:
+    def ask(machine: Machine, method: Method | None, seq: int | None) -> GpuRun:
         changed: dict[str, object] = {"machine": machine, "method": method or question.method}
         if seq is not None:
-            # Only whether it fits matters: one row a card is enough to know.
+            # Only whether it fits matters: one row a GPU is enough to know.
             changed |= {"lengths": (seq,), "batch_size": max(machine.gpus, 1)}
         return fit_in_brief(question.model_copy(update=changed))
 
     machines = [
-        Machine(gpu=find(option.name), gpus=option.cards, ram_gib=use.ram_gib) for option in (have, *options)
+        Machine(gpu=find(option.name), gpus=option.gpus, ram_gib=use.ram_gib) for option in (have, *options)
     ]
     priced = [("keep", Price(0.0, "paid for"))] + [
         ("buy", price_of(option, find(option.name), have=machines[0])) for option in options
@@ -533,7 +533,7 @@ def weigh_purchase(
 
 
 def price_of(option: PurchaseOption, gpu: Gpu, *, have: Machine) -> Price:
-    """What the user states, or the launch price of the cards that are not there yet."""
+    """What the user states, or the launch price of the GPUs that are not there yet."""
     if option.usd is not None:
         return Price(option.usd, "as stated")
     if gpu.launch_usd is None:
@@ -544,7 +544,7 @@ def price_of(option: PurchaseOption, gpu: Gpu, *, have: Machine) -> Price:
             where="--option",
         )
     owned = have.gpus if have.gpu is not None and have.gpu.name == gpu.name else 0
-    return Price(gpu.launch_usd * max(option.cards - owned, 0), LAUNCH)
+    return Price(gpu.launch_usd * max(option.gpus - owned, 0), LAUNCH)
 
 
 def list_rentals(table: PlaceComparison) -> tuple[PlaceRow, ...]:

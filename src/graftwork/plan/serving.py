@@ -1,6 +1,6 @@
 """Answers `graft plan serve`: a row for each width of weights, one chosen, limits and advice. Pure.
 
-In: a model, a machine, the load. Out: a ServeAnswer: bytes of the fullest place (a card, or the machine) with
+In: a model, a machine, the load. Out: a ServeAnswer: bytes of the fullest place (a GPU, or the machine) with
 every user's context full; seconds by a roofline with the shares that engines reach, all users asking again at
 once. Advice is the same question asked with one thing changed.
 """
@@ -20,10 +20,10 @@ from graftwork.model.shape import (
 from graftwork.plan.catalog.hardware import GUESSED
 from graftwork.plan.catalog.models import CatalogModel, require_dense
 from graftwork.plan.serving_question import (
-    CARD_SHARE,
     CASES,
     CHECKED_FORM,
     FORMATS,
+    GPU_SHARE,
     GUESSED_RATES,
     HOST_LINK_SHARE,
     HOST_SHARE,
@@ -57,10 +57,10 @@ from graftwork.records.hardware import Gpu, Machine
 
 
 class CacheLayout(NamedTuple):
-    """The fullest place: a card, or the machine's own memory."""
+    """The fullest place: a GPU, or the machine's own memory."""
 
     split: int
-    """Cards that one model is split over."""
+    """GPUs that one model is split over."""
     copies: int
     """Whole models on this place."""
     users: int
@@ -68,17 +68,17 @@ class CacheLayout(NamedTuple):
 
 
 def lay_out(question: ServeQuestion) -> CacheLayout:
-    cards = max(question.cards, 1)
-    if question.copies == 1 or cards == 1:
-        return CacheLayout(split=cards, copies=question.copies, users=question.users)
-    copies = math.ceil(question.copies / cards)
-    # Users are spread evenly over the models, so the fullest card has its share of them.
+    gpus = max(question.gpus, 1)
+    if question.copies == 1 or gpus == 1:
+        return CacheLayout(split=gpus, copies=question.copies, users=question.users)
+    copies = math.ceil(question.copies / gpus)
+    # Users are spread evenly over the models, so the fullest GPU has its share of them.
     users = math.ceil(question.users * copies / question.copies)
     return CacheLayout(split=1, copies=copies, users=users)
 
 
 def engine_of(question: ServeQuestion) -> EngineTraits:
-    return find_engine(question.engine, on_card=question.cards > 0)
+    return find_engine(question.engine, on_gpu=question.gpus > 0)
 
 
 def weights_of(question: ServeQuestion, form: Form) -> tuple[float, float]:
@@ -89,10 +89,10 @@ def weights_of(question: ServeQuestion, form: Form) -> tuple[float, float]:
 def available_bytes(question: ServeQuestion) -> float:
     """What serving may take of one place."""
     machine = question.machine
-    memory = machine.ram_gib * HOST_SHARE if machine.gpu is None else machine.gpu.memory_gib * CARD_SHARE
+    memory = machine.ram_gib * HOST_SHARE if machine.gpu is None else machine.gpu.memory_gib * GPU_SHARE
     if question.memory_limit_gib is not None:
-        # A limit is for all cards together.
-        memory = min(memory, question.memory_limit_gib / max(question.cards, 1))
+        # A limit is for all GPUs together.
+        memory = min(memory, question.memory_limit_gib / max(question.gpus, 1))
     return memory * GIB
 
 
@@ -254,7 +254,7 @@ def _adapter_factor(question: ServeQuestion, engine: EngineTraits, case: int) ->
 def _link_seconds(
     question: ServeQuestion, layout: CacheLayout, *, tokens: int, messages: int, case: int
 ) -> float:
-    """Cards that share a model exchange the hidden state of every token twice a layer."""
+    """GPUs that share a model exchange the hidden state of every token twice a layer."""
     gpu = question.machine.gpu
     if layout.split == 1 or gpu is None:
         return 0.0
@@ -316,7 +316,7 @@ def find_form(name: str) -> Form | Literal["auto"]:
 
 
 def find_engine_name(name: str | None, *, machine: Machine) -> EngineName:
-    """vLLM on a card, llama.cpp on a processor, unless another is named."""
+    """vLLM on a GPU, llama.cpp on a CPU, unless another is named."""
     if name is None:
         return "llama.cpp" if machine.gpu is None else "vllm"
     engine = NAMES_OF_ENGINES.get(name.lower())
@@ -346,7 +346,7 @@ Rows = Callable[[ServeQuestion], tuple[FormRow, ...]]
 
 
 def advise(
-    question: ServeQuestion, row: FormRow, *, rows: tuple[FormRow, ...], cards: tuple[Gpu, ...], ask: Rows
+    question: ServeQuestion, row: FormRow, *, rows: tuple[FormRow, ...], gpus: tuple[Gpu, ...], ask: Rows
 ) -> tuple[str, ...]:
     """What to change, the cheapest first; nothing where all is well."""
     slow = row.latency.answer_seconds.value > (question.limit_seconds or SLOW_SECONDS)
@@ -354,7 +354,7 @@ def advise(
         return tuple(_say_reading(question, row))
     target = question.limit_seconds or BEARABLE_SECONDS
     hints = [*_other_forms(row, rows=rows), *_shared_base(question, row), *_less_load(question, row, target)]
-    hints += _other_card(question, cards=cards, target=target, ask=ask)
+    hints += _other_gpu(question, gpus=gpus, target=target, ask=ask)
     return (*hints, *_say_reading(question, row))
 
 
@@ -385,7 +385,7 @@ def _shared_base(question: ServeQuestion, row: FormRow) -> Iterator[str]:
             f"{holding.memory_gib.value:.1f} GiB{'' if holding.fits == 'yes' else ' (does not fit either)'}, "
             f"{say_seconds(latency.answer_seconds.value)} an answer"
         )
-    if question.adapters > 1 and question.users > 1 and question.engine == "llama.cpp" and not question.cards:
+    if question.adapters > 1 and question.users > 1 and question.engine == "llama.cpp" and not question.gpus:
         # Our own engine reads float32, but once for all adapters.
         ours = question.model_copy(update={"engine": "embedded"})
         answer = time_answers(ours, "32 bits").answer_seconds.value
@@ -417,18 +417,16 @@ def _less_load(question: ServeQuestion, row: FormRow, target: float) -> Iterator
         yield f"one user at a time: {say_seconds(seconds)} an answer"
 
 
-def _other_card(
-    question: ServeQuestion, *, cards: tuple[Gpu, ...], target: float, ask: Rows
-) -> Iterator[str]:
-    """The cheapest single card, by its launch price, that does it."""
+def _other_gpu(question: ServeQuestion, *, gpus: tuple[Gpu, ...], target: float, ask: Rows) -> Iterator[str]:
+    """The cheapest single GPU, by its launch price, that does it."""
     here = question.machine.gpu
     priced = [
-        (card.launch_usd, card.name, card)
-        for card in cards
-        if card.launch_usd is not None and (here is None or card.name != here.name)
+        (gpu.launch_usd, gpu.name, gpu)
+        for gpu in gpus
+        if gpu.launch_usd is not None and (here is None or gpu.name != here.name)
     ]
-    for usd, name, card in sorted(priced, key=lambda each: each[:2]):
-        machine = Machine(gpu=card, gpus=1, cpu=question.machine.cpu, ram_gib=question.machine.ram_gib)
+    for usd, name, gpu in sorted(priced, key=lambda each: each[:2]):
+        machine = Machine(gpu=gpu, gpus=1, cpu=question.machine.cpu, ram_gib=question.machine.ram_gib)
         changes = {"machine": machine, "engine": "vllm", "form": "auto", "memory_limit_gib": None}
         for row in ask(question.model_copy(update=changes)):
             answer = row.latency.answer_seconds
@@ -461,11 +459,9 @@ def list_notes(question: ServeQuestion, row: FormRow) -> tuple[str, ...]:
         notes.append(
             f"{question.context} tokens are more than the {shape.max_positions} the model was made for"
         )
-    if question.cards > 1 and question.copies == 1 and shape.heads % question.cards:
-        notes.append(
-            f"{shape.heads} heads cannot be split evenly over {question.cards} cards: engines refuse"
-        )
-    if question.adapters > 1 and not find_engine(question.engine, on_card=gpu is not None).mixes_adapters:
+    if question.gpus > 1 and question.copies == 1 and shape.heads % question.gpus:
+        notes.append(f"{shape.heads} heads cannot be split evenly over {question.gpus} cards: engines refuse")
+    if question.adapters > 1 and not find_engine(question.engine, on_gpu=gpu is not None).mixes_adapters:
         notes.append("llama.cpp reads the weights once for each adapter in use: its users do not share steps")
     if gpu is not None and row.form == "8 bits" and not gpu.has_fp8:
         notes.append(f"{gpu.name} has no FP8: 8 bits save memory, products run in half precision")
@@ -552,7 +548,7 @@ def list_specialists(question: ServeQuestion) -> tuple[SpecialistRow, ...]:
             asked_whole_gib=_total(whole.model_copy(update={"copies": specialists}), form),
             asked_adapters_gib=_total(shared.model_copy(update={"adapters": specialists}), form),
         )
-        for form in forms_of(question.engine, on_card=question.cards > 0)
+        for form in forms_of(question.engine, on_gpu=question.gpus > 0)
     )
 
 
@@ -562,9 +558,9 @@ def _one_model(question: ServeQuestion, form: Form) -> Figure:
 
 
 def _total(question: ServeQuestion, form: Form) -> Figure:
-    """Over all places together: every model counted on its card."""
+    """Over all places together: every model counted on its GPU."""
     # As if one place held all: what is split is whole again, what is spread is side by side.
-    together = question.machine.model_copy(update={"gpus": min(question.cards, 1)})
+    together = question.machine.model_copy(update={"gpus": min(question.gpus, 1)})
     pooled = question.model_copy(update={"machine": together})
     return _gib([sum(held_bytes(pooled, form, case=case).values()) for case in CASES])
 
@@ -581,8 +577,8 @@ def _by_case(good: Callable[[int, int], bool], *, most: int, unit: str) -> Figur
     )
 
 
-def serve(question: ServeQuestion, *, cards: tuple[Gpu, ...] = ()) -> ServeAnswer:
-    """Say what serving will be like. `cards` are looked through where this machine does not do."""
+def serve(question: ServeQuestion, *, gpus: tuple[Gpu, ...] = ()) -> ServeAnswer:
+    """Say what serving will be like. `gpus` are looked through where this machine does not do."""
     rows = ask_every_form(question)
     row = _choose(question, rows)
     rows = tuple(each_row.model_copy(update={"chosen": each_row is row}) for each_row in rows)
@@ -610,7 +606,7 @@ def serve(question: ServeQuestion, *, cards: tuple[Gpu, ...] = ()) -> ServeAnswe
         longest_context=longest_context(question, row.form),
         quantisations=rows,
         specialists=list_specialists(question),
-        advice=advise(question, row, rows=rows, cards=cards, ask=ask_every_form),
+        advice=advise(question, row, rows=rows, gpus=gpus, ask=ask_every_form),
         notes=list_notes(question, row),
         sources=list_sources(question.machine),
     )
@@ -618,7 +614,7 @@ def serve(question: ServeQuestion, *, cards: tuple[Gpu, ...] = ()) -> ServeAnswe
 
 def ask_every_form(question: ServeQuestion) -> tuple[FormRow, ...]:
     """The question with every width of weights that the engine serves, the widest first."""
-    return tuple(_row(question, form) for form in forms_of(question.engine, on_card=question.cards > 0))
+    return tuple(_row(question, form) for form in forms_of(question.engine, on_gpu=question.gpus > 0))
 
 
 def _row(question: ServeQuestion, form: Form) -> FormRow:

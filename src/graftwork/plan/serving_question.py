@@ -78,7 +78,7 @@ class ServeQuestion(Record):
         return self
 
     @property
-    def cards(self) -> int:
+    def gpus(self) -> int:
         return self.machine.gpus if self.machine.gpu is not None else 0
 
 
@@ -100,7 +100,7 @@ class Latency(Record):
 
 
 class Holding(Record):
-    """What is held in memory: of one card where there are several, else of the machine."""
+    """What is held in memory: of one GPU where there are several, else of the machine."""
 
     memory_gib: Figure
     available_gib: Figure
@@ -136,7 +136,7 @@ class SpecialistRow(Record):
     adapters: Figure
     asked: int
     asked_whole_gib: Figure
-    """What the asked number takes as whole models, all cards together, and as adapters on one base."""
+    """What the asked number takes as whole models, all GPUs together, and as adapters on one base."""
     asked_adapters_gib: Figure
 
 
@@ -181,7 +181,7 @@ READING_SECONDS = 0.2
 def say_verdict(question: ServeQuestion, row: FormRow) -> str:
     """One sentence: fits or not and by how much, in time or not."""
     memory, available = row.holding.memory_gib, row.holding.available_gib.value
-    room = f"{memory.value:.1f} of {available:.1f} GiB" + (" of each card" if question.cards > 1 else "")
+    room = f"{memory.value:.1f} of {available:.1f} GiB" + (" of each card" if question.gpus > 1 else "")
     if not row.fits:
         if row.holding.fits == "likely":
             return f"may not fit: {row.form} take {room}, and up to {memory.high:.1f}"
@@ -264,14 +264,14 @@ class EngineTraits(NamedTuple):
     cache_block: int
     """Tokens that are set aside at once."""
     runtime_gib: Spread
-    """Of each process, before the model: interpreter, libraries, the card's context, recorded graphs."""
+    """Of each process, before the model: interpreter, libraries, the GPU's context, recorded graphs."""
     prompt_tokens: int
     """Of a prompt, read at once; a longer one is read in pieces of this size."""
     logit_rows: int
     """Positions whose logits are held at once, at least."""
 
 
-ON_CARD_BANDWIDTH: dict[Form, Spread] = {
+ON_GPU_BANDWIDTH: dict[Form, Spread] = {
     "32 bits": Spread(0.92, 0.78, 0.55),
     "16 bits": Spread(0.92, 0.78, 0.55),
     "8 bits": Spread(0.90, 0.78, 0.55),
@@ -279,7 +279,7 @@ ON_CARD_BANDWIDTH: dict[Form, Spread] = {
 }
 """[D] from MEASURED_DECODE: 0.59 to 0.84 in 8 and 16 bits, 0.57 to 0.69 in fewer."""
 
-ON_CARD_COMPUTE: dict[Form, Spread] = {
+ON_GPU_COMPUTE: dict[Form, Spread] = {
     "32 bits": Spread(0.80, 0.55, 0.30),
     "16 bits": Spread(0.80, 0.55, 0.30),
     "8 bits": Spread(0.75, 0.50, 0.25),
@@ -288,7 +288,7 @@ ON_CARD_COMPUTE: dict[Form, Spread] = {
 """[D] A large product reaches 0.8 (an H200: 790 of 989, [M]), a whole pass over a prompt less; 4 bits are
 made 16 again before they are multiplied."""
 
-ON_PROCESSOR_BANDWIDTH: dict[Form, Spread] = {
+ON_CPU_BANDWIDTH: dict[Form, Spread] = {
     "32 bits": Spread(0.85, 0.65, 0.26),
     "16 bits": Spread(0.85, 0.65, 0.26),
     "8 bits": Spread(0.80, 0.62, 0.26),
@@ -297,7 +297,7 @@ ON_PROCESSOR_BANDWIDTH: dict[Form, Spread] = {
 """[D] from MEASURED_DECODE: 0.55 to 0.66 on one socket with all channels filled, 0.26 to 0.28 where two
 sockets or empty channels are in the way."""
 
-ON_PROCESSOR_COMPUTE: dict[Form, Spread] = {
+ON_CPU_COMPUTE: dict[Form, Spread] = {
     "32 bits": Spread(0.80, 0.45, 0.20),
     "16 bits": Spread(0.80, 0.40, 0.20),
     "8 bits": Spread(1.00, 0.40, 0.20),
@@ -306,8 +306,8 @@ ON_PROCESSOR_COMPUTE: dict[Form, Spread] = {
 """[D] from MEASURED_PREFILL, of the float32 rate; integer products can do more, and no more is promised."""
 
 VLLM = EngineTraits(
-    bandwidth=ON_CARD_BANDWIDTH,
-    compute=ON_CARD_COMPUTE,
+    bandwidth=ON_GPU_BANDWIDTH,
+    compute=ON_GPU_COMPUTE,
     # [D] Recorded graphs: two dozen kernels a layer, of which the products were counted already.
     layer_seconds=Spread(2e-6, 8e-6, 30e-6),
     step_seconds=Spread(1e-4, 5e-4, 3e-3),
@@ -321,7 +321,7 @@ VLLM = EngineTraits(
     prompt_tokens=2048,
     logit_rows=256,
 )
-LLAMA_ON_CARD = VLLM._replace(
+LLAMA_ON_GPU = VLLM._replace(
     layer_seconds=Spread(4e-6, 12e-6, 40e-6),
     # Its server does not put requests of different adapters into one batch (its documentation).
     adapter_factor=Spread(1.02, 1.1, 1.3),
@@ -331,9 +331,9 @@ LLAMA_ON_CARD = VLLM._replace(
     prompt_tokens=512,
     logit_rows=512,
 )
-LLAMA_ON_PROCESSOR = EngineTraits(
-    bandwidth=ON_PROCESSOR_BANDWIDTH,
-    compute=ON_PROCESSOR_COMPUTE,
+LLAMA_ON_CPU = EngineTraits(
+    bandwidth=ON_CPU_BANDWIDTH,
+    compute=ON_CPU_COMPUTE,
     # [D] A dozen waits of all threads for each other.
     layer_seconds=Spread(5e-6, 3e-5, 2e-4),
     step_seconds=Spread(5e-5, 2e-4, 1e-3),
@@ -345,7 +345,7 @@ LLAMA_ON_PROCESSOR = EngineTraits(
     prompt_tokens=512,
     logit_rows=512,
 )
-EMBEDDED = LLAMA_ON_PROCESSOR._replace(
+EMBEDDED = LLAMA_ON_CPU._replace(
     # [D] from SmolLM2-135M in float32, 14 tokens/s on two cores [M]: 71 ms; weights explain half.
     layer_seconds=Spread(2e-4, 8e-4, 2e-3),
     step_seconds=Spread(5e-4, 2e-3, 1e-2),
@@ -365,32 +365,32 @@ FORMS_OF: dict[EngineName, tuple[Form, ...]] = {
     "embedded": ("32 bits",),
 }
 GUESSED_RATES = Spread(2.0, 1.0, 0.5)
-"""Of a processor that no catalog knows."""
-CARD_SHARE = 0.95
-"""Of a card's memory; the rest is the driver's, the screen's and the allocator's waste. [D]"""
+"""Of a CPU that no catalog knows."""
+GPU_SHARE = 0.95
+"""Of a GPU's memory; the rest is the driver's, the screen's and the allocator's waste. [D]"""
 HOST_SHARE = 0.92
 """Of a machine's memory; the rest is the system's. [D]"""
 HOST_LINK_SHARE = 0.6
-"""Of a connector's rate where two cards communicate through the host: 19 to 20 of 32 GB/s on A40s [M]."""
+"""Of a connector's rate where two GPUs communicate through the host: 19 to 20 of 32 GB/s on A40s [M]."""
 MESSAGE_SECONDS = Spread(8e-6, 3e-5, 1e-4)
-"""Of one exchange between cards, however small. [D]"""
+"""Of one exchange between GPUs, however small. [D]"""
 CHECKED_FORM = Spread(0.99, 1.0, 1.01)
 """Bytes of weights over what their formats say: headers, alignment."""
 WORKSPACE = Spread(0.6, 1.0, 1.8)
 """What passes through a layer at once over what was counted. [D]"""
 
 
-def forms_of(name: EngineName, *, on_card: bool) -> tuple[Form, ...]:
-    """The widths that an engine serves, the widest first. float32 is not served on a card."""
-    return tuple(form for form in FORMS_OF[name] if not (on_card and form == "32 bits"))
+def forms_of(name: EngineName, *, on_gpu: bool) -> tuple[Form, ...]:
+    """The widths that an engine serves, the widest first. float32 is not served on a GPU."""
+    return tuple(form for form in FORMS_OF[name] if not (on_gpu and form == "32 bits"))
 
 
-def find_engine(name: EngineName, *, on_card: bool) -> EngineTraits:
+def find_engine(name: EngineName, *, on_gpu: bool) -> EngineTraits:
     if name == "vllm":
         return VLLM
     if name == "embedded":
         return EMBEDDED
-    return LLAMA_ON_CARD if on_card else LLAMA_ON_PROCESSOR
+    return LLAMA_ON_GPU if on_gpu else LLAMA_ON_CPU
 
 
 FORMATS: dict[tuple[EngineName, Form], str] = {
@@ -437,7 +437,7 @@ def weigh(shape: ModelShape, *, form: Form, engine: EngineName) -> tuple[float, 
         blocks = shape.layers * sum(
             inputs * outputs * bits + row_scale * outputs for inputs, outputs in linear_sizes(shape).values()
         )
-        # Engines on a card leave what is outside the blocks in 16 bits.
+        # Engines on a GPU leave what is outside the blocks in 16 bits.
         embedding_bits = head_bits = rest_bits = max(PLAIN_BITS[form], 16.0)
     # Norms and biases.
     other_bytes = max(total_parameters(shape) - counted, 0) * rest_bits / 8

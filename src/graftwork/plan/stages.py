@@ -25,12 +25,12 @@ from graftwork.records.base import Figure, Record
 from graftwork.records.plan import DeviceFacts, ModelShape, Residual
 
 READING_SHARE, PADDED_READING_SHARE = 0.84, 0.60
-"""Of a processor's matrix rate, what reading prompts reaches: side by side, and padded by the model's own
+"""Of a CPU's matrix rate, what reading prompts reaches: side by side, and padded by the model's own
 pass (SmolLM2, one core: 78 and 56 of 92 GFLOP/s)."""
 WRITING_SHARE = 0.72
 """The same of rows that write together, besides reading the weights and their keys (SmolLM2, 72 rows)."""
 BLOCK_SECONDS = 2.5e-4
-"""Of a pass over one token in a block on a processor, besides what it multiplies: small operations."""
+"""Of a pass over one token in a block on a CPU, besides what it multiplies: small operations."""
 GUESSED_WEIGHTS_S = 10e9
 """Bytes a second that products with one row read, where they were not measured."""
 LAUNCHED_BLOCK_SECONDS = 1.0e-3
@@ -77,10 +77,10 @@ def alone(load: AnswerLoad) -> AnswerLoad:
     )
 
 
-def processor_answers(
+def cpu_answers(
     shape: ModelShape, load: AnswerLoad, *, gflops: float, weights_s: float | None
 ) -> dict[str, float]:
-    """On a processor with this matrix rate, and this rate of reading weights in thin products."""
+    """On a CPU with this matrix rate, and this rate of reading weights in thin products."""
     rate, reading_rate = gflops * 1e9, weights_s or GUESSED_WEIGHTS_S
     share = PADDED_READING_SHARE if shape.architecture else READING_SHARE
     tokens = load.cases * load.answer_tokens
@@ -142,7 +142,7 @@ BYTES_A_SECOND = {"audit": 2.5e6, "prepare": 1.5e6}
 GRADE_SECONDS = 2e-3
 """Of one answer, without code to run and without a judge."""
 RECORDED_SIZES, TRIED_SIZES = 4, 3
-"""Passes that a card records for each subject: tokens of a batch, tokens and prompts of single requests. And
+"""Passes that a GPU records for each subject: tokens of a batch, tokens and prompts of single requests. And
 those of the serving check."""
 SPREAD = {"audit": 4.0, "prepare": 4.0, "evaluate": 1.6, "try": 2.0}
 USUAL_SPREAD, GUESSED_SPREAD = 2.5, 3.0
@@ -155,7 +155,7 @@ class StageFacts(Record):
     shape: ModelShape | None = None
     device: DeviceFacts
     rates: StepRates | None = None
-    """Of a card, where they are known."""
+    """Of a GPU, where they are known."""
     forked: bool = True
     """Whether workers are forked from a process that has done their imports."""
     answers: tuple[AnswerLoad, ...] = ()
@@ -229,14 +229,14 @@ def add_up(seconds: Mapping[str, Figure]) -> Figure:
 
 
 def _evaluate(facts: StageFacts, shape: ModelShape) -> dict[str, float]:
-    """On a processor each subject has a process of its own, and one more times single requests in turn; on a
-    card one process does all of it."""
+    """On a CPU each subject has a process of its own, and one more times single requests in turn; on a
+    GPU one process does all of it."""
     subjects = len(facts.answers)
-    on_card = facts.device.kind == "cuda"
-    processes = 1 if on_card else subjects + bool(facts.timed_cases)
+    on_gpu = facts.device.kind == "cuda"
+    processes = 1 if on_gpu else subjects + bool(facts.timed_cases)
     # The first request of each subject is not timed.
     requests = facts.timed_cases + 1 if facts.timed_cases else 0
-    requests += on_card
+    requests += on_gpu
     answered = [_answer(facts, shape, load) for load in facts.answers]
     asked_alone = [_answer(facts, shape, alone(load)) for load in facts.answers]
     return {
@@ -263,4 +263,4 @@ def _answer(facts: StageFacts, shape: ModelShape, load: AnswerLoad) -> dict[str,
     if device.kind == "cuda":
         return gpu_answers(shape, load, rates=facts.rates or default_rates())
     gflops = device.gflops or GUESSED_GFLOPS_A_THREAD * device.threads
-    return processor_answers(shape, load, gflops=gflops, weights_s=device.weights_s)
+    return cpu_answers(shape, load, gflops=gflops, weights_s=device.weights_s)

@@ -368,7 +368,7 @@ def _serving_figures(answer: ServeAnswer) -> list[tuple[str, str, str, str]]:
 
     rows = [
         (
-            "memory of each card" if answer.question.cards > 1 else "memory",
+            "memory of each card" if answer.question.gpus > 1 else "memory",
             f"{answer.memory_gib.value:.1f} of {answer.available_gib.value:.1f} GiB",
             spread(answer.memory_gib),
             _list_parts(answer.parts_gib, lambda value: f"{value:.1f}"),

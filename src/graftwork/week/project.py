@@ -2,7 +2,7 @@
 
 In: an open project, `plan.week`, `fleet.places`, past runs. Out: a `WeekSchedule`; its page and calendar;
 what a proposal by hand or the week under other terms is worth. Speeds are the planner's where a place names a
-card; terms that are not set come from the catalog's place of the same name; how fast models learn, from the
+GPU; terms that are not set come from the catalog's place of the same name; how fast models learn, from the
 losses of the project's own runs; what the week may cost, from its own limit and the caps of the fleet.
 """
 
@@ -341,8 +341,8 @@ def _speeds(
             else:
                 speeds[model] = _planned_speed(base, provider, providers[reference], settings, notes, name)
         by_place[name] = speeds
-    card = providers[reference].gpu
-    title = f"{reference} ({card})" if card else reference
+    gpu = providers[reference].gpu
+    title = f"{reference} ({gpu})" if gpu else reference
     return title, by_place, notes
 
 
@@ -384,7 +384,7 @@ def _planned_speed(
 
 
 def _hours(base: str, place: PlaceCalendarSettings, settings: ProjectSettings, name: str) -> float | None:
-    """Of a run of the project's method on this card; None: it does not fit."""
+    """Of a run of the project's method on this GPU; None: it does not fit."""
     train = settings.train
     request = FitRequest(
         model=base, gpu=place.gpu, gpus=place.gpus, rows=ROWS, seq=str(TOKENS), epochs=1.0,

@@ -15,7 +15,7 @@ from graftwork.plan.fit.project import (
     ask,
     config_of,
     named_machine,
-    read_cards,
+    read_gpus,
     this_machine,
 )
 from graftwork.plan.serving import make_question, serve
@@ -40,16 +40,16 @@ def test_cards_are_read_as_the_driver_reports_them():
         "0, GPU-a, NVIDIA GeForce RTX 5060 Ti, 16311\n1, GPU-b, NVIDIA, Odd, 100\n"
         "no card\n\n2, GPU-c, H200, x\n"
     )
-    assert read_cards(output) == [
+    assert read_gpus(output) == [
         ("NVIDIA GeForce RTX 5060 Ti", 16311 / 1024),
         ("NVIDIA, Odd", 100 / 1024),
     ]
 
 
 def test_cards_that_are_hidden_from_this_process_are_not_planned_with():
-    assert len(read_cards(TWO_T4, visible="1")) == 1
-    assert len(read_cards(TWO_T4, visible="GPU-b,GPU-a")) == 2
-    assert read_cards(TWO_T4, visible="") == []
+    assert len(read_gpus(TWO_T4, visible="1")) == 1
+    assert len(read_gpus(TWO_T4, visible="GPU-b,GPU-a")) == 2
+    assert read_gpus(TWO_T4, visible="") == []
 
 
 def test_a_processor_that_no_catalog_knows_is_guessed_alike_for_training_and_serving(monkeypatch):

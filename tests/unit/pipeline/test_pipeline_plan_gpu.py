@@ -67,13 +67,13 @@ def test_a_plan_counts_the_answers_that_the_start_reads_too():
 
 
 def test_a_card_of_the_catalog_is_estimated_by_the_catalog(tmp_path, unprobed):
-    assert step.card_rates(opened_project(tmp_path), CARD, SHAPE) == rates_of(find_gpu("RTX 4090"))
+    assert step.gpu_rates(opened_project(tmp_path), CARD, SHAPE) == rates_of(find_gpu("RTX 4090"))
 
 
 def test_a_card_that_nobody_knows_has_no_rates(tmp_path, unprobed):
     odd = CARD.model_copy(update={"name": "Zeta 9"})
-    assert step.card_rates(opened_project(tmp_path), odd, SHAPE) is None
-    assert step.card_rates(opened_project(tmp_path), CARD.model_copy(update={"kind": "cpu"}), SHAPE) is None
+    assert step.gpu_rates(opened_project(tmp_path), odd, SHAPE) is None
+    assert step.gpu_rates(opened_project(tmp_path), CARD.model_copy(update={"kind": "cpu"}), SHAPE) is None
 
 
 def test_a_stored_probe_goes_before_the_catalog(tmp_path, monkeypatch):
@@ -81,13 +81,13 @@ def test_a_stored_probe_goes_before_the_catalog(tmp_path, monkeypatch):
     probed = rates_of(find_gpu("RTX 4090")).model_copy(update={"certainty": "probed"})
     monkeypatch.setattr(step, "stored_probe", lambda *_given, **_named: probe)
     monkeypatch.setattr(step, "rates_of_probe", lambda facts: probed if facts is probe else None)
-    assert step.card_rates(opened_project(tmp_path), CARD, SHAPE) == probed
+    assert step.gpu_rates(opened_project(tmp_path), CARD, SHAPE) == probed
 
     def refuse(_facts):
         raise ValueError("the probe measured no products")
 
     monkeypatch.setattr(step, "rates_of_probe", refuse)
-    assert step.card_rates(opened_project(tmp_path), CARD, SHAPE) == rates_of(find_gpu("RTX 4090"))
+    assert step.gpu_rates(opened_project(tmp_path), CARD, SHAPE) == rates_of(find_gpu("RTX 4090"))
 
 
 def test_dora_on_one_card_computes_again_where_it_would_not_fit(tmp_path):

@@ -14,7 +14,7 @@ from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.fit import candidates
 from graftwork.plan.fit.answer import fit
-from graftwork.plan.fit.question import card_room, make_question, rollout_load
+from graftwork.plan.fit.question import gpu_room, make_question, rollout_load
 from graftwork.plan.fit.search import takes_own_step
 from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
@@ -45,10 +45,10 @@ def test_the_example_of_the_manual_fits_and_every_figure_has_a_range():
 
 
 def test_a_card_has_less_than_its_name_says():
-    room = card_room(question(gpus=2), cards=2)
+    room = gpu_room(question(gpus=2), gpus=2)
     assert 13.5 < room.low < room.value < room.high < 15.57
     limited = question(memory_limit_gib=9.0)
-    assert card_room(limited, cards=1) == Figure.exact(9.0, "GiB")
+    assert gpu_room(limited, gpus=1) == Figure.exact(9.0, "GiB")
 
 
 @pytest.mark.parametrize("engine", ["graft", "hf"])

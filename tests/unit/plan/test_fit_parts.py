@@ -184,7 +184,7 @@ def test_decoding_never_beats_the_memory_of_the_card():
 @settings(deadline=None)
 def test_answers_that_do_not_all_fit_are_generated_in_even_rounds(gib, batch):
     asked = question(gpus=1, algorithm="grpo", batch_size=batch)
-    rows = rows_at_once(asked, 4.5 * GIB, room=gib * GIB, cards=1)
+    rows = rows_at_once(asked, 4.5 * GIB, room=gib * GIB, gpus=1)
     rounds = -(-batch // rows)
     assert rows == -(-batch // rounds)
 

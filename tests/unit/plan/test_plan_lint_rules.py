@@ -53,18 +53,18 @@ SPEAKS = [
     ("stop-without-metric", say(stops_early=True, eval_when="steps", eval_steps=10), UNKNOWN),
     ("best-without-evaluation", say(keep_best=True), UNKNOWN),
     ("best-off-the-grid", say(keep_best=True, save_when="epoch", eval_when="steps", eval_steps=5), UNKNOWN),
-    ("batch-does-not-divide", say(kind="graft", batch=7, cards=2), UNKNOWN),
+    ("batch-does-not-divide", say(kind="graft", batch=7, gpus=2), UNKNOWN),
     ("batch-contradicts-itself", say(kind="deepspeed", batch=10, micro_batch=4, accumulation=2), UNKNOWN),
     ("weights-do-not-fit", say(method="lora", precision="float32"), on("RTX 4090", parameters=7_000_000_000)),
     ("weights-do-not-fit", say(method="lora", weights_dtype="float32", ram_gib=16),
-     LintContext(on_processor=True, parameters=7_000_000_000)),
+     LintContext(on_cpu=True, parameters=7_000_000_000)),
     ("recomputing-is-off", say(max_length=4096), on("RTX 4090", peaks=peaks(40, 9))),
     ("peak-does-not-fit", say(max_length=4096), on("RTX 4090", peaks=peaks(80, 30))),
     ("fp16-products", say(bits=4, compute_dtype="float16"), on("RTX 4090")),
     ("two-half-precisions", say(bits=4, compute_dtype="float16", precision="bfloat16"), UNKNOWN),
     ("float32-products", say(bits=4), UNKNOWN),
-    ("8bit-optimizer-on-processor", say(optimizer="paged_adamw_8bit"), LintContext(on_processor=True)),
-    ("fp16-on-processor", say(precision="float16"), LintContext(on_processor=True)),
+    ("8bit-optimizer-on-processor", say(optimizer="paged_adamw_8bit"), LintContext(on_cpu=True)),
+    ("fp16-on-processor", say(precision="float16"), LintContext(on_cpu=True)),
     ("rate-out-of-range", say(method="full", learning_rate=2e-4), BIG),
     ("rate-out-of-range", say(method="lora", learning_rate=1e-5), BIG),
     ("scale-is-odd", say(method="lora", rank=64, alpha=1024), BIG),
@@ -152,7 +152,7 @@ def test_a_base_and_its_instruct_version_are_two_models():
     epochs=st.integers(1, 5),
 )  # fmt: skip
 def test_steps_cover_all_rows_and_no_more_than_one_smaller_batch(rows, micro, times, cards, epochs):
-    config = say(rows=rows, micro_batch=micro, accumulation=times, cards=cards, epochs=epochs)
+    config = say(rows=rows, micro_batch=micro, accumulation=times, gpus=cards, epochs=epochs)
     steps, batch = count_steps(config), effective_batch(config)
     assert steps is not None
     assert steps.epoch is not None
@@ -178,7 +178,7 @@ def test_more_cards_or_a_higher_stage_never_need_more_of_a_card(cards, stage):
     from graftwork.plan.lint.rules_device import full_floor
 
     def floor(cards, stage):
-        config = say(method="full", precision="bfloat16", cards=cards, zero_stage=stage or 1)
+        config = say(method="full", precision="bfloat16", gpus=cards, zero_stage=stage or 1)
         found = full_floor(config, BIG)
         assert found is not None
         return found[0]

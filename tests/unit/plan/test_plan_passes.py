@@ -46,7 +46,7 @@ def choose(work=None, *, shape=SHAPE, limit=14.6, strategy="ddp", processes=2, r
         trainable=trained_by(shape, work),
         half="bfloat16",
         rates=rates or default_rates(),
-        machine=Machine(gpu=None, gpus=shared.cards, ram_gib=64.0),
+        machine=Machine(gpu=None, gpus=shared.gpus, ram_gib=64.0),
     )
     return choose_micro_batches(run, work, shared, limit_gib=limit, **more)
 

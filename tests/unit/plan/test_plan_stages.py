@@ -10,10 +10,10 @@ from graftwork.plan.stages import (
     StageFacts,
     add_up,
     alone,
+    cpu_answers,
     estimate_stage,
     gpu_answers,
     pool_stage,
-    processor_answers,
     residual_name,
     stage_parts,
 )
@@ -122,7 +122,7 @@ MEASURED_ON_ONE_CORE = [
 
 @pytest.mark.parametrize(("name", "load", "seconds"), MEASURED_ON_ONE_CORE)
 def test_answers_on_a_core_take_what_was_measured(name, load, seconds):
-    found = processor_answers(SMOL, load, gflops=93.0, weights_s=11.4e9)
+    found = cpu_answers(SMOL, load, gflops=93.0, weights_s=11.4e9)
     for part, measured in seconds.items():
         assert found[part] == pytest.approx(measured, rel=0.12), (name, part)
 

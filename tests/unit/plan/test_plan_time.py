@@ -250,10 +250,10 @@ def test_four_bits_cost_time_and_eight_save_it():
 
 
 def test_two_cards_send_their_bytes_once_and_many_nearly_twice():
-    assert link_seconds(1e9, cards=1, gb_s=10) == 0
-    assert link_seconds(1e9, cards=2, gb_s=10) == pytest.approx(0.1)
-    assert link_seconds(160e6, cards=2, gb_s=10) == pytest.approx(0.016)
-    assert 0.1 < link_seconds(1e9, cards=8, gb_s=10) < 0.2
+    assert link_seconds(1e9, gpus=1, gb_s=10) == 0
+    assert link_seconds(1e9, gpus=2, gb_s=10) == pytest.approx(0.1)
+    assert link_seconds(160e6, gpus=2, gb_s=10) == pytest.approx(0.016)
+    assert 0.1 < link_seconds(1e9, gpus=8, gb_s=10) < 0.2
 
 
 def test_a_processor_is_slower_for_more_tokens_and_more_layers():

@@ -36,8 +36,8 @@ def test_the_gate_of_12_s_and_10_gb_leaves_4_bits_alone():
 
 
 def test_six_whole_models_do_not_fit_and_six_adapters_do():
-    models = serve(ask(DEEPSEEK, RTX_5060_TI, gpus=2, copies=6, users=6, form="16 bits"), cards=CARDS)
-    adapters = serve(ask(DEEPSEEK, RTX_5060_TI, gpus=2, adapters=6, users=6, form="16 bits"), cards=CARDS)
+    models = serve(ask(DEEPSEEK, RTX_5060_TI, gpus=2, copies=6, users=6, form="16 bits"), gpus=CARDS)
+    adapters = serve(ask(DEEPSEEK, RTX_5060_TI, gpus=2, adapters=6, users=6, form="16 bits"), gpus=CARDS)
     assert not models.fits
     assert not models.good
     assert models.verdict.startswith("does not fit")
@@ -47,7 +47,7 @@ def test_six_whole_models_do_not_fit_and_six_adapters_do():
 
 
 def test_a_machine_that_answers_in_ten_minutes_is_called_so_and_a_way_out_is_named():
-    answer = serve(ask(LLAMA_8B, TWO_CORES, ram_gib=64), cards=CARDS)
+    answer = serve(ask(LLAMA_8B, TWO_CORES, ram_gib=64), gpus=CARDS)
     assert answer.answer_seconds.value > 500
     # The fastest is chosen already: no other width of weights is a way out.
     assert answer.weights == "4 bits"
@@ -65,7 +65,7 @@ def test_an_engine_that_mixes_adapters_is_named_where_it_is_faster():
 
 
 def test_a_limit_that_is_missed_is_no_for_an_answer():
-    answer = serve(ask(LLAMA_8B, TWO_CORES, ram_gib=64, limit_seconds=30), cards=CARDS)
+    answer = serve(ask(LLAMA_8B, TWO_CORES, ram_gib=64, limit_seconds=30), gpus=CARDS)
     assert answer.fits
     assert answer.meets_limit is False
     assert not answer.good
@@ -88,7 +88,7 @@ def test_where_nothing_fits_it_says_by_how_much():
 
 
 def test_all_is_well_needs_no_advice():
-    assert serve(ask(SMOLLM2, RTX_4090), cards=CARDS).advice == ()
+    assert serve(ask(SMOLLM2, RTX_4090), gpus=CARDS).advice == ()
 
 
 def test_weights_that_the_engine_does_not_serve_are_a_mistake():

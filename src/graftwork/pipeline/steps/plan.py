@@ -28,7 +28,7 @@ from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.plan.estimate import COMPUTED, SPEED, PlanInputs, learned_memory, make_plan
 from graftwork.plan.project import (
     as_plain,
-    card_rates,
+    gpu_rates,
     plan_passes,
     plan_rollouts,
     plan_streamed,
@@ -127,7 +127,7 @@ def plan_for(
     work_ahead = work_ahead._replace(load=plan_rollouts(work, device, shape, work_ahead.load, dtype))
     if device.kind == "cpu":
         work_ahead = _as_on_processor(work, work_ahead, shape, device=device, dtype=dtype)
-    rates = card_rates(work, device, shape)
+    rates = gpu_rates(work, device, shape)
     tuning = plan_tuning(work, device, shape, work_ahead.load, rates=rates)
     streamed = plan_streamed(work, device, shape, work_ahead.load, dtype, rates=rates)
     plain = as_plain(streamed) if streamed is not None else None

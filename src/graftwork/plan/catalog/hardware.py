@@ -49,7 +49,7 @@ CPU_COLUMNS = ColumnParsers(
     key=("name",),
 )
 GUESSED = "guessed from the number of threads"
-"""The source of a processor that no catalog knows."""
+"""The source of a CPU that no catalog knows."""
 GUESSED_GFLOPS_A_THREAD = 35.0
 """Float32: half a core of 32 operations a clock at 2.5 GHz; two shared threads of an EPYC gave 57."""
 GUESSED_GB_S_A_THREAD = 10.0
@@ -57,7 +57,7 @@ GUESSED_MOST_GB_S = 80.0
 """What a thread reads, and what two channels give to however many."""
 GUESSED_WATTS_A_THREAD = 15.0
 USUAL_RAM_GIB = 64.0
-"""Host memory of a machine that is named by its card or processor alone, in every plan alike. This machine's
+"""Host memory of a machine that is named by its GPU or CPU alone, in every plan alike. This machine's
 own memory says nothing about another one."""
 _COUNTED = re.compile(r"(\d{1,4})[\s-]*(cores?|threads?|v?cpus?)", re.IGNORECASE)
 THREADS_A_CORE = 2
@@ -65,7 +65,7 @@ OWN_FILE = "or put it into your own {}.csv and name its folder with `--catalog` 
 
 
 def find_gpu(name: str, *, overlay: Path | None = None) -> Gpu:
-    """A card by its name or an alias: "RTX 5060 Ti 16GB", "5060ti", "NVIDIA A100-SXM4-80GB" …"""
+    """A GPU by its name or an alias: "RTX 5060 Ti 16GB", "5060ti", "NVIDIA A100-SXM4-80GB" …"""
     things = {}
     for gpu in list_gpus(overlay=overlay):
         # RTX and GTX are left out as often as not.
@@ -75,7 +75,7 @@ def find_gpu(name: str, *, overlay: Path | None = None) -> Gpu:
 
 
 def find_cpu(name: str, *, overlay: Path | None = None) -> Cpu:
-    """A processor by its name or an alias; "16 cores" or "8 vCPU" is guessed from the number."""
+    """A CPU by its name or an alias; "16 cores" or "8 vCPU" is guessed from the number."""
     counted = _COUNTED.fullmatch(name.strip())
     if counted and int(counted[1]):
         number, by_core = int(counted[1]), counted[2].lower().startswith("core")
@@ -86,7 +86,7 @@ def find_cpu(name: str, *, overlay: Path | None = None) -> Cpu:
 
 
 def guess_cpu(name: str, *, threads: int) -> Cpu:
-    """A processor of which only the threads are known: right within a factor of two."""
+    """A CPU of which only the threads are known: right within a factor of two."""
     return Cpu(
         name=name,
         cores=threads,
@@ -112,7 +112,7 @@ def list_cpus(*, overlay: Path | None = None) -> tuple[Cpu, ...]:
 
 @cache
 def default_rates() -> StepRates:
-    """The rates that settings are ranked by where the card is unknown: an H200's."""
+    """The rates that settings are ranked by where the GPU is unknown: an H200's."""
     return rates_of(find_gpu("H200"))
 
 

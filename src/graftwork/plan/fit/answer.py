@@ -23,9 +23,9 @@ from graftwork.plan.fit.candidates import (
     RESERVED_SPREAD,
     FitCandidate,
     allocated_figure,
-    card_excess,
     consider,
     fits,
+    gpu_excess,
     host_excess,
     is_tight,
     may_fit,
@@ -43,7 +43,7 @@ from graftwork.plan.fit.candidates import (
     trained,
 )
 from graftwork.plan.fit.question import (
-    card_room,
+    gpu_room,
     half_precision,
     kind_of,
     late_chance,
@@ -64,13 +64,13 @@ def give_verdict(
 ) -> str:
     """The answer in one sentence."""
     machine, need = question.machine.name, reserved_figure(chosen, question, level)
-    room = card_room(question, cards=chosen.way.shared.cards)
+    room = gpu_room(question, gpus=chosen.way.shared.gpus)
     what = f"{question.model} by {question.method} ({question.algorithm.upper()})"
     where = (
         "in memory"
         if question.machine.gpu is None
         else "of each card"
-        if chosen.way.shared.cards > 1
+        if chosen.way.shared.gpus > 1
         else "of the card"
     )
     if good:
@@ -80,7 +80,7 @@ def give_verdict(
             f"{chosen.tokens_per_second:,.0f} tokens/s, {say_time(minutes.value)} for the run."
         )
     lacking = []
-    if (over := card_excess(chosen, question, level)) > 0:
+    if (over := gpu_excess(chosen, question, level)) > 0:
         lacking.append(
             f"{over:.1f} GiB are lacking {where} ({need.high:.1f} may be needed, {room.value:.1f} are there)"
         )
@@ -172,7 +172,7 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
         )
         room, loaded_gib = own_limit(question), load_peak(question.shape, tuning) / GIB
         if loaded_gib > room:
-            # Weights need more room on their way onto the card than the step does.
+            # Weights need more room on their way onto the GPU than the step does.
             reasons.append(f"loading alone takes {loaded_gib:.1f} GiB of the card, and there are {room:.1f}")
         if tuning.form != "whole":
             reasons.append(describe_trade(tuning.form))
@@ -181,12 +181,12 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
 
 
 def _about_the_machine(question: FitQuestion, chosen: FitCandidate) -> list[str]:
-    """About cards that share the run, and about what waits in host memory."""
-    cards, used = question.machine.gpus, chosen.way.shared.cards
+    """About GPUs that share the run, and about what waits in host memory."""
+    gpus, used = question.machine.gpus, chosen.way.shared.gpus
     reasons = []
-    if question.machine.gpu is not None and used < cards:
+    if question.machine.gpu is not None and used < gpus:
         reasons.append(
-            f"{cards - used} of {cards} cards stay idle: with this engine, no strategy over all of them fits "
+            f"{gpus - used} of {gpus} cards stay idle: with this engine, no strategy over all of them fits "
             "and is faster; use each card for a separate run"
         )
     sent = chosen.step_parts.get("link between cards", 0.0)
@@ -226,24 +226,24 @@ SHORTEST, GRAIN = 128, 64
 TRIED_EXACTLY, SHORTER = 4, 0.9
 SMALLER_TRIED = 2
 LEAST_SHARE = 0.75
-"""Of a card, what weights may take where anything is to be learned with the rest."""
+"""Of a GPU, what weights may take where anything is to be learned with the rest."""
 
 
 ROOMY = 0.12
-"""Of a card, what must stay free for straight lines to be trusted without a count to the tensor."""
+"""Of a GPU, what must stay free for straight lines to be trusted without a count to the tensor."""
 
 
 def find_remedies(question: FitQuestion, *, rates: StepRates | None, level: Level) -> tuple[Considered, ...]:
     """Each kind of change that makes it fit, the smallest first."""
-    on_card = question.machine.gpu is not None
+    on_gpu = question.machine.gpu is not None
     changes: list[tuple[str, dict[str, object]]] = [
         (f"{method} instead of {question.method}", {"method": method}) for method in LIGHTER[question.method]
     ]
     if question.offload != "auto":
         changes.append((f"offload auto instead of {question.offload}", {"offload": "auto"}))
-    if question.engine == "graft" and on_card:
+    if question.engine == "graft" and on_gpu:
         changes.append(("transformers + PEFT instead of graft train (--engine hf)", {"engine": "hf"}))
-    if question.optimizer != "adamw_8bit" and question.method == "full" and on_card:
+    if question.optimizer != "adamw_8bit" and question.method == "full" and on_gpu:
         changes.append(
             (
                 "the 8-bit AdamW (--optimizer adamw_8bit), with --engine hf",
@@ -258,7 +258,7 @@ def find_remedies(question: FitQuestion, *, rates: StepRates | None, level: Leve
             remedies.append(consider(best, changed, name=name, level=level))
     if (shorter := _shorter(question, rates=rates, level=level)) is not None:
         remedies.insert(min(1, len(remedies)), shorter)
-    for find in (_more_cards, _smaller_model):
+    for find in (_more_gpus, _smaller_model):
         if (larger := find(question, rates=rates, level=level)) is not None:
             remedies.append(larger)
     return tuple(remedies)
@@ -268,7 +268,7 @@ def _best(question: FitQuestion, *, rates: StepRates | None, level: Level) -> Fi
     fitting, _ = search(question, rates=rates, level=level)
     for candidate in sorted(fitting, key=preference)[:TRIED_EXACTLY]:
         exact = candidate
-        roomy = card_excess(candidate, question, level) < -ROOMY * card_room(question, cards=1).value
+        roomy = gpu_excess(candidate, question, level) < -ROOMY * gpu_room(question, gpus=1).value
         if candidate.setup is not None and rates is not None and not roomy:
             exact = plain_candidate(question, candidate.way, rates=rates, exact=True)
         if fits(exact, question, level):
@@ -317,18 +317,18 @@ def _shorter(question: FitQuestion, *, rates: StepRates | None, level: Level) ->
     return None
 
 
-def _more_cards(question: FitQuestion, *, rates: StepRates | None, level: Level) -> Considered | None:
+def _more_gpus(question: FitQuestion, *, rates: StepRates | None, level: Level) -> Considered | None:
     machine = question.machine
     if machine.gpu is None:
         return None
-    for cards in CARDS:
-        if cards > machine.gpus:
+    for gpus in CARDS:
+        if gpus > machine.gpus:
             scaled_question = question.model_copy(
-                update={"machine": machine.model_copy(update={"gpus": cards})}
+                update={"machine": machine.model_copy(update={"gpus": gpus})}
             )
             if (best := _best(scaled_question, rates=rates, level=level)) is not None:
                 return consider(
-                    best, scaled_question, name=f"{cards} cards instead of {machine.gpus}", level=level
+                    best, scaled_question, name=f"{gpus} cards instead of {machine.gpus}", level=level
                 )
     return None
 
@@ -336,7 +336,7 @@ def _more_cards(question: FitQuestion, *, rates: StepRates | None, level: Level)
 def _smaller_model(question: FitQuestion, *, rates: StepRates | None, level: Level) -> Considered | None:
     """The largest of the catalog that fits, of the same family of names first."""
     here = total_parameters(question.shape)
-    room = card_room(question, cards=1).value * GIB
+    room = gpu_room(question, gpus=1).value * GIB
 
     def shared_name(model: CatalogModel) -> int:
         """How many words of its name a model shares with the asked one."""
@@ -372,7 +372,7 @@ def _smaller_model(question: FitQuestion, *, rates: StepRates | None, level: Lev
 
 
 def least_bytes(shape: ModelShape, method: Method) -> float:
-    """Of the weights alone, what a card must hold of a model at the very least."""
+    """Of the weights alone, what a GPU must hold of a model at the very least."""
     a_weight = {"qlora": 0.5, "full": 0.0}.get(method, 1.0)
     return a_weight * total_parameters(shape) / LEAST_SHARE
 
@@ -399,7 +399,7 @@ def fit(
     best, runner_up = sorted(answers, key=lambda answer: (not answer.fits, answer.run_minutes.value))
     if advise and not best.fits:
         best = _fit(best.question, rates=rates, correction=correction, level=level, advise=True)
-    return compare_engines(best, runner_up, cards=question.machine.gpus)
+    return compare_engines(best, runner_up, gpus=question.machine.gpus)
 
 
 def _fit(
@@ -441,7 +441,7 @@ def _fit(
         trainable_parameters=Figure.exact(trained(question)),
         peak_allocated_gib=allocated_figure(best_candidate, level),
         peak_reserved_gib=reserved_figure(best_candidate, question, level),
-        card_gib=card_room(question, cards=best_candidate.way.shared.cards),
+        card_gib=gpu_room(question, gpus=best_candidate.way.shared.gpus),
         host_gib=best_candidate.host,
         parts_gib=_parts(best_candidate, level),
         tokens_per_second=speed_figure(best_candidate, question, level),
@@ -479,7 +479,7 @@ def level_of(question: FitQuestion, rates: StepRates | None) -> Level:
 
 
 def ways_of(question: FitQuestion) -> tuple[FitQuestion, ...]:
-    """With preferences and reinforcement learning, `graft train` takes one card of several; TRL, with
+    """With preferences and reinforcement learning, `graft train` takes one GPU of several; TRL, with
     transformers and PEFT, takes all of them."""
     shared = question.model_copy(update={"engine": "hf"})
     if question.algorithm == "sft" or question.machine.gpus <= 1:
@@ -490,10 +490,10 @@ def ways_of(question: FitQuestion) -> tuple[FitQuestion, ...]:
     return question.model_copy(update={"machine": machine}), shared
 
 
-def compare_engines(best: FitAnswer, other: FitAnswer, *, cards: int) -> FitAnswer:
+def compare_engines(best: FitAnswer, other: FitAnswer, *, gpus: int) -> FitAnswer:
     """The answer of the better engine, with the other one among those that were considered."""
     alone = best.question.engine == "graft"
-    names = ("graft train on one card", f"TRL on {cards} cards")
+    names = ("graft train on one card", f"TRL on {gpus} cards")
     mine, rival_name = names if alone else reversed(names)
     reasons = []
     if best.fits and other.fits:
@@ -502,7 +502,7 @@ def compare_engines(best: FitAnswer, other: FitAnswer, *, cards: int) -> FitAnsw
     elif best.fits:
         reasons.append(f"{rival_name} does not fit")
     if alone:
-        idle = "the other card stays" if cards == 2 else f"the other {cards - 1} cards stay"
+        idle = "the other card stays" if gpus == 2 else f"the other {gpus - 1} cards stay"
         write = (
             ", or let a server write the answers (`train.rollouts.endpoint`)"
             if best.question.algorithm == "grpo"
@@ -547,7 +547,7 @@ def weigh(
         return plain_candidate(question, one.way, rates=rates, correction=correction, exact=True)
 
     def lacking(one: FitCandidate) -> float:
-        return max(card_excess(one, question, level), 0.0) + max(host_excess(one, question), 0.0)
+        return max(gpu_excess(one, question, level), 0.0) + max(host_excess(one, question), 0.0)
 
     exact: list[FitCandidate] = []
     best: FitCandidate | None = None
@@ -585,7 +585,7 @@ def _parts(chosen: FitCandidate, level: Level) -> dict[str, Figure]:
 
 def _late(question: FitQuestion, chosen: FitCandidate, level: Level) -> Figure:
     """How likely a batch of long rows runs out after a good start, over what the peak may truly be."""
-    room = card_room(question, cards=chosen.way.shared.cards).value * GIB
+    room = gpu_room(question, gpus=chosen.way.shared.gpus).value * GIB
     lasting = sum(chosen.peak.parts.get(name, 0.0) for name in ("weights", "adapters", "optimizer"))
     rows = chosen.way.micro_rows if not chosen.way.own_step else 1
 
@@ -649,7 +649,7 @@ def graft_sections(answer: FitAnswer) -> dict[str, Any]:
     planned = answer.strategy.tuning or answer.strategy.streamed
     limit = planned.limit_gib if planned is not None else answer.question.memory_limit_gib
     if limit is not None:
-        # Without one, the trainer takes 94 % of the card.
+        # Without one, the trainer takes 94 % of the GPU.
         sections["plan"] = {"memory_limit_gib": math.floor(100 * limit + 1e-6) / 100}
     return sections
 
@@ -657,7 +657,7 @@ def graft_sections(answer: FitAnswer) -> dict[str, Any]:
 def deepspeed_config(answer: FitAnswer) -> dict[str, Any]:
     """DeepSpeed's configuration. Stage 0 where nothing is cut up: then it does what DDP does."""
     strategy, question = answer.strategy, answer.question
-    cards = cards_of(answer)
+    gpus = gpus_of(answer)
     stage = {"zero2": 2, "zero3": 3, "fsdp2": 3}.get(strategy.sharding, 0)
     zero: dict[str, Any] = {"stage": stage}
     if stage:
@@ -668,7 +668,7 @@ def deepspeed_config(answer: FitAnswer) -> dict[str, Any]:
             zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     micro, accumulation = strategy.micro_rows, strategy.accumulation
     config: dict[str, Any] = {
-        "train_batch_size": micro * accumulation * cards,
+        "train_batch_size": micro * accumulation * gpus,
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": CLIPPING,
@@ -684,15 +684,15 @@ def deepspeed_config(answer: FitAnswer) -> dict[str, Any]:
 
 def accelerate_config(answer: FitAnswer) -> dict[str, Any]:
     """What `accelerate launch --config_file` takes."""
-    strategy, cards = answer.strategy, cards_of(answer)
+    strategy, gpus = answer.strategy, gpus_of(answer)
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": {"zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "fsdp2": "FSDP"}.get(
-            strategy.sharding, "MULTI_GPU" if cards > 1 else "NO"
+            strategy.sharding, "MULTI_GPU" if gpus > 1 else "NO"
         ),
         "mixed_precision": {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}[strategy.precision],
         "num_machines": 1,
-        "num_processes": cards,
+        "num_processes": gpus,
         "machine_rank": 0,
         "main_training_function": "main",
         "use_cpu": answer.question.machine.gpu is None,
@@ -717,8 +717,8 @@ def accelerate_config(answer: FitAnswer) -> dict[str, Any]:
     return config
 
 
-def cards_of(answer: FitAnswer) -> int:
-    """Cards that the strategy uses."""
+def gpus_of(answer: FitAnswer) -> int:
+    """GPUs that the strategy uses."""
     return answer.question.machine.gpus if answer.strategy.sharding != "none" else 1
 
 
@@ -726,7 +726,7 @@ def _title(answer: FitAnswer) -> str:
     strategy = answer.strategy
     return (
         f"# {answer.verdict}\n"
-        f"# {strategy.micro_rows} row(s) at a time × {strategy.accumulation} × {cards_of(answer)} card(s); "
+        f"# {strategy.micro_rows} row(s) at a time × {strategy.accumulation} × {gpus_of(answer)} card(s); "
         f"{answer.certainty} by `graft plan fit`\n"
     )
 

@@ -41,7 +41,7 @@ from graftwork.model.shape import (
 )
 from graftwork.plan.fit.question import (
     TIGHT,
-    card_room,
+    gpu_room,
     graders,
     half_precision,
     host_room,
@@ -69,7 +69,7 @@ family without a step recipe is estimated as a Llama, which was 11 to 18 % off o
 TIME_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.08}
 """Factor, either way. A trace knows memory, not time."""
 CPU_TIME_SPREAD = 2.0
-"""The same on processors without a probe: for many cores there is one published run."""
+"""The same on CPUs without a probe: for many cores there is one published run."""
 SIMPLEST = ("none", "ddp", "zero2", "fsdp2", "zero3")
 PLAINEST = ("none", "optimizer", "weights")
 
@@ -86,7 +86,7 @@ class StrategyOption(NamedTuple):
 
     engine: str
     own_step: bool
-    """`graft train`'s own step on one card; else the plain one."""
+    """`graft train`'s own step on one GPU; else the plain one."""
     shared: Distribution
     micro_rows: int
     checkpointed: int
@@ -124,19 +124,19 @@ def reserved_figure(candidate: FitCandidate, question: FitQuestion, level: Level
     value, spread = candidate.peak.reserved / GIB, RESERVED_SPREAD[level]
     high = value * (1 + spread)
     if candidate.tuning is not None:
-        room = card_room(question, cards=candidate.way.shared.cards).value
+        room = gpu_room(question, gpus=candidate.way.shared.gpus).value
         high = max(value, candidate.floor / GIB * (1 + spread), min(high, room))
     return Figure(value=value, low=value * (1 - spread), high=high, unit="GiB")
 
 
 def fits(candidate: FitCandidate, question: FitQuestion, level: Level) -> bool:
     """No figure within the range may pass what there is; on the host the usual one may not."""
-    return card_excess(candidate, question, level) <= 0 and host_excess(candidate, question) <= 0
+    return gpu_excess(candidate, question, level) <= 0 and host_excess(candidate, question) <= 0
 
 
-def card_excess(candidate: FitCandidate, question: FitQuestion, level: Level) -> float:
-    """GiB that are lacking on each card."""
-    room = card_room(question, cards=candidate.way.shared.cards)
+def gpu_excess(candidate: FitCandidate, question: FitQuestion, level: Level) -> float:
+    """GiB that are lacking on each GPU."""
+    room = gpu_room(question, gpus=candidate.way.shared.gpus)
     return reserved_figure(candidate, question, level).high - room.value
 
 
@@ -201,7 +201,7 @@ def train_settings(candidate: FitCandidate, question: FitQuestion) -> dict[str, 
         "epochs": max(round(question.epochs), 1),
         "precision": half_precision(question),
         "strategy": TRAIN_STRATEGY[shared.sharding],
-        "processes": shared.cards,
+        "processes": shared.gpus,
         "offload": shared.offload != "none",
     }
     if question.algorithm != "sft":
@@ -238,7 +238,7 @@ def name_of(candidate: FitCandidate, question: FitQuestion) -> str:
     """A short name that distinguishes the strategy from others."""
     way = candidate.way
     shared = way.shared
-    title = TITLES[shared.sharding] + (f" × {shared.cards}" if shared.cards > 1 else "")
+    title = TITLES[shared.sharding] + (f" × {shared.gpus}" if shared.gpus > 1 else "")
     parts = [title if question.machine.gpu is not None else "processor"]
     if candidate.streamed is not None:
         return ", ".join((*parts, "layers streamed from the host"))
@@ -264,7 +264,7 @@ def flops_a_token(question: FitQuestion) -> float:
 
 
 def most_tokens_per_second(question: FitQuestion, *, eight: bool = False) -> float | None:
-    """All cards at their stated peak; None without a card."""
+    """All GPUs at their stated peak; None without a GPU."""
     gpu, machine = question.machine.gpu, question.machine
     if gpu is None:
         return None
@@ -301,7 +301,7 @@ def time_spread(question: FitQuestion, level: Level) -> float:
 
 
 def speed_figure(candidate: FitCandidate, question: FitQuestion, level: Level) -> Figure:
-    """Tokens a second over all cards; no end of the range passes the roof."""
+    """Tokens a second over all GPUs; no end of the range passes the roof."""
     spread, value = time_spread(question, level), candidate.tokens_per_second
     tuning = candidate.tuning
     eight = tuning is not None and "eight" in (tuning.form, tuning.head)
@@ -315,7 +315,7 @@ def consider(candidate: FitCandidate, question: FitQuestion, *, name: str, level
         name=name,
         fits=fits(candidate, question, level),
         peak_reserved_gib=reserved_figure(candidate, question, level),
-        card_gib=card_room(question, cards=candidate.way.shared.cards),
+        card_gib=gpu_room(question, gpus=candidate.way.shared.gpus),
         host_gib=candidate.host,
         tokens_per_second=speed_figure(candidate, question, level),
         strategy=strategy_of(candidate, question),
@@ -331,11 +331,11 @@ DEEPSPEED_PADS = 1.5
 
 def host_memory(question: FitQuestion, shared: Distribution, *, trainable: int, base_bytes: float) -> Figure:
     """GiB of the host over all processes."""
-    low, usual, high = (gib * shared.cards for gib in PROCESS_GIB)
+    low, usual, high = (gib * shared.gpus for gib in PROCESS_GIB)
     least, most = base_bytes / GIB, base_bytes / GIB
     if shared.sharding in ("fsdp2", "zero3") and question.engine == "graft":
         # Every process reads the whole base itself: its hash is proven before it is cut up.
-        most = least = shared.cards * base_bytes / GIB
+        most = least = shared.gpus * base_bytes / GIB
     elif shared.offload != "weights":
         # Read shard by shard: of a file, pages that the system takes back where it must.
         least = 0.0
@@ -358,16 +358,16 @@ def padded_gb(question: FitQuestion) -> float:
 LASTING = ("weights", "adapters", "optimizer", "reference")
 
 
-def rows_at_once(question: FitQuestion, lasting: float, *, room: float, cards: int) -> int:
-    """Answers that a card generates side by side: all of its own, or even rounds that there is room for."""
-    most = max(-(-question.batch_size // cards), 1)
+def rows_at_once(question: FitQuestion, lasting: float, *, room: float, gpus: int) -> int:
+    """Answers that a GPU generates side by side: all of its own, or even rounds that there is room for."""
+    most = max(-(-question.batch_size // gpus), 1)
     a_row = sum(_generation_bytes(question, rows=1).values())
     rounds = -(-most // max(min(most, int((room - lasting) // a_row)), 1))
     return -(-most // rounds)
 
 
 def sampled_parts(question: FitQuestion) -> dict[str, float]:
-    """Bytes of a card that `graft train` holds for the answers of a step, by what they are for."""
+    """Bytes of a GPU that `graft train` holds for the answers of a step, by what they are for."""
     load = rollout_load(question)
     if load is None:
         return {}
@@ -380,10 +380,10 @@ def _generation_bytes(question: FitQuestion, *, rows: int) -> dict[str, float]:
 
 
 def generation_seconds(
-    question: FitQuestion, *, rows: int, cards: int, rates: StepRates, training: float
+    question: FitQuestion, *, rows: int, gpus: int, rates: StepRates, training: float
 ) -> dict[str, float]:
-    """Seconds of a step that are spent before anything is learned: each card generates its own rows."""
-    rows_per_gpu = max(-(-question.batch_size // cards), 1)
+    """Seconds of a step that are spent before anything is learned: each GPU generates its own rows."""
+    rows_per_gpu = max(-(-question.batch_size // gpus), 1)
     prompts = (
         rows_per_gpu * question.prompt_tokens * 2.0 * question.shape.layers * layer_parameters(question.shape)
     )
@@ -441,7 +441,7 @@ def plain_candidate(
         question, sharding=shared.sharding, rows=way.micro_rows, tokens=longest, checkpointed=way.checkpointed
     )
     peak = peak_of_each(run, setup, shared, exact=exact)
-    passes = -(-question.batch_size // (way.micro_rows * shared.cards))
+    passes = -(-question.batch_size // (way.micro_rows * shared.gpus))
     usual = setup.model_copy(update={"tokens": round(expected_longest(question.lengths, way.micro_rows))})
     parts = plain_step_parts(run, usual, shared, passes=passes)
     mean = sum(question.lengths) / len(question.lengths)
@@ -494,14 +494,14 @@ def _with_generation(
     lasting = {name: peak.parts.get(name, 0.0) for name in LASTING}
     # Where weights are cut up, TRL gathers them to generate.
     whole = run.base_bytes(setup) if shared.sharding in ("zero3", "fsdp2") else 0.0
-    room = card_room(question, cards=shared.cards).value * GIB * GENERATION_SHARE
+    room = gpu_room(question, gpus=shared.gpus).value * GIB * GENERATION_SHARE
     rows = rows_at_once(
         question,
         max(sum(lasting.values()), whole),
         room=max(room, peak.allocated),
-        cards=shared.cards,
+        gpus=shared.gpus,
     )
-    seconds = generation_seconds(question, rows=rows, cards=shared.cards, rates=run.rates, training=training)
+    seconds = generation_seconds(question, rows=rows, gpus=shared.gpus, rates=run.rates, training=training)
     if sampled := sampled_parts(question):
         # Recorded passes keep their memory while a step is computed: both are there.
         return peak.plus(sampled), seconds
@@ -541,21 +541,21 @@ HALF_BYTES = 2.0
 def own_limit(question: FitQuestion) -> float:
     """GiB that `graft train` lets its own step take: what is stated, else a share of what there is, less
     what answers are sampled in between steps."""
-    room, gpu = card_room(question, cards=1).value, question.machine.gpu
+    room, gpu = gpu_room(question, gpus=1).value, question.machine.gpu
     if question.memory_limit_gib is None and gpu is not None:
         room = min(room, gpu.memory_gib * GPU_SHARE)
     return max(room - sampled_bytes(question) / GIB, 0.0)
 
 
 def sampled_bytes(question: FitQuestion) -> float:
-    """Of a card, for the answers of a step that are sampled together."""
+    """Of a GPU, for the answers of a step that are sampled together."""
     return sum(sampled_parts(question).values())
 
 
 def own_step_candidates(question: FitQuestion, *, rates: StepRates, level: Level) -> list[FitCandidate]:
     """The fastest tuning that fits; where none does, the leanest that there is.
 
-    A tuning that fills the card needs room to give way; where it has none, one with a margin is taken.
+    A tuning that fills the GPU needs room to give way; where it has none, one with a margin is taken.
     """
     room, spread = own_limit(question), RESERVED_SPREAD[level]
     for limit in (room, room / (1 + spread)):

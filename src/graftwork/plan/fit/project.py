@@ -1,7 +1,7 @@
 """A question of fit with what the project, this machine and a probe know of it, and its answer.
 
 In: what the user stated. Out: a FitAnswer. Reads the project's file and its dataset's manifest, asks the
-driver which cards there are, and with `trace` starts the tracer in a child process. Loads no model.
+driver which GPUs there are, and with `trace` starts the tracer in a child process. Loads no model.
 """
 
 import json
@@ -164,7 +164,7 @@ def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | Non
             )
         link = gpu.nvlink_gb_s
     if gpu is not None and asked.memory is not None and asked.memory > gpu.memory_gib:
-        # A limit says how much of a card may be taken; it makes no card larger.
+        # A limit says how much of a GPU may be taken; it makes no GPU larger.
         raise UserMistake(
             f"{gpu.name} has {gpu.memory_gib:.1f} GiB, not {asked.memory:g}",
             why="--memory is what may be taken of a card",
@@ -359,12 +359,12 @@ def named_machine(
     ram_gib: float | None = None,
     overlay: Path | None = None,
 ) -> Machine:
-    """The machine that was named. Without a card and a processor it is this one; else host memory that is not
+    """The machine that was named. Without a GPU and a CPU it is this one; else host memory that is not
     stated is what such machines usually have, and `assumed` says so."""
     if gpu is None and cpu is None:
         machine = this_machine(overlay=overlay)
     else:
-        # A processor alone was named: then it is about no card. A card says nothing of the processor.
+        # A CPU alone was named: then it is about no GPU. A GPU says nothing of the CPU.
         machine = Machine(
             gpu=find_gpu(gpu, overlay=overlay) if gpu is not None else None,
             gpus=1 if gpu is not None else 0,
@@ -384,22 +384,22 @@ def named_machine(
 
 
 def this_machine(*, overlay: Path | None = None) -> Machine:
-    """Cards of one kind: the first one's. Others would wait for the slowest anyway."""
+    """GPUs of one kind: the first one's. Others would wait for the slowest anyway."""
     device = describe_device()
-    cards = read_cards(ask_driver(), visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    gpus = read_gpus(ask_driver(), visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
     gpu, count = None, 0
-    if cards:
-        name, memory_gib = cards[0]
-        count = sum(gpu_name == name for gpu_name, _ in cards)
+    if gpus:
+        name, memory_gib = gpus[0]
+        count = sum(gpu_name == name for gpu_name, _ in gpus)
         # The catalog's figures with the memory that the driver shows.
         gpu = find_gpu(name, overlay=overlay).model_copy(update={"memory_gib": memory_gib})
-    return Machine(gpu=gpu, gpus=count, cpu=_processor(device, overlay=overlay), ram_gib=device.memory_gib)
+    return Machine(gpu=gpu, gpus=count, cpu=_cpu(device, overlay=overlay), ram_gib=device.memory_gib)
 
 
 def this_host() -> Machine:
-    """This machine without its cards."""
+    """This machine without its GPUs."""
     device = describe_device()
-    return Machine(cpu=_processor(device, overlay=None), ram_gib=device.memory_gib)
+    return Machine(cpu=_cpu(device, overlay=None), ram_gib=device.memory_gib)
 
 
 def ask_driver() -> str:
@@ -407,12 +407,12 @@ def ask_driver() -> str:
     return ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or ""
 
 
-def read_cards(printed: str, *, visible: str | None = None) -> list[tuple[str, float]]:
+def read_gpus(printed: str, *, visible: str | None = None) -> list[tuple[str, float]]:
     """Name and GiB of each GPU, from lines of `index, uuid, name, MiB`.
 
     Other lines, and GPUs that are hidden, are passed over.
     """
-    cards = []
+    gpus = []
     for line in printed.splitlines():
         cells = [cell.strip() for cell in line.split(",", 2)]
         try:
@@ -422,11 +422,11 @@ def read_cards(printed: str, *, visible: str | None = None) -> list[tuple[str, f
         except (IndexError, ValueError):
             continue
         if is_visible(index, uuid, visible):
-            cards.append((name, memory_gib))
-    return cards
+            gpus.append((name, memory_gib))
+    return gpus
 
 
-def _processor(device: DeviceFacts, *, overlay: Path | None) -> Cpu:
+def _cpu(device: DeviceFacts, *, overlay: Path | None) -> Cpu:
     """The catalog's, or a guess by the number of threads."""
     try:
         return find_cpu(device.name, overlay=overlay)

@@ -70,7 +70,7 @@ def kind_of(question: FitQuestion) -> Literal["cpu", "cuda"]:
 
 
 def half_precision(question: FitQuestion) -> Precision:
-    """bfloat16 where the card has it, else float16 with scaling; processors work in float32."""
+    """bfloat16 where the GPU has it, else float16 with scaling; CPUs work in float32."""
     gpu = question.machine.gpu
     if gpu is None:
         cpu = question.machine.cpu
@@ -106,7 +106,7 @@ def plain_setup(
         targets=question.targets,
         adapted_layers=question.adapted_layers,
         dtype=weights,
-        # Our own plain step mixes precisions only on one card where the weights themselves are learned.
+        # Our own plain step mixes precisions only on one GPU where the weights themselves are learned.
         autocast=half != "float32" and not (graft and full and sharding != "none"),
         rows=rows,
         tokens=tokens,
@@ -119,11 +119,11 @@ def plain_setup(
 
 
 CONTEXT_GIB = (0.3, 0.4, 0.5)
-"""CUDA's own on a card: least, usual, most (published)."""
+"""CUDA's own on a GPU: least, usual, most (published)."""
 NCCL_GIB = (0.2, 0.35, 0.5)
-"""A communicator between cards (published: about 0.5)."""
+"""A communicator between GPUs (published: about 0.5)."""
 DESKTOP_GIB = (0.0, 0.2, 0.6)
-"""What a screen takes of a card that people play on too (guessed; `nvidia-smi` shows it)."""
+"""What a screen takes of a GPU that people play on too (guessed; `nvidia-smi` shows it)."""
 SYSTEM_GIB = 4.0
 """What the operating system and its services keep of the host (guessed)."""
 TIGHT = 0.90
@@ -148,7 +148,7 @@ def rollout_load(question: FitQuestion) -> RolloutLoad | None:
     return choose_prompts_at_once(
         question.shape,
         load,
-        memory_gib=card_room(question, cards=1).value,
+        memory_gib=gpu_room(question, gpus=1).value,
         width=ELEMENT_BYTES[half_precision(question)],
         recorded=question.machine.gpu is not None,
     )
@@ -160,15 +160,15 @@ def graders(question: FitQuestion) -> int:
     return cpu.cores if question.engine == "graft" and cpu is not None else 1
 
 
-def card_room(question: FitQuestion, *, cards: int) -> Figure:
-    """GiB that the allocator may take of one card; of a processor, what the host has."""
+def gpu_room(question: FitQuestion, *, gpus: int) -> Figure:
+    """GiB that the allocator may take of one GPU; of a CPU, what the host has."""
     if question.memory_limit_gib is not None:
         return Figure.exact(question.memory_limit_gib, "GiB")
     gpu = question.machine.gpu
     if gpu is None:
         return Figure.exact(host_room(question), "GiB")
     reserves = [CONTEXT_GIB]
-    if cards > 1:
+    if gpus > 1:
         reserves.append(NCCL_GIB)
     if shows_a_desktop(gpu):
         reserves.append(DESKTOP_GIB)
@@ -185,7 +185,7 @@ def host_room(question: FitQuestion) -> float:
 
 
 def shows_a_desktop(gpu: Gpu) -> bool:
-    """GeForce cards, by the number in their name."""
+    """GeForce GPUs, by the number in their name."""
     return _PLAYED_ON.search(gpu.name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Lists the candidates of a run: every strategy that the engine has, and the processor. Pure.
+"""Lists the candidates of a run: every strategy that the engine has, and the CPU. Pure.
 
 In: a question. Out: candidates that fit and candidates that do not. A strategy that does not fit with some
 rows at a time is not tried with more. `graft train` asks the same function for a step whose layers are
@@ -35,7 +35,7 @@ from graftwork.plan.fit.candidates import (
     plain_candidate,
     plain_run,
 )
-from graftwork.plan.fit.question import card_room, half_precision, host_room, rollout_load, why_plain
+from graftwork.plan.fit.question import gpu_room, half_precision, host_room, rollout_load, why_plain
 from graftwork.records.base import ELEMENT_BYTES, GIB, Figure
 from graftwork.records.hardware import Cpu
 from graftwork.records.plan import FitQuestion, Level, MemoryPeak, Offload, ProcessorStep, Sharding, Workload
@@ -110,11 +110,11 @@ UNKNOWN_CPU = Cpu(
 )
 
 
-def processor_candidate(question: FitQuestion) -> FitCandidate:
+def cpu_candidate(question: FitQuestion) -> FitCandidate:
     """As many rows at a time as host memory has room for."""
     shape, cpu = question.shape, question.machine.cpu or UNKNOWN_CPU
-    work, width = _processor_work(question, cpu), ELEMENT_BYTES[half_precision(question)]
-    limit = card_room(question, cards=1).value
+    work, width = _cpu_work(question, cpu), ELEMENT_BYTES[half_precision(question)]
+    limit = gpu_room(question, gpus=1).value
     fewer = choose_host_micro_batches(shape, work, limit_gib=limit, width=width)
     rows = question.batch_size if fewer is None else fewer.micro_rows
     sizes = max(
@@ -158,8 +158,8 @@ def processor_candidate(question: FitQuestion) -> FitCandidate:
     )
 
 
-def _processor_work(question: FitQuestion, cpu: Cpu) -> Workload:
-    """The whole run, with graft's own step on processors where it takes that."""
+def _cpu_work(question: FitQuestion, cpu: Cpu) -> Workload:
+    """The whole run, with graft's own step on CPUs where it takes that."""
     count = max(min(question.rows, MOST_ROWS), question.batch_size)
     ordered = sorted(question.lengths)
     lengths = tuple(ordered[index * len(ordered) // count] for index in range(count))
@@ -209,7 +209,7 @@ def search(
     failing: list[FitCandidate] = []
     candidates: list[FitCandidate] = []
     if question.machine.gpu is None or rates is None:
-        candidates.append(processor_candidate(question))
+        candidates.append(cpu_candidate(question))
     else:
         for way in _families(question):
             rows = 1
@@ -222,9 +222,9 @@ def search(
                         failing.append(candidate)
                     break
                 fitting.append(candidate)
-                if rows * way.shared.cards >= question.batch_size:
+                if rows * way.shared.gpus >= question.batch_size:
                     break
-                rows = min(2 * rows, -(-question.batch_size // way.shared.cards))
+                rows = min(2 * rows, -(-question.batch_size // way.shared.gpus))
         if streams(question):
             candidates.append(streamed_candidate(question, rates=rates, level=level, correction=correction))
         if own_step and takes_own_step(question):
@@ -235,7 +235,7 @@ def search(
 
 
 def takes_own_step(question: FitQuestion) -> bool:
-    """On a card."""
+    """On a GPU."""
     is_ours = question.engine == "graft" and question.machine.gpu is not None
     return is_ours and why_plain(question) is None
 
@@ -247,15 +247,15 @@ def _families(question: FitQuestion) -> Iterator[StrategyOption]:
     # Both engines checkpoint all blocks or none.
     depths = (0, layers)
     for shared in _sharings(question, graft=graft):
-        if graft and shared.cards == 1 and takes_own_step(question):
+        if graft and shared.gpus == 1 and takes_own_step(question):
             continue
         for checkpointed in depths:
             yield StrategyOption("graft" if graft else "hf", False, shared, 1, checkpointed)
 
 
 def _sharings(question: FitQuestion, *, graft: bool) -> Iterator[Distribution]:
-    """How cards can share it, with what may wait in host memory."""
-    cards = question.machine.gpus
+    """How GPUs can share it, with what may wait in host memory."""
+    gpus = question.machine.gpus
     yield Distribution("none", "none", 1)
     kinds: tuple[Sharding, ...] = ("zero2", "zero3", "fsdp2")
     if question.method == "qlora":
@@ -264,15 +264,15 @@ def _sharings(question: FitQuestion, *, graft: bool) -> Iterator[Distribution]:
     elif (graft and half_precision(question) == "float16") or question.optimizer == "adamw_8bit":
         # DeepSpeed scales by itself, and keeps states of its own.
         kinds = ("fsdp2",)
-    if cards > 1:
-        yield Distribution("ddp", "none", cards)
+    if gpus > 1:
+        yield Distribution("ddp", "none", gpus)
     for kind in kinds:
-        if cards == 1 and (graft or kind == "fsdp2"):
+        if gpus == 1 and (graft or kind == "fsdp2"):
             # Alone, there is nothing to share; only DeepSpeed's offload makes sense.
             continue
         for offload in _offloads(question, kind, graft=graft):
-            if cards > 1 or offload != "none":
-                yield Distribution(kind, offload, cards)
+            if gpus > 1 or offload != "none":
+                yield Distribution(kind, offload, gpus)
 
 
 def _offloads(question: FitQuestion, kind: Sharding, *, graft: bool) -> Iterator[Offload]:
@@ -287,7 +287,7 @@ def _offloads(question: FitQuestion, kind: Sharding, *, graft: bool) -> Iterator
         if offload == "optimizer" and question.method != "full":
             continue
         if offload != "none" and question.optimizer == "adamw_8bit":
-            # Its states are stepped on the card.
+            # Its states are stepped on the GPU.
             continue
         if question.offload in ("auto", offload):
             yield offload

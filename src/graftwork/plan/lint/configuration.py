@@ -63,7 +63,7 @@ class Configuration(Record):
     max_steps: int | None = None
     micro_batch: int | None = None
     accumulation: int | None = None
-    cards: int | None = None
+    gpus: int | None = None
     batch: int | None = None
     """Rows of an optimizer step, where the file fixes them: DeepSpeed's train_batch_size, our batch_size."""
     warmup_steps: int | None = None
@@ -97,7 +97,7 @@ class Configuration(Record):
     offload_weights: bool = False
 
     gpu: str | None = None
-    on_processor: bool = False
+    on_cpu: bool = False
     ram_gib: float | None = None
     spot: bool | None = None
     mirror: str | None = None
@@ -132,7 +132,7 @@ class Configuration(Record):
 
 
 class Peaks(Record):
-    """GiB of a card at its largest micro-batch, computed: as it is set, and with gradient checkpointing."""
+    """GiB of a GPU at its largest micro-batch, computed: as it is set, and with gradient checkpointing."""
 
     as_set: float
     recomputed: float
@@ -141,14 +141,14 @@ class Peaks(Record):
 
 
 class LintContext(Record):
-    """What is known besides the file: the model's shape, the card, the lengths of the rows."""
+    """What is known besides the file: the model's shape, the GPU, the lengths of the rows."""
 
     shape: ModelShape | None = None
     parameters: int | None = None
     trainable: int | None = None
     """What the named adapter has on this shape."""
     gpu: Gpu | None = None
-    on_processor: bool = False
+    on_cpu: bool = False
     lengths: tuple[int, ...] = ()
     peaks: Peaks | None = None
 
@@ -277,21 +277,21 @@ class Steps(NamedTuple):
 
 
 def effective_batch(config: Configuration) -> int | None:
-    """Rows of one optimizer step; one card unless the number is set."""
+    """Rows of one optimizer step; one GPU unless the number is set."""
     if config.kind == "graft":
         return config.batch
     if config.micro_batch is not None:
-        return config.micro_batch * (config.accumulation or 1) * (config.cards or 1)
+        return config.micro_batch * (config.accumulation or 1) * (config.gpus or 1)
     return config.batch
 
 
 def count_steps(config: Configuration) -> Steps | None:
-    """As transformers counts: batches a card first, then those that make an update, the last one smaller."""
+    """As transformers counts: batches a GPU first, then those that make an update, the last one smaller."""
     batch, epoch = effective_batch(config), None
     if config.rows is not None and batch:
         epoch = math.ceil(config.rows / batch)
         if config.micro_batch is not None:
-            batches = math.ceil(config.rows / (config.micro_batch * (config.cards or 1)))
+            batches = math.ceil(config.rows / (config.micro_batch * (config.gpus or 1)))
             epoch = max(math.ceil(batches / (config.accumulation or 1)), 1)
     if config.max_steps is not None and config.max_steps > 0:
         return Steps(epoch, config.max_steps)
@@ -444,9 +444,9 @@ class FoundSettings:
 STATED = {
     "rows": Names(("train_rows", "train_examples", "num_train_samples", "train_samples"), positive),
     "test_rows": Names(("test_rows", "test_examples"), positive),
-    "cards": Names(("num_gpus", "n_gpus", "world_size", "num_processes", "cards"), positive),
+    "gpus": Names(("num_gpus", "n_gpus", "world_size", "num_processes", "cards"), positive),
     "gpu": Names(("gpu", "gpu_type", "gpu_name"), text),
-    "on_processor": Names(("use_cpu", "no_cuda"), yes),
+    "on_cpu": Names(("use_cpu", "no_cuda"), yes),
     "ram_gib": Names(("ram_gib", "ram_gb"), number),
     "spot": Names(("spot", "use_spot", "interruptible", "use_spot_instances"), yes),
     "mirror": Names(("checkpoint_mirror", "checkpoint_s3_uri", "mirror", "hub_model_id"), text),
@@ -648,7 +648,7 @@ GRAFT_FIELDS = {
     "reward_scale": ("train", "policy", "scale"),
     "epochs": ("train", "epochs"),
     "batch": ("train", "batch_size"),
-    "cards": ("train", "processes"),
+    "gpus": ("train", "processes"),
     "warmup_ratio": ("train", "warmup_ratio"),
     "save_steps": ("train", "checkpoint_every"),
     "eval_steps": ("train", "eval", "every"),

@@ -74,7 +74,7 @@ def most_severe_first(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...
 TOO_LONG = re.compile(r"(\d+) tokens, (?:more than|data\.)\s?max_tokens")
 """How preparing says that it left a row out for its length."""
 _MOST_BYTES_OF_LENGTHS = 256 << 20
-PROCESSORS = ("cpu", "none", "processor")
+CPU_NAMES = ("cpu", "none", "processor")
 
 
 class Given(NamedTuple):
@@ -95,7 +95,7 @@ class Given(NamedTuple):
 OPTIONS = {
     "rows": ("rows", "--rows"),
     "gpu": ("gpu", "--gpu"),
-    "gpus": ("cards", "--gpus"),
+    "gpus": ("gpus", "--gpus"),
     "ram_gib": ("ram_gib", "--ram"),
     "model": ("model", "--model"),
     "data_model": ("data_model", "--data-model"),
@@ -147,7 +147,7 @@ def _look(path: Path, config: Configuration, lengths: tuple[int, ...], given: Gi
     if config.deadline_minutes is not None and config.expected_minutes is None and model and gpu:
         expected = least_minutes(config, model, gpu, lengths)
         config = config.model_copy(update={"expected_minutes": expected})
-    context = LintContext(gpu=gpu, on_processor=config.on_processor and gpu is None, lengths=lengths)
+    context = LintContext(gpu=gpu, on_cpu=config.on_cpu and gpu is None, lengths=lengths)
     if model is not None:
         context = context.model_copy(
             update={
@@ -161,7 +161,7 @@ def _look(path: Path, config: Configuration, lengths: tuple[int, ...], given: Gi
         file=str(path),
         kind=config.kind,
         model=config.model,
-        gpu=gpu.name if gpu else ("processor" if context.on_processor else None),
+        gpu=gpu.name if gpu else ("processor" if context.on_cpu else None),
         findings=lint(config, context),
         unknown=tuple(_unknown(config, context)),
     )
@@ -242,10 +242,10 @@ def _add(config: Configuration, given: Given) -> Configuration:
             values[field] = value
             locations[field] = ConfigLocation(key=option)
     gpu = values.get("gpu", config.gpu)
-    if gpu is not None and gpu.lower() in PROCESSORS:
-        values["gpu"], values["on_processor"] = None, True
+    if gpu is not None and gpu.lower() in CPU_NAMES:
+        values["gpu"], values["on_cpu"] = None, True
     elif "gpu" in values:
-        values["on_processor"] = False
+        values["on_cpu"] = False
     return config.model_copy(update={**values, "places": locations})
 
 
@@ -292,7 +292,7 @@ def _unknown(config: Configuration, context: LintContext) -> Iterable[str]:
     if context.parameters is None:
         name = f" ({config.model} is in no catalog)" if config.model else ""
         yield f"how large the model is{name}: --model NAME or a config.json"
-    if context.gpu is None and not context.on_processor:
+    if context.gpu is None and not context.on_cpu:
         yield "what it runs on: --gpu NAME, or --gpu cpu"
     if not context.lengths:
         yield "how long the rows are: --lengths FILE"

@@ -30,7 +30,7 @@ PLAIN = ("training", "axolotl", "llama-factory")
 
 
 def peaks_of(config: Configuration, model: CatalogModel, lengths: tuple[int, ...]) -> Peaks | None:
-    """GiB of one card at the longest row that the limit lets through."""
+    """GiB of one GPU at the longest row that the limit lets through."""
     # The type of the weights: as they are loaded, else as the run multiplies.
     dtype = config.weights_dtype or config.precision
     sharded = config.zero_stage or config.offload_optimizer or config.offload_weights
@@ -66,7 +66,7 @@ def peaks_of(config: Configuration, model: CatalogModel, lengths: tuple[int, ...
 def least_minutes(
     config: Configuration, model: CatalogModel, gpu: Gpu, lengths: tuple[int, ...]
 ) -> float | None:
-    """The lower end of what the run takes on these cards, with the best settings that there are for it."""
+    """The lower end of what the run takes on these GPUs, with the best settings that there are for it."""
     if config.rows is None or config.method is None or not lengths:
         return None
     clipped = [min(length, config.max_length or length) for length in lengths]
@@ -79,7 +79,7 @@ def least_minutes(
         batch_size=effective_batch(config) or 16,
         rank=config.rank or 16,
     )
-    machine = Machine(gpu=gpu, gpus=config.cards or 1, ram_gib=config.ram_gib or 64.0)
+    machine = Machine(gpu=gpu, gpus=config.gpus or 1, ram_gib=config.ram_gib or 64.0)
     answer = fit(make_question(model, options, machine=machine))
     return answer.run_minutes.low if answer.fits else None
 
@@ -116,10 +116,10 @@ def weights_of(config: Configuration, context: LintContext) -> LoadedWeights | N
 
 
 def full_floor(config: Configuration, context: LintContext) -> tuple[float, str] | None:
-    """GiB that a card holds at least where all weights are trained, without any activation; and of what."""
+    """GiB that a GPU holds at least where all weights are trained, without any activation; and of what."""
     if config.method != "full" or context.parameters is None:
         return None
-    cards, stage = config.cards or 1, config.zero_stage or 0
+    gpus, stage = config.gpus or 1, config.zero_stage or 0
     if config.precision == "float32":
         weights, gradients, optimizer = 4.0, 4.0, 8.0
     elif stage:
@@ -134,9 +134,9 @@ def full_floor(config: Configuration, context: LintContext) -> tuple[float, str]
     if config.offload_weights and stage == 3:
         weights = 0.0
     parts = {
-        "weights": weights / (cards if stage >= 3 else 1),
-        "gradients": gradients / (cards if stage >= 2 else 1),
-        "optimizer": optimizer / (cards if stage >= 1 else 1),
+        "weights": weights / (gpus if stage >= 3 else 1),
+        "gradients": gradients / (gpus if stage >= 2 else 1),
+        "optimizer": optimizer / (gpus if stage >= 1 else 1),
     }
     terms = [f"{name} {size:g}" for name, size in parts.items() if size]
     explanation = f"bytes a parameter and card: {' + '.join(terms) or 'none'}"
@@ -146,7 +146,7 @@ def full_floor(config: Configuration, context: LintContext) -> tuple[float, str]
 GENEROUS = 1.1
 """A stated figure counts as right up to this ratio: GB and GiB differ by 7 %."""
 HARDLY = 0.7
-"""Of a card: what is left above it is for activations, buffers and the context."""
+"""Of a GPU: what is left above it is for activations, buffers and the context."""
 FIT = "`graft plan fit` shows what does fit"
 
 
@@ -186,14 +186,14 @@ def memory_is_larger(config: Configuration, context: LintContext) -> Iterator[Ru
 
 @rule("weights-do-not-fit", "error")
 def weights_do_not_fit(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
-    """Weights larger than the card or the memory."""
+    """Weights larger than the GPU or the memory."""
     weights = weights_of(config, context)
     if weights is None or config.method == "full":
         return
-    sharded = config.cards if config.zero_stage == 3 and config.cards else 1
+    sharded = config.gpus if config.zero_stage == 3 and config.gpus else 1
     if context.gpu is not None and not config.offload_weights:
         room, what = context.gpu.memory_gib * sharded, context.gpu.name
-    elif context.on_processor and config.ram_gib is not None:
+    elif context.on_cpu and config.ram_gib is not None:
         room, what = config.ram_gib, "this machine"
     else:
         return
@@ -213,11 +213,11 @@ def full_does_not_fit(config: Configuration, context: LintContext) -> Iterator[R
     if floor is None or context.gpu is None or floor[0] <= context.gpu.memory_gib:
         return
     least, explanation = floor
-    cards = config.cards or 1
+    gpus = config.gpus or 1
     pooled = (
-        f" ZeRO-{config.zero_stage or 0} keeps the whole weights on every card: {cards} cards are not one of "
-        f"{cards} times the size."
-        if cards > 1 and (config.zero_stage or 0) < 3
+        f" ZeRO-{config.zero_stage or 0} keeps the whole weights on every card: {gpus} cards are not one of "
+        f"{gpus} times the size."
+        if gpus > 1 and (config.zero_stage or 0) < 3
         else ""
     )
     yield RuleHit(
@@ -289,7 +289,7 @@ def recomputing_is_off(config: Configuration, context: LintContext) -> Iterator[
 
 @rule("peak-does-not-fit", "error")
 def peak_does_not_fit(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
-    """A step larger than the card."""
+    """A step larger than the GPU."""
     if context.gpu is None or context.peaks is None or context.peaks.recomputed <= context.gpu.memory_gib:
         return
     yield RuleHit(
@@ -393,7 +393,7 @@ def both_halves_are_on(config: Configuration, _context: LintContext) -> Iterator
 
 @rule("bf16-missing", "error")
 def bf16_is_missing(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
-    """Bfloat16 on a card without it."""
+    """Bfloat16 on a GPU without it."""
     gpu = context.gpu
     if gpu is None or gpu.has_bf16 or "bfloat16" not in (config.precision, config.compute_dtype):
         return
@@ -432,7 +432,7 @@ def tf32_is_missing(config: Configuration, context: LintContext) -> Iterator[Rul
 
 @rule("fp16-where-bf16-is", "note")
 def fp16_where_bf16_is(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
-    """Fp16 on a card that has bfloat16."""
+    """Fp16 on a GPU that has bfloat16."""
     gpu = context.gpu
     if config.precision != "float16" or gpu is None or not gpu.has_bf16:
         return
@@ -488,8 +488,8 @@ def four_bits_multiply_in_float32(config: Configuration, _context: LintContext) 
 
 
 @rule("card-left-behind", "warning", WHEELS)
-def card_is_left_behind(_said: Configuration, context: LintContext) -> Iterator[RuleHit]:
-    """A card that today's torch has no kernels for."""
+def gpu_is_left_behind(_said: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """A GPU that today's torch has no kernels for."""
     gpu = context.gpu
     if gpu is None or gpu.capability >= TURING:
         return
@@ -503,7 +503,7 @@ def card_is_left_behind(_said: Configuration, context: LintContext) -> Iterator[
 
 
 @rule("no-tensor-cores", "note")
-def card_has_no_tensor_cores(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+def gpu_has_no_tensor_cores(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     """Half precision that is no faster."""
     gpu = context.gpu
     if gpu is not None and gpu.capability < VOLTA and config.precision in ("float16", "bfloat16"):
@@ -516,13 +516,9 @@ def card_has_no_tensor_cores(config: Configuration, context: LintContext) -> Ite
 
 
 @rule("8bit-optimizer-on-processor", "error")
-def eight_bit_optimizer_on_processor(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
-    """An optimizer that needs a card."""
-    if (
-        context.on_processor
-        and config.optimizer
-        and ("8bit" in config.optimizer or "paged" in config.optimizer)
-    ):
+def eight_bit_optimizer_on_cpu(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+    """An optimizer that needs a GPU."""
+    if context.on_cpu and config.optimizer and ("8bit" in config.optimizer or "paged" in config.optimizer):
         yield RuleHit(
             f"the optimizer {config.optimizer} on a processor",
             "the 8-bit and paged optimizers of bitsandbytes need a card",
@@ -532,9 +528,9 @@ def eight_bit_optimizer_on_processor(config: Configuration, context: LintContext
 
 
 @rule("fp16-on-processor", "warning")
-def fp16_on_processor(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
+def fp16_on_cpu(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     """Fp16 where it is slowest."""
-    if context.on_processor and config.precision == "float16":
+    if context.on_cpu and config.precision == "float16":
         yield RuleHit(
             "fp16 on a processor",
             "processors multiply fp16 slowly or not at all, and training in it needs loss scaling",

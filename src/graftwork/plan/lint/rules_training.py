@@ -199,7 +199,7 @@ def _evaluates(config: Configuration) -> bool:
 
 @rule("batch-not-as-stated", "error")
 def batch_is_not_as_stated(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
-    """A batch that is not micro × accumulation × cards."""
+    """A batch that is not micro × accumulation × GPUs."""
     batch = effective_batch(config)
     if config.micro_batch is None or config.stated_batch is None or config.stated_batch == batch:
         return
@@ -218,12 +218,12 @@ def batch_contradicts_itself(config: Configuration, _context: LintContext) -> It
         return
     assert config.batch is not None
     rows_per_gpu = (config.micro_batch or 1) * (config.accumulation or 1)
-    if config.cards is None and config.batch % rows_per_gpu == 0:
+    if config.gpus is None and config.batch % rows_per_gpu == 0:
         return
-    if config.batch == rows_per_gpu * (config.cards or 1):
+    if config.batch == rows_per_gpu * (config.gpus or 1):
         return
     yield RuleHit(
-        f"train_batch_size is {config.batch}, but {_product(config)} = {rows_per_gpu * (config.cards or 1)}",
+        f"train_batch_size is {config.batch}, but {_product(config)} = {rows_per_gpu * (config.gpus or 1)}",
         "DeepSpeed refuses to start unless they agree for the cards that are there",
         _fix_accumulation(config, config.batch),
         ("batch", "accumulation"),
@@ -262,15 +262,15 @@ def max_steps_win(config: Configuration, _context: LintContext) -> Iterator[Rule
 
 @rule("batch-does-not-divide", "warning")
 def batch_does_not_divide(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
-    """Rows that cards cannot share evenly."""
-    cards, batch = config.cards or 1, config.batch or config.stated_batch
-    if cards < 2 or batch is None or batch % cards == 0:
+    """Rows that GPUs cannot share evenly."""
+    gpus, batch = config.gpus or 1, config.batch or config.stated_batch
+    if gpus < 2 or batch is None or batch % gpus == 0:
         return
     yield RuleHit(
-        f"{batch} rows a step do not divide by {cards} cards",
+        f"{batch} rows a step do not divide by {gpus} cards",
         "some cards get a row more than others and the rest wait for them in every step",
-        f"take {batch // cards * cards or cards} or {(batch // cards + 1) * cards} rows a step",
-        ("batch", "stated_batch", "cards"),
+        f"take {batch // gpus * gpus or gpus} or {(batch // gpus + 1) * gpus} rows a step",
+        ("batch", "stated_batch", "gpus"),
     )
 
 
@@ -305,12 +305,12 @@ def steps_are_not_as_stated(config: Configuration, _context: LintContext) -> Ite
 
 
 def _product(config: Configuration) -> str:
-    cards = f" × {config.cards} cards" if config.cards else ""
-    return f"{config.micro_batch} × {config.accumulation or 1}{cards}"
+    gpus = f" × {config.gpus} cards" if config.gpus else ""
+    return f"{config.micro_batch} × {config.accumulation or 1}{gpus}"
 
 
 def _fix_accumulation(config: Configuration, wanted: int) -> str:
-    rows_per_pass = (config.micro_batch or 1) * (config.cards or 1)
+    rows_per_pass = (config.micro_batch or 1) * (config.gpus or 1)
     if wanted % rows_per_pass == 0:
         return f"accumulate {wanted // rows_per_pass} times for {wanted}, or say {effective_batch(config)}"
     near = max(round(wanted / rows_per_pass), 1)

@@ -2,7 +2,7 @@
 
 from datetime import date
 
-from graftwork.plan.cost import Billing, CardRun, OfferCandidate, Terms, need_disk
+from graftwork.plan.cost import Billing, GpuRun, OfferCandidate, Terms, need_disk
 from graftwork.records.base import Figure
 from graftwork.records.hardware import Offer, PlaceTerms
 
@@ -13,8 +13,8 @@ ROWS = 15000.0
 
 def make_run(
     hours: float = 2.0, *, gpu: str = "A100 40GB", gpus: int = 1, fits: bool = True, spread=1.0
-) -> CardRun:
-    return CardRun(
+) -> GpuRun:
+    return GpuRun(
         gpu=gpu,
         gpus=gpus,
         fits=fits,
@@ -49,7 +49,7 @@ def make_candidate(
     *,
     usd: float = 1.0,
     billing: Billing = "on-demand",
-    run: CardRun | None = None,
+    run: GpuRun | None = None,
     place: dict | None = None,
     offer: dict | None = None,
 ) -> OfferCandidate:

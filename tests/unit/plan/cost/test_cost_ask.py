@@ -104,8 +104,8 @@ def test_the_smallest_machine_of_a_card_is_always_there():
         Offer(place=place, gpu="A100", gpus=gpus, usd_per_hour=1.0, source="test", dated="2026-08-22")
         for place, gpus in (("a", 1), ("a", 2), ("a", 8), ("b", 8))
     ]
-    assert [(offer.place, offer.gpus) for offer in of_size(offers, cards=1)] == [("a", 1), ("b", 8)]
-    assert len(of_size(offers, cards=8)) == 4
+    assert [(offer.place, offer.gpus) for offer in of_size(offers, gpus=1)] == [("a", 1), ("b", 8)]
+    assert len(of_size(offers, gpus=8)) == 4
 
 
 def test_two_kinds_of_one_card_at_one_place_are_distinguished():
