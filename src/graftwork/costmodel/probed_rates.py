@@ -46,7 +46,7 @@ class Line(NamedTuple):
 def rates_of_probe(facts: ProbeFacts) -> StepRates:
     """What this GPU reaches."""
     if facts.device.kind != "cuda":
-        raise ValueError("a processor has no GPU's rates")
+        raise ValueError("a CPU has no GPU's rates")
     half = _rate(facts, ("bfloat16", "float16"))
     if half is None or not facts.copy_bytes_s:
         raise ValueError("the probe measured no products")

@@ -359,7 +359,7 @@ def describe_streamed(step: StreamedStep) -> str:
     """How the model is streamed, for messages."""
     rows = f"{step.micro_rows} row{'s' * (step.micro_rows != 1)} at a time"
     inputs = f", inputs of {step.host_inputs} blocks on the host" if step.host_inputs else ""
-    where = "processor" if step.update == "host" else "card"
+    where = "CPU" if step.update == "host" else "GPU"
     return f"layers streamed from host memory in {step.dtype}, {rows}{inputs}, Adam on the {where}"
 
 

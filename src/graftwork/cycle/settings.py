@@ -264,7 +264,7 @@ class CycleSettings(Record):
         description="Where training runs: local, or a place of `graft fleet places`. Its cost is limited by "
         "`fleet.caps`.",
     )
-    gpu: str = Field("", description="The card to order at a place; empty: the cheapest.")
+    gpu: str = Field("", description="The GPU to order at a place; empty: the cheapest.")
     approve: tuple[str, ...] = Field(
         (), description="Steps that wait for a person, such as train or promote: `graft up approve`."
     )

@@ -611,7 +611,7 @@ def _run_of(text: str) -> GpuRun:
     question = FitQuestion.model_validate_json(text)
     gpu = question.machine.gpu
     if gpu is None:
-        raise UserMistake("a machine without a card is not compared", fix="name a card", where="--gpu")
+        raise UserMistake("a machine without a GPU is not compared", fix="name a GPU", where="--gpu")
     rates = rates_of(gpu)
     level = level_of(question, rates)
     fitting, failing = search(question, rates=rates, level=level)

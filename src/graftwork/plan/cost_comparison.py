@@ -99,7 +99,7 @@ def assess(candidate: OfferCandidate, *, terms: Terms, disk: DiskNeed, rows: flo
         instance=candidate.offer.instance,
         billing=candidate.billing,
         fits=fits,
-        why_not=why_not if run.fits else run.why_not or "it does not fit the card",
+        why_not=why_not if run.fits else run.why_not or "it does not fit the GPU",
         training_hours=run.hours,
         machine_hours=figure(lambda bill: bill.machine, "h"),
         hours_to_result=clock,
@@ -158,7 +158,7 @@ def limits_of(candidate: OfferCandidate, bill: Bill) -> tuple[str, ...]:
             periods = math.ceil(bill.clock / hours) if math.isfinite(bill.clock) else 0
             limits.append(f"{quota:g} h a {unit}: {plural(periods, unit)}")
     if candidate.billing == "subscription" and candidate.offer.hours_a_month:
-        limits.append(f"{candidate.offer.hours_a_month:g} h of this card a month")
+        limits.append(f"{candidate.offer.hours_a_month:g} h of this GPU a month")
     if provider.driven_by == "by hand":
         limits.append("by hand: no API")
     return tuple(limits)
@@ -290,7 +290,7 @@ def _why_best(terms: Terms) -> str:
 def _why_none(rows: Sequence[PlaceRow], terms: Terms) -> str:
     fitting = [row for row in rows if row.fits]
     if not fitting:
-        return "It fits none of the cards; the lines say by how much."
+        return "It fits none of the GPUs; the lines say by how much."
     soonest = min(fitting, key=lambda row: row.hours_to_result.value)
     cheapest = min(fitting, key=lambda row: row.bill_usd.value)
     limits = []
@@ -570,10 +570,10 @@ EstimateRun = Callable[[str, int, float | None], GpuRun]
 
 OWN = PlaceTerms(
     name="own",
-    title="own cards",
+    title="own GPUs",
     kind="own",
     setup_minutes=1.0,
-    notes="electricity alone; the cards are paid for",
+    notes="electricity alone; the GPUs are paid for",
     source="stated by the user",
     dated="2026-01-01",
 )
@@ -676,7 +676,7 @@ def _assumptions(terms: Terms) -> tuple[str, ...]:
         f"any other machine or process fails once in {1 / CRASH_RATE:.0f} hours",
         f"subscriptions are shared among {terms.runs_a_month:g} runs a month",
         f"electricity costs {terms.electricity_usd_kwh:g} USD a kWh, and {terms.host_watts:g} W go to the "
-        "machine around own cards; the cards themselves are paid for (see `graft plan buy`)",
+        "machine around own GPUs; the GPUs themselves are paid for (see `graft plan buy`)",
         "working hours are not included in the cost",
     )
 

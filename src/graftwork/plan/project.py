@@ -141,11 +141,11 @@ def plan_passes(
 
 _LESS_AT_A_TIME = (
     "set `train.method: qlora` or `train.gradient_checkpointing: auto`, lower `data.max_tokens`, share it "
-    "(`train.strategy`), or give it a larger card; `plan.memory_limit_gib` states what there is"
+    "(`train.strategy`), or give it a larger GPU; `plan.memory_limit_gib` states what there is"
 )
 _FEWER_ANSWERS = (
     "lower `train.rollouts.answers` or `train.rollouts.max_tokens`, set `train.method: qlora`, or give it a "
-    "larger card; `plan.memory_limit_gib` states what there is"
+    "larger GPU; `plan.memory_limit_gib` states what there is"
 )
 
 
@@ -261,7 +261,7 @@ def plan_tuning(
             why=f"not even with one row of {max(load.lengths)} tokens at a time and nothing kept",
             fix=_FEWER_ANSWERS
             if sampled
-            else "set `train.method: qlora`, lower `data.max_tokens`, or give it a larger card",
+            else "set `train.method: qlora`, lower `data.max_tokens`, or give it a larger GPU",
         )
     # A tuning is chosen as if every token were trained; the peak is that of the share that is.
     share = min(load.trained_tokens / sum(load.lengths), 1.0)

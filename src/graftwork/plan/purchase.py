@@ -149,7 +149,7 @@ def read_purchase_option(text: str, *, option: str) -> PurchaseOption:
 
 def _mistake(text: str, option: str) -> UserMistake:
     return UserMistake(
-        f"{option} {text!r} does not name a card",
+        f"{option} {text!r} does not name a GPU",
         why="its memory, speed and price are needed",
         fix=f'write it as {option} "2x RTX 5060 Ti 16GB=700" (how many in all, which, dollars to pay)',
         where=option,
@@ -186,12 +186,12 @@ def link_words(machine: Machine) -> str:
     """How two of its GPUs meet."""
     gpu = machine.gpu
     if gpu is None or machine.gpus < 2:
-        return "one card"
+        return "one GPU"
     if machine.link_gb_s is not None:
-        return f"{machine.link_gb_s:g} GB/s between cards, as stated"
+        return f"{machine.link_gb_s:g} GB/s between GPUs, as stated"
     if gpu.nvlink_gb_s:
         return f"NVLink, {gpu.nvlink_gb_s:g} GB/s one way"
-    return f"through the host: each card's connector gives {gpu.pcie_gb_s:g} GB/s one way at best"
+    return f"through the host: each GPU's connector gives {gpu.pcie_gb_s:g} GB/s one way at best"
 
 
 def news(have: MachineReach, other: MachineReach) -> tuple[str, ...]:
@@ -516,8 +516,8 @@ def weigh_purchase(
         assumptions=(
             f"{plural(use.runs_a_week, 'run')} a week for {plural(use.years, 'year')}, "
             f"{use.runs:,.0f} in all, all like this one",
-            f"a card is sold at the end for {100 * use.residual_share:.0f} % of its price",
-            f"electricity costs {use.electricity_usd_kwh:g} USD a kWh; the machine around the cards takes "
+            f"a GPU is sold at the end for {100 * use.residual_share:.0f} % of its price",
+            f"electricity costs {use.electricity_usd_kwh:g} USD a kWh; the machine around the GPUs takes "
             f"{use.host_watts:g} W while it trains, and is not counted while it does not",
             f"rents stay as they were on the day of their lists, and subscriptions are shared among "
             f"{terms.runs_a_month:.0f} runs a month",

@@ -239,7 +239,7 @@ def rates_of(machine: Machine, form: Form, *, case: int) -> ServingRates:
         return ServingRates(gpu.bandwidth_gb_s * 1e9, tflops * 1e12)
     if machine.cpu is None:
         raise UserMistake(
-            "the machine has neither a card nor a processor with known figures",
+            "the machine has neither a GPU nor a CPU with known figures",
             why="how fast it answers follows from its bandwidth and its products a second",
             fix="name one: --gpu NAME or --cpu NAME",
         )
@@ -326,13 +326,13 @@ def find_engine_name(name: str | None, *, machine: Machine) -> EngineName:
         )
     if engine == "vllm" and machine.gpu is None:
         raise UserMistake(
-            "vLLM is planned for cards only",
-            fix="name a card with --gpu, or --engine llama.cpp",
+            "vLLM is planned for GPUs only",
+            fix="name a GPU with --gpu, or --engine llama.cpp",
             where="--engine",
         )
     if engine == "embedded" and machine.gpu is not None:
         raise UserMistake(
-            "the embedded engine is planned for processors only", fix="leave --engine out", where="--engine"
+            "the embedded engine is planned for CPUs only", fix="leave --engine out", where="--engine"
         )
     return engine
 
@@ -460,7 +460,7 @@ def list_notes(question: ServeQuestion, row: FormRow) -> tuple[str, ...]:
             f"{question.context} tokens are more than the {shape.max_positions} the model was made for"
         )
     if question.gpus > 1 and question.copies == 1 and shape.heads % question.gpus:
-        notes.append(f"{shape.heads} heads cannot be split evenly over {question.gpus} cards: engines refuse")
+        notes.append(f"{shape.heads} heads cannot be split evenly over {question.gpus} GPUs: engines refuse")
     if question.adapters > 1 and not find_engine(question.engine, on_gpu=gpu is not None).mixes_adapters:
         notes.append("llama.cpp reads the weights once for each adapter in use: its users do not share steps")
     if gpu is not None and row.form == "8 bits" and not gpu.has_fp8:

@@ -181,7 +181,7 @@ READING_SECONDS = 0.2
 def say_verdict(question: ServeQuestion, row: FormRow) -> str:
     """One sentence: fits or not and by how much, in time or not."""
     memory, available = row.holding.memory_gib, row.holding.available_gib.value
-    room = f"{memory.value:.1f} of {available:.1f} GiB" + (" of each card" if question.gpus > 1 else "")
+    room = f"{memory.value:.1f} of {available:.1f} GiB" + (" of each GPU" if question.gpus > 1 else "")
     if not row.fits:
         if row.holding.fits == "likely":
             return f"may not fit: {row.form} take {room}, and up to {memory.high:.1f}"

@@ -363,7 +363,7 @@ def _planned_speed(
     if not reference.gpu:
         raise UserMistake(
             f"the speed of {name} cannot be compared",
-            why="it names a card, and the reference place does not",
+            why="it names a GPU, and the reference place does not",
             fix="give the reference place a gpu too, or give both a speed",
             where=f"fleet.places.{name}",
         )

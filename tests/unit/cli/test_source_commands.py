@@ -13,7 +13,7 @@ _QUOTED = re.compile(r"`(graft [^`]+)`")
 _BEGINS = re.compile(r"\A(graft [^`;,(]+)")
 _EXAMPLE = re.compile(r"^ *Example: +(graft .+)$", re.MULTILINE)
 _IN_PAGE = re.compile(r'(?<=[`"])graft [^`"<{]+|(?<=<code>)graft [^<{]+')
-_NAMES = {"graft gate VALUE", "graft train on one card"}
+_NAMES = {"graft gate VALUE", "graft train on one GPU"}
 """Of a test suite and of an engine: these are not run."""
 _VALUE = "\0"
 """Where a message puts a value in."""

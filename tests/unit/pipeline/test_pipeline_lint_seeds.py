@@ -54,7 +54,7 @@ T4 = Given(gpu="T4")
         ("seed3_sagemaker.yaml", "full-does-not-fit", "error", 7, ["50.2 GiB", "15.8"]),
         ("seed3_sagemaker.yaml", "weights-larger-than-stated", "error", 13, ["12.6 GiB", "5 GB"]),
         ("seed3_sagemaker.yaml", "card-left-behind", "warning", 5, ["2.11", "V100"]),
-        ("seed2_two_cards.json", "full-does-not-fit", "error", 4, ["56.5 GiB a card"]),
+        ("seed2_two_cards.json", "full-does-not-fit", "error", 4, ["56.5 GiB a GPU"]),
         ("seed2_two_cards.json", "batch-contradicts-itself", "error", 10, ["16", "32"]),
         ("seed2_two_cards.json", "fp16-where-bf16-is", "note", 11, ["RTX 5060 Ti"]),
         ("seed1_full_16gb.json", "full-hardly-fits", "warning", 14, ["12.6 of 15.6 GiB"]),
@@ -87,7 +87,7 @@ def test_the_right_parts_of_the_configurations_are_left_alone():
 
 def test_two_cards_are_reported_not_to_be_one_of_twice_the_size():
     assert (
-        "2 cards are not one of 2 times the size" in finding("seed2_two_cards.json", "full-does-not-fit").why
+        "2 GPUs are not one of 2 times the size" in finding("seed2_two_cards.json", "full-does-not-fit").why
     )
 
 

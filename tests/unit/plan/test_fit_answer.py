@@ -140,7 +140,7 @@ def test_a_no_says_by_how_much_and_what_would_make_it_fit():
     assert f"{lacking:.1f} GiB" in answer.verdict
     says = [remedy.name for remedy in answer.remedies]
     assert any("qlora instead of lora" in name for name in says)
-    assert any("cards instead of 1" in name or "offload auto" in name for name in says)
+    assert any("GPUs instead of 1" in name or "offload auto" in name for name in says)
     assert all(remedy.fits and remedy.tokens_per_second.value > 0 for remedy in answer.remedies)
 
 
@@ -255,14 +255,14 @@ def test_a_remedy_changes_one_thing():
     answer = fit(asked)
     assert not answer.fits
     changed = [remedy for remedy in answer.remedies if "offload" not in remedy.name]
-    assert any("cards instead of 1" in remedy.name for remedy in changed)
+    assert any("GPUs instead of 1" in remedy.name for remedy in changed)
     assert {remedy.strategy.offload for remedy in changed} == {"none"}
 
 
 def test_cards_that_a_run_leaves_idle_are_for_a_second_run():
     answer = fit(question(gpus=2, method="lora"))
     assert answer.strategy.sharding == "none"
-    assert any("use each card for a separate run" in reason for reason in answer.reasons)
+    assert any("use each GPU for a separate run" in reason for reason in answer.reasons)
 
 
 def test_a_slower_link_is_not_faster():
@@ -362,10 +362,10 @@ def test_reinforcement_learning_on_two_cards_takes_the_faster_engine():
     one, two = (fit(question(LARGE, gpus=gpus, **asked)) for gpus in (1, 2))
     assert two.strategy == one.strategy
     assert two.run_minutes == one.run_minutes
-    assert two.considered[0].name == "TRL on 2 cards"
+    assert two.considered[0].name == "TRL on 2 GPUs"
     assert two.tokens_per_second.value > two.considered[0].tokens_per_second.value
-    assert any("the other card stays idle" in reason and "endpoint" in reason for reason in two.reasons)
-    assert any("as fast as TRL on 2 cards" in reason for reason in two.reasons)
+    assert any("the other GPU stays idle" in reason and "endpoint" in reason for reason in two.reasons)
+    assert any("as fast as TRL on 2 GPUs" in reason for reason in two.reasons)
 
 
 def test_where_all_cards_are_faster_than_one_that_is_the_answer():
@@ -373,7 +373,7 @@ def test_where_all_cards_are_faster_than_one_that_is_the_answer():
     alone, shared = fit(question(SMALL, **asked)), fit(question(SMALL, gpus=8, **asked))
     assert shared.question.machine.gpus == 8
     assert shared.run_minutes.value < alone.run_minutes.value
-    assert shared.considered[0].name == "graft train on one card"
+    assert shared.considered[0].name == "graft train on one GPU"
     assert shared.considered[0].tokens_per_second == alone.tokens_per_second
     assert any("derived" in reason for reason in shared.reasons)
 

@@ -170,7 +170,7 @@ def test_a_step_that_is_absurd_does_not_make_the_rates_absurd():
 
 
 def test_a_processor_has_no_rates_of_a_card():
-    with pytest.raises(ValueError, match="processor"):
+    with pytest.raises(ValueError, match="a CPU has no GPU"):
         rates_of_probe(make_facts(device=PROCESSOR))
 
 

@@ -82,7 +82,7 @@ def find_cpu(name: str, *, overlay: Path | None = None) -> Cpu:
         guessed = guess_cpu(name.strip(), threads=number * (THREADS_A_CORE if by_core else 1))
         return guessed.model_copy(update={"cores": number})
     things = {cpu.name: (cpu, cpu.aliases) for cpu in list_cpus(overlay=overlay)}
-    return find_named(name, things, kind="processor", fix=OWN_FILE.format("cpus"))
+    return find_named(name, things, kind="CPU", fix=OWN_FILE.format("cpus"))
 
 
 def guess_cpu(name: str, *, threads: int) -> Cpu:

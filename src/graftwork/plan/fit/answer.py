@@ -69,9 +69,9 @@ def give_verdict(
     where = (
         "in memory"
         if question.machine.gpu is None
-        else "of each card"
+        else "of each GPU"
         if chosen.way.shared.gpus > 1
-        else "of the card"
+        else "of the GPU"
     )
     if good:
         tight = ", tight on host memory" if is_tight(chosen, question) and question.machine.gpu else ""
@@ -140,9 +140,9 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
     gpu, reasons = question.machine.gpu, []
     if question.algorithm != "sft" and chosen.way.own_step:
         reasons.append(
-            "writing answers was timed on one H200 only (135M and 7.6B); other cards are computed from it"
+            "writing answers was timed on one H200 only (135M and 7.6B); other GPUs are computed from it"
             if question.algorithm == "grpo"
-            else "not run on a card yet: comparing is computed, not measured"
+            else "not run on a GPU yet: comparing is computed, not measured"
         )
     if gpu is not None and half_precision(question) == "float16":
         suffix = "; it has no tensor cores either" if gpu.capability < 7.0 else ""
@@ -154,7 +154,7 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
         and not chosen.way.own_step
         and chosen.streamed is None
     ):
-        why = why_plain(question) or "several cards share the run"
+        why = why_plain(question) or "several GPUs share the run"
         how = "with" if chosen.way.checkpointed else "without"
         rows = f"{chosen.way.micro_rows} row{'s' * (chosen.way.micro_rows != 1)} at a time"
         reasons.append(f"the plain step, {how} checkpointing, {rows}: {why}")
@@ -173,7 +173,7 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
         room, loaded_gib = own_limit(question), load_peak(question.shape, tuning) / GIB
         if loaded_gib > room:
             # Weights need more room on their way onto the GPU than the step does.
-            reasons.append(f"loading alone takes {loaded_gib:.1f} GiB of the card, and there are {room:.1f}")
+            reasons.append(f"loading alone takes {loaded_gib:.1f} GiB of the GPU, and there are {room:.1f}")
         if tuning.form != "whole":
             reasons.append(describe_trade(tuning.form))
     experts = describe_experts(question.shape, adapted=question.experts, four_bits=question.method == "qlora")
@@ -186,22 +186,22 @@ def _about_the_machine(question: FitQuestion, chosen: FitCandidate) -> list[str]
     reasons = []
     if question.machine.gpu is not None and used < gpus:
         reasons.append(
-            f"{gpus - used} of {gpus} cards stay idle: with this engine, no strategy over all of them fits "
-            "and is faster; use each card for a separate run"
+            f"{gpus - used} of {gpus} GPUs stay idle: with this engine, no strategy over all of them fits "
+            "and is faster; use each GPU for a separate run"
         )
     sent = chosen.step_parts.get("link between cards", 0.0)
     if used > 1:
         reasons.append(
-            f"{100 * sent / chosen.seconds_a_step:.0f} % of a step is waiting for the link between cards"
+            f"{100 * sent / chosen.seconds_a_step:.0f} % of a step is waiting for the link between GPUs"
         )
     if used > 1 and question.method == "qlora":
-        reasons.append("4-bit weights cannot be cut up: each card holds the whole base (DDP)")
+        reasons.append("4-bit weights cannot be cut up: each GPU holds the whole base (DDP)")
     if chosen.way.shared.offload != "none":
         low, high, ram = chosen.host.low, chosen.host.high, question.machine.ram_gib
         how = "tight" if is_tight(chosen, question) else "enough"
         moved = chosen.step_parts.get("host transfers", 0.0) / chosen.seconds_a_step
         adam = chosen.step_parts.get("optimizer", 0.0) / chosen.seconds_a_step
-        where = "waiting for Adam" if chosen.streamed is not None else "Adam on the processor"
+        where = "waiting for Adam" if chosen.streamed is not None else "Adam on the CPU"
         reasons += [
             f"host memory is {how}: {low:.0f} to {high:.0f} GiB of {ram:.0f} installed",
             f"{100 * moved:.0f} % of a step is waiting for transfers to and from the host, "
@@ -328,7 +328,7 @@ def _more_gpus(question: FitQuestion, *, rates: StepRates | None, level: Level) 
             )
             if (best := _best(scaled_question, rates=rates, level=level)) is not None:
                 return consider(
-                    best, scaled_question, name=f"{gpus} cards instead of {machine.gpus}", level=level
+                    best, scaled_question, name=f"{gpus} GPUs instead of {machine.gpus}", level=level
                 )
     return None
 
@@ -493,7 +493,7 @@ def ways_of(question: FitQuestion) -> tuple[FitQuestion, ...]:
 def compare_engines(best: FitAnswer, other: FitAnswer, *, gpus: int) -> FitAnswer:
     """The answer of the better engine, with the other one among those that were considered."""
     alone = best.question.engine == "graft"
-    names = ("graft train on one card", f"TRL on {gpus} cards")
+    names = ("graft train on one GPU", f"TRL on {gpus} GPUs")
     mine, rival_name = names if alone else reversed(names)
     reasons = []
     if best.fits and other.fits:
@@ -502,7 +502,7 @@ def compare_engines(best: FitAnswer, other: FitAnswer, *, gpus: int) -> FitAnswe
     elif best.fits:
         reasons.append(f"{rival_name} does not fit")
     if alone:
-        idle = "the other card stays" if gpus == 2 else f"the other {gpus - 1} cards stay"
+        idle = "the other GPU stays" if gpus == 2 else f"the other {gpus - 1} GPUs stay"
         write = (
             ", or let a server write the answers (`train.rollouts.endpoint`)"
             if best.question.algorithm == "grpo"
@@ -726,7 +726,7 @@ def _title(answer: FitAnswer) -> str:
     strategy = answer.strategy
     return (
         f"# {answer.verdict}\n"
-        f"# {strategy.micro_rows} row(s) at a time × {strategy.accumulation} × {gpus_of(answer)} card(s); "
+        f"# {strategy.micro_rows} row(s) at a time × {strategy.accumulation} × {gpus_of(answer)} GPU(s); "
         f"{answer.certainty} by `graft plan fit`\n"
     )
 

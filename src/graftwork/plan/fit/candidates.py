@@ -165,7 +165,7 @@ def preference(candidate: FitCandidate) -> tuple[float, int, int, float]:
 
 TRAIN_STRATEGY = {"none": "single", "ddp": "ddp", "zero2": "zero2", "zero3": "zero3", "fsdp2": "fsdp"}
 FORMS = {"whole": "16 bits", "eight": "8 bits", "four": "4 bits (NF4)"}
-TITLES = {"none": "one card", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
+TITLES = {"none": "one GPU", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
 
 
 def strategy_of(candidate: FitCandidate, question: FitQuestion) -> Strategy:
@@ -239,7 +239,7 @@ def name_of(candidate: FitCandidate, question: FitQuestion) -> str:
     way = candidate.way
     shared = way.shared
     title = TITLES[shared.sharding] + (f" × {shared.gpus}" if shared.gpus > 1 else "")
-    parts = [title if question.machine.gpu is not None else "processor"]
+    parts = [title if question.machine.gpu is not None else "CPU"]
     if candidate.streamed is not None:
         return ", ".join((*parts, "layers streamed from the host"))
     if way.own_step:

@@ -167,8 +167,8 @@ def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | Non
         # A limit says how much of a GPU may be taken; it makes no GPU larger.
         raise UserMistake(
             f"{gpu.name} has {gpu.memory_gib:.1f} GiB, not {asked.memory:g}",
-            why="--memory is what may be taken of a card",
-            fix="leave --memory out, or name a card that has as much",
+            why="--memory is what may be taken of a GPU",
+            fix="leave --memory out, or name a GPU that has as much",
             where="--memory",
         )
     stated = FitOptions(
@@ -278,7 +278,7 @@ def correct(
     computed = plain_peak(question.shape, setup, architecture=question.architecture)
     surer = fit(question, rates=rates, correction=traced / computed.allocated, level="traced")
     off = 100 * (computed.allocated / traced - 1)
-    reason = f"traced {traced / GIB:.2f} GiB allocated on one card alone; the estimate was {off:+.1f} % off"
+    reason = f"traced {traced / GIB:.2f} GiB allocated on one GPU alone; the estimate was {off:+.1f} % off"
     return surer.model_copy(update={"reasons": (reason, *surer.reasons)})
 
 
@@ -374,7 +374,7 @@ def named_machine(
         )
     if gpus is not None and machine.gpu is None:
         raise UserMistake(
-            f"{gpus} cards of which kind?",
+            f"{gpus} GPUs of which kind?",
             why="this machine has none, and none is named",
             fix='name it: --gpu "RTX 5060 Ti 16GB"',
             where="--gpus",

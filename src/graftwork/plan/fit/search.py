@@ -99,7 +99,7 @@ def streamed_candidate(
 MOST_ROWS = 20_000
 """A longer run is represented by this many rows."""
 UNKNOWN_CPU = Cpu(
-    name="a processor",
+    name="a CPU",
     cores=8,
     gflops=280.0,
     bandwidth_gb_s=40.0,

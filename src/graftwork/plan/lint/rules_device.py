@@ -139,7 +139,7 @@ def full_floor(config: Configuration, context: LintContext) -> tuple[float, str]
         "optimizer": optimizer / (gpus if stage >= 1 else 1),
     }
     terms = [f"{name} {size:g}" for name, size in parts.items() if size]
-    explanation = f"bytes a parameter and card: {' + '.join(terms) or 'none'}"
+    explanation = f"bytes a parameter and GPU: {' + '.join(terms) or 'none'}"
     return sum(parts.values()) * context.parameters / GIB, explanation
 
 
@@ -215,13 +215,13 @@ def full_does_not_fit(config: Configuration, context: LintContext) -> Iterator[R
     least, explanation = floor
     gpus = config.gpus or 1
     pooled = (
-        f" ZeRO-{config.zero_stage or 0} keeps the whole weights on every card: {gpus} cards are not one of "
+        f" ZeRO-{config.zero_stage or 0} keeps the whole weights on every GPU: {gpus} GPUs are not one of "
         f"{gpus} times the size."
         if gpus > 1 and (config.zero_stage or 0) < 3
         else ""
     )
     yield RuleHit(
-        f"training all of {_billions(context)} parameters takes {least:.1f} GiB a card before any "
+        f"training all of {_billions(context)} parameters takes {least:.1f} GiB a GPU before any "
         f"activation; {a(context.gpu.name)} has {context.gpu.memory_gib:.1f}",
         f"{explanation}.{pooled}",
         f"train an adapter (qlora), or ZeRO-3 with weights and optimizer in host memory; {FIT}",
@@ -386,7 +386,7 @@ def both_halves_are_on(config: Configuration, _context: LintContext) -> Iterator
         yield RuleHit(
             "bf16 and fp16 are both switched on",
             "trainers refuse to start with both",
-            "keep bf16 where the card has it, else fp16",
+            "keep bf16 where the GPU has it, else fp16",
             ("both_halves",),
         )
 
@@ -401,7 +401,7 @@ def bf16_is_missing(config: Configuration, context: LintContext) -> Iterator[Rul
     yield RuleHit(
         f"bfloat16 on {a(gpu.name)}, which does not have it (compute capability {gpu.capability:g})",
         "it is refused, or emulated in software many times slower",
-        "use fp16 with loss scaling, or a card of compute capability 8.0 or later",
+        "use fp16 with loss scaling, or a GPU of compute capability 8.0 or later",
         (field, "gpu"),
     )
 
@@ -413,7 +413,7 @@ def flash_attention_is_missing(config: Configuration, context: LintContext) -> I
         yield RuleHit(
             f"Flash Attention 2 on {a(context.gpu.name)} (compute capability {context.gpu.capability:g})",
             "its kernels need 8.0 or later; loading the model fails",
-            'use `attn_implementation: "sdpa"`, which takes the best kernel that the card has',
+            'use `attn_implementation: "sdpa"`, which takes the best kernel that the GPU has',
             ("flash_attention",),
         )
 
@@ -510,7 +510,7 @@ def gpu_has_no_tensor_cores(config: Configuration, context: LintContext) -> Iter
         yield RuleHit(
             f"{a(gpu.name)} has no tensor cores: {gpu.half_tflops:g} TFLOPS in half precision",
             "half precision saves memory there, but hardly any time",
-            f"expect {gpu.half_tflops:g} TFLOPS at best, not those of a newer card of 16 GB",
+            f"expect {gpu.half_tflops:g} TFLOPS at best, not those of a newer GPU of 16 GB",
             ("precision", "gpu"),
         )
 
@@ -520,8 +520,8 @@ def eight_bit_optimizer_on_cpu(config: Configuration, context: LintContext) -> I
     """An optimizer that needs a GPU."""
     if context.on_cpu and config.optimizer and ("8bit" in config.optimizer or "paged" in config.optimizer):
         yield RuleHit(
-            f"the optimizer {config.optimizer} on a processor",
-            "the 8-bit and paged optimizers of bitsandbytes need a card",
+            f"the optimizer {config.optimizer} on a CPU",
+            "the 8-bit and paged optimizers of bitsandbytes need a GPU",
             "use `adamw_torch`; an adapter's optimizer is small",
             ("optimizer",),
         )
@@ -532,8 +532,8 @@ def fp16_on_cpu(config: Configuration, context: LintContext) -> Iterator[RuleHit
     """Fp16 where it is slowest."""
     if context.on_cpu and config.precision == "float16":
         yield RuleHit(
-            "fp16 on a processor",
-            "processors multiply fp16 slowly or not at all, and training in it needs loss scaling",
-            "use bf16 where the processor has AVX-512 BF16 or AMX, else float32",
+            "fp16 on a CPU",
+            "CPUs multiply fp16 slowly or not at all, and training in it needs loss scaling",
+            "use bf16 where the CPU has AVX-512 BF16 or AMX, else float32",
             ("precision",),
         )

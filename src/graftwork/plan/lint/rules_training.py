@@ -224,7 +224,7 @@ def batch_contradicts_itself(config: Configuration, _context: LintContext) -> It
         return
     yield RuleHit(
         f"train_batch_size is {config.batch}, but {_product(config)} = {rows_per_gpu * (config.gpus or 1)}",
-        "DeepSpeed refuses to start unless they agree for the cards that are there",
+        "DeepSpeed refuses to start unless they agree for the GPUs that are there",
         _fix_accumulation(config, config.batch),
         ("batch", "accumulation"),
     )
@@ -267,8 +267,8 @@ def batch_does_not_divide(config: Configuration, _context: LintContext) -> Itera
     if gpus < 2 or batch is None or batch % gpus == 0:
         return
     yield RuleHit(
-        f"{batch} rows a step do not divide by {gpus} cards",
-        "some cards get a row more than others and the rest wait for them in every step",
+        f"{batch} rows a step do not divide by {gpus} GPUs",
+        "some GPUs get a row more than others and the rest wait for them in every step",
         f"take {batch // gpus * gpus or gpus} or {(batch // gpus + 1) * gpus} rows a step",
         ("batch", "stated_batch", "gpus"),
     )
@@ -305,7 +305,7 @@ def steps_are_not_as_stated(config: Configuration, _context: LintContext) -> Ite
 
 
 def _product(config: Configuration) -> str:
-    gpus = f" × {config.gpus} cards" if config.gpus else ""
+    gpus = f" × {config.gpus} GPUs" if config.gpus else ""
     return f"{config.micro_batch} × {config.accumulation or 1}{gpus}"
 
 
