@@ -21,7 +21,7 @@ def view_purchase(found: Purchase) -> Document:
     viewed.table(columns, [_choice(choice, found) for choice in found.choices], right=columns[1:-1])
     viewed.line("[bold]Longest rows that fit, and how long this run takes[/]")
     viewed.table(
-        ("machine", "qlora", "lora", "full", "cards meet", "becomes possible"),
+        ("machine", "qlora", "lora", "full", "GPUs meet", "becomes possible"),
         [
             (
                 quote(machine.label),

@@ -211,7 +211,7 @@ def view_fit(answer: FitAnswer, *, files: Sequence[Path] = ()) -> Document:
         # The last one is of another engine.
         considered = (*considered[: WAYS_SHOWN - 1], considered[-1])
     for title, ways in (("what would make it fit", answer.remedies), ("also considered", considered)):
-        figures = ("GiB a card", "on the host", "tokens/s")
+        figures = ("GiB a GPU", "on the host", "tokens/s")
         viewed.table((title, "", *figures), map(_way, ways), right=figures)
     viewed.line(*(f"written: {quote(path)}" for path in files), wrap=False)
     if answer.certainty == "computed":
@@ -286,7 +286,7 @@ def _way(way: Considered) -> tuple[str | State, ...]:
 
 def _say_strategy(strategy: Strategy) -> str:
     """The strategy in one line."""
-    titles = {"none": "one card", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
+    titles = {"none": "one GPU", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
     checkpointed = f"{plural(strategy.checkpointed_layers, 'layer')} checkpointed"
     parts = [
         titles[strategy.sharding],
@@ -368,7 +368,7 @@ def _serving_figures(answer: ServeAnswer) -> list[tuple[str, str, str, str]]:
 
     rows = [
         (
-            "memory of each card" if answer.question.gpus > 1 else "memory",
+            "memory of each GPU" if answer.question.gpus > 1 else "memory",
             f"{answer.memory_gib.value:.1f} of {answer.available_gib.value:.1f} GiB",
             spread(answer.memory_gib),
             _list_parts(answer.parts_gib, lambda value: f"{value:.1f}"),
@@ -443,8 +443,8 @@ PROBE_NAMES = {
     "products_float32_gflops": "products in float32",
     "products_fp8_tflops": "products in 8 bits",
     "memory_gb_s": "memory, read and written",
-    "to_device_gb_s": "host to card, pinned",
-    "from_device_gb_s": "card to host, pinned",
+    "to_device_gb_s": "host to GPU, pinned",
+    "from_device_gb_s": "GPU to host, pinned",
     "context_gib": "the context's memory",
     "launch_microseconds": "calling a kernel",
     "disk_write_mb_s": "disk, written through",
