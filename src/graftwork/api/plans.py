@@ -129,7 +129,7 @@ class WeighedPurchase(Record):
 def plan_buy(model: str | None = None, **options: Any) -> "Purchase":
     """Keep, buy or rent, over the years: what `graft plan buy` answers."""
     from graftwork.plan.cost import Terms
-    from graftwork.plan.purchase import WEEKS_A_MONTH, Use, read_purchase_option, weigh_purchase
+    from graftwork.plan.purchase import WEEKS_PER_MONTH, Use, read_purchase_option, weigh_purchase
 
     asked, run = _split_options(WeighedPurchase, options)
     return weigh_purchase(
@@ -147,7 +147,7 @@ def plan_buy(model: str | None = None, **options: Any) -> "Purchase":
         ),
         terms=Terms(
             today=date.today(),
-            runs_a_month=asked.runs_a_week * WEEKS_A_MONTH,
+            runs_a_month=asked.runs_a_week * WEEKS_PER_MONTH,
             electricity_usd_kwh=asked.electricity,
         ),
     )

@@ -469,7 +469,7 @@ def buy(
 
     from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
     from graftwork.plan.cost import Terms
-    from graftwork.plan.purchase import WEEKS_A_MONTH, Use, read_purchase_option, weigh_purchase
+    from graftwork.plan.purchase import WEEKS_PER_MONTH, Use, read_purchase_option, weigh_purchase
 
     question = run_asked(
         model, method=method, seq=seq, rows=rows, epochs=epochs, batch=batch, rank=rank, engine=engine,
@@ -490,7 +490,7 @@ def buy(
         ),
         terms=Terms(
             today=today.date() if today else date.today(),
-            runs_a_month=runs_a_week * WEEKS_A_MONTH,
+            runs_a_month=runs_a_week * WEEKS_PER_MONTH,
             waiting_usd_per_hour=waiting,
             electricity_usd_kwh=electricity,
         ),

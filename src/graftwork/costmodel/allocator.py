@@ -34,7 +34,7 @@ class AllocatorLimitExceeded(Exception):
 
 
 class MemoryBlock:
-    """A piece of a segment: in use, free, or a range of addresses with nothing behind it."""
+    """A piece of a segment: in use, free, or a range of addresses with nothing mapped to it."""
 
     __slots__ = ("after", "before", "mapped", "pool", "size", "start", "used")
 
@@ -151,7 +151,7 @@ class Allocator:
         return block
 
     def _grown(self, pool: Pool, size: int) -> MemoryBlock:
-        """The lowest range that is free or has nothing behind it yet, mapped as far as needed."""
+        """The lowest range that is free or has nothing mapped yet, mapped as far as needed."""
         for _, hole in pool.unmapped:
             first = hole.before if hole.before is not None and not hole.before.used else hole
             room, block = 0, first
@@ -179,7 +179,7 @@ class Allocator:
         return first
 
     def _map(self, pool: Pool, hole: MemoryBlock, size: int) -> None:
-        """Pages behind the beginning of a hole; the last may reach a little beyond the limit."""
+        """Pages from the start of a hole; the last may reach a little beyond the limit."""
         size = min(-(-size // pool.page) * pool.page, hole.size)
         pool.unmapped.pop(bisect_left(pool.unmapped, (hole.start,)))
         if hole.size > size:
@@ -213,7 +213,7 @@ class Allocator:
 
     @staticmethod
     def _cut(block: MemoryBlock, size: int) -> MemoryBlock:
-        """What is behind the first `size` bytes, as a block of its own."""
+        """What follows the first `size` bytes, as a block of its own."""
         remainder = MemoryBlock(block.pool, block.start + size, block.size - size, mapped=block.mapped)
         _link_after(block, remainder)
         block.size = size
@@ -319,7 +319,7 @@ class AllocationStream:
 ROUND_QUERIES = 128
 CUBLAS_WORKSPACE = 32 * MIB
 """What PyTorch gives a cuBLAS handle on Hopper; the forward and the backward thread have one each."""
-QUANTISED_BLOCK, SCALES_BLOCK = 64, 256
+QUANTIZED_BLOCK, SCALES_BLOCK = 64, 256
 """NF4: weights that share a scale, and scales that share one of their own."""
 
 
@@ -354,9 +354,9 @@ def flash_backward_sizes(sizes: AttentionSizes, *, deterministic: bool = False) 
     return sizes_in_order
 
 
-def dequantised_sizes(weights: int, width: int) -> list[int]:
+def dequantized_sizes(weights: int, width: int) -> list[int]:
     """The weights in the type of the product, and the scales of their blocks in float32."""
-    return [weights // QUANTISED_BLOCK * 4, weights * width]
+    return [weights // QUANTIZED_BLOCK * 4, weights * width]
 
 
 def tile_places(places: int, width: int, vocabulary: int) -> int:

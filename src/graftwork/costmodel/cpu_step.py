@@ -24,15 +24,15 @@ MEMORY_SHARE = 1 / 8
 """Of the machine's memory, for packed weights, and as much again for hidden states."""
 DISK_SHARE = 1 / 4
 """Of the free disk, for hidden states that memory has no room for."""
-OPERATIONS_A_SECOND = 6e10
+OPERATIONS_PER_SECOND = 6e10
 """Of one thread; only says when a slow disk is slower than computing."""
-MEMORY_BYTES_A_SECOND = 2e9
-FILE_BYTES_A_SECOND = 2e8
+MEMORY_BYTES_PER_SECOND = 2e9
+FILE_BYTES_PER_SECOND = 2e8
 """Cautious: what a slow disk gives. Behind a fast one the file is only better than expected."""
 
 
 class TrunkTokens(NamedTuple):
-    """Tokens behind the common beginning: of all rows once, and over all visits of a run."""
+    """Tokens after the common prefix: of all rows once, and over all visits of a run."""
 
     distinct: int
     visited: int
@@ -65,13 +65,13 @@ def choose_kept(
 ) -> Literal["memory", "file", "nowhere"]:
     """The nearest place that is large enough and faster than computing again."""
     block = sum(inputs * outputs for inputs, outputs in linear_sizes(shape).values())
-    again = 2.0 * block * (shape.layers - adapted) / (threads * OPERATIONS_A_SECOND)
+    again = 2.0 * block * (shape.layers - adapted) / (threads * OPERATIONS_PER_SECOND)
     a_token, size = states_bytes(shape, 1), states_bytes(shape, tokens.distinct)
     if adapted >= shape.layers or tokens.visited <= tokens.distinct:
         return "nowhere"
     if size <= memory_bytes * MEMORY_SHARE:
-        return "memory" if a_token / MEMORY_BYTES_A_SECOND < again else "nowhere"
-    if size <= disk_bytes * DISK_SHARE and 2 * a_token / FILE_BYTES_A_SECOND < again:
+        return "memory" if a_token / MEMORY_BYTES_PER_SECOND < again else "nowhere"
+    if size <= disk_bytes * DISK_SHARE and 2 * a_token / FILE_BYTES_PER_SECOND < again:
         return "file"
     return "nowhere"
 
@@ -304,7 +304,7 @@ def _scores(shape: ModelShape, work: Workload) -> float:
     return 4.0 * mean_length * shape.heads * shape.head_dim
 
 
-def seconds_a_token(
+def seconds_per_token(
     shape: ModelShape, work: Workload, *, gflops: float, cores: float = MEASURED_CORES
 ) -> dict[str, float]:
     """Seconds of a trained token on a CPU with this matrix rate, by what they are spent on."""

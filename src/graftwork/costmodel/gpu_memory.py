@@ -53,7 +53,7 @@ def kept_bytes(shape: ModelShape, level: str) -> float:
     layout, norms = layout_of_shape(shape), norm_places(shape)
     # Input, queries, keys, values, what attention gave, the middle of the residual stream.
     lean = WIDTH * ((1 if layout.parallel else 2) * h + 2 * q + 2 * kv) + 4 * shape.heads
-    # Heads before their norm; and behind attention and MLP what a norm there normed.
+    # Heads before their norm; and after attention and MLP what a norm there normed.
     lean += WIDTH * (q + kv) if norms.heads != "none" else 0
     lean += WIDTH * 2 * h if norms.after else 0
     return lean if level == "lean" else lean + WIDTH * (2 if layout.gated else 1) * i

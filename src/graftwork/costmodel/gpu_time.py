@@ -40,11 +40,11 @@ HEAD_GO_SECONDS, BLOCK_GO_SECONDS = 2e-5, 3e-5
 """More, smaller goes: the head's and the blocks' products run less full."""
 HOST_TABLE_SHARE = 1.0
 """Of the transfers' rate: a kernel gathers rows of a table in locked pages."""
-GPU_KERNELS_A_BLOCK = 70
+GPU_KERNELS_PER_BLOCK = 70
 """Of both passes: called from Python where nothing is compiled and recorded."""
 HOST_OVER_LAUNCH = 1.5
 """Seconds of the host a kernel of ours, over those of a bare launch: there is no autograd."""
-BYTES_A_WEIGHT = {"whole": 2, "four": 2, "eight": 1}
+BYTES_PER_WEIGHT = {"whole": 2, "four": 2, "eight": 1}
 ATTENTION_PASSES = 3.5
 """One forward, two and a half backward."""
 CAPPED_SHARE = 0.33
@@ -91,7 +91,7 @@ def gpu_step_time(shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: Ro
     launching = 0.0
     if not (tuning.compiled or tuning.recorded):
         # Seconds of the host; a recording is launched at once.
-        launching = GPU_KERNELS_A_BLOCK * shape.layers * rates.launch_seconds * HOST_OVER_LAUNCH
+        launching = GPU_KERNELS_PER_BLOCK * shape.layers * rates.launch_seconds * HOST_OVER_LAUNCH
     parts = {
         **busy,
         "waiting for launches": max(0.0, launching - sum(busy.values())),
@@ -134,7 +134,7 @@ def gpu_step_parts(
     return {name: seconds * passes for name, seconds in step.parts.items()} | step.once_a_step
 
 
-def gpu_seconds_a_token(shape: ModelShape, tuning: Tuning, part: TrainedPart) -> float:
+def gpu_seconds_per_token(shape: ModelShape, tuning: Tuning, part: TrainedPart) -> float:
     """What a token costs where every row is as long as the longest and a pass is a step."""
     step = gpu_step_time(shape, tuning, part, RowStatistics(tuning.longest))
     return (sum(step.parts.values()) + sum(step.once_a_step.values())) / tuning.micro_tokens
@@ -154,7 +154,7 @@ def block_seconds(
     rate = rates.best_eight if tuning.form == "eight" else rates.half
     # All products with a block's weights, one way.
     products = sum(
-        rates.product_seconds(tokens, inputs, outputs, rate, width=BYTES_A_WEIGHT[tuning.form])
+        rates.product_seconds(tokens, inputs, outputs, rate, width=BYTES_PER_WEIGHT[tuning.form])
         for inputs, outputs in joined_sizes(shape).values()
     )
     goes = -(-tokens // tuning.chunk_tokens)
@@ -225,7 +225,7 @@ def head_seconds(shape: ModelShape, tuning: Tuning, *, rates: StepRates, trained
     predicted_tokens = tuning.micro_tokens * trained_share
     goes = max(1.0, predicted_tokens / tuning.head_tokens)
     product = rates.best_eight if tuning.head == "eight" else rates.half
-    reading = goes * 2 * table * BYTES_A_WEIGHT[tuning.head] / rates.bandwidth
+    reading = goes * 2 * table * BYTES_PER_WEIGHT[tuning.head] / rates.bandwidth
     turning = goes * 2 * table / (rates.bandwidth * rates.turning)
     logit_bytes = LOGIT_BYTES + (CODED_LOGIT_BYTES if tuning.head == "eight" else 0)
     return (

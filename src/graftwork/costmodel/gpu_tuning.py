@@ -32,7 +32,7 @@ from graftwork.costmodel.gpu_step import (
     take_pass,
 )
 from graftwork.costmodel.gpu_tensors import ByteTally
-from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_a_token
+from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_per_token
 from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.run import compiling_pays
 from graftwork.records.base import GIB, MIB
@@ -129,7 +129,7 @@ class TuningOption:
         return nothing, self.estimate(1, 0) - nothing, self.estimate(0, 1) - nothing
 
     def estimate(self, keep: int, lean: int) -> float:
-        return gpu_seconds_a_token(
+        return gpu_seconds_per_token(
             self.shape, self.tuning.model_copy(update={"keep": keep, "lean": lean}), self.trained
         )
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 from graftwork.costmodel.allocator import (
     CUBLAS_WORKSPACE,
-    QUANTISED_BLOCK,
+    QUANTIZED_BLOCK,
     SCALES_BLOCK,
     AllocationStream,
     AttentionSizes,
-    dequantised_sizes,
+    dequantized_sizes,
     flash_backward_sizes,
     tile_places,
 )
@@ -344,7 +344,7 @@ def linear(
 ) -> Tensor:
     """A product with a weight: the input is kept where the weight is trained, the weight where the input is.
 
-    `last`: nothing behind it is kept, so that running a layer again ends here.
+    `last`: nothing after it is kept, so that running a layer again ends here.
     """
     inputs = weight.count // outputs
     tokens = x.count // inputs
@@ -437,7 +437,7 @@ class Linear:
         """Of its layer."""
         self.weights = [Weight((count + 1) // 2, 1)] if self.four else [Weight(count, width, trained=trained)]
         if self.four:
-            blocks = -(-count // QUANTISED_BLOCK)
+            blocks = -(-count // QUANTIZED_BLOCK)
             self.weights += [
                 Weight(blocks, 1),
                 Weight(16, 4),
@@ -503,14 +503,14 @@ class Linear:
     def _four_bits(self, shared: Machinery, x: Tensor) -> Tensor:
         """The weights are put in half precision on the way forward and again on the way back."""
         tape, weights = shared.tape, self.inputs * self.outputs
-        whole = [tape.new(size, 1, part="workspace") for size in dequantised_sizes(weights, x.width)]
+        whole = [tape.new(size, 1, part="workspace") for size in dequantized_sizes(weights, x.width)]
         result = tape.new(x.count // self.inputs * self.outputs, x.width)
         tape.multiply_matrices()
         del whole
         count = x.count
 
         def back(grads: list[Tensor]) -> list[Tensor]:
-            whole = [tape.new(size, 1) for size in dequantised_sizes(weights, grads[0].width)]
+            whole = [tape.new(size, 1) for size in dequantized_sizes(weights, grads[0].width)]
             del whole[0]
             return [tape.new(count, grads[0].width)]
 
@@ -857,7 +857,7 @@ def _run_again_later(block: PlainBlock, shared: Machinery, x: Tensor, waves: tup
 
 
 def _ahead_of_running(block: PlainBlock, shared: Machinery, count: int) -> list[Tensor]:
-    """A layer runs again when what it kept is first asked for: the adapter's scale is behind that."""
+    """A layer runs again when what it kept is first asked for: the adapter's scale comes after that."""
     down = block.linears["down_proj"]
     if down.adapter is None or block.recipe.norm_after:
         return []

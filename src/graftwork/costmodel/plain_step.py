@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from graftwork.costmodel.allocator import AllocationStream, Allocator, MemoryTrace, keep_states, take_step
 from graftwork.costmodel.plain_decoder import Machinery, PlainDecoder, Storage, Tape
-from graftwork.costmodel.rates import OPENED_NF4_BYTES, PLAIN_DEQUANTISING, StepRates
+from graftwork.costmodel.rates import OPENED_NF4_BYTES, PLAIN_DEQUANTIZING, StepRates
 from graftwork.model.families import ModelFamily, family_or_llama, recipe_family
 from graftwork.model.shape import adapter_parameters, layer_parameters, linear_sizes, total_parameters
 from graftwork.records.base import ELEMENT_BYTES
@@ -61,9 +61,9 @@ HOST_OVER_LAUNCH = 4.0
 """Seconds of the host a kernel of transformers + PEFT, over those of a bare launch: modules, hooks, autograd,
 and as many views as kernels (H200 hosts, 2026-11: 5.3 to 9.8 ms a block of a Llama, from run to
 run; chosen so that all of them are within the stated range)."""
-HOST_A_TENSOR = 1.2e-5
+HOST_PER_TENSOR = 1.2e-5
 """Seconds of the host a learned tensor: clipping, update and zeroing."""
-TENSORS_A_TARGET = 2
+TENSORS_PER_TARGET = 2
 OVERLAP = 6.0
 """How sharply the longer of host and GPU decides: parts of a step are bound by one, parts by the other."""
 PLAIN_OPTIMIZER_BYTES = {
@@ -105,7 +105,7 @@ def plain_step(
     if setup.method == "qlora":
         passes = layers + adapted + setup.checkpointed
         opened = OPENED_NF4_BYTES * layer_parameters(shape) * passes
-        share = rates.dequantising if setup.fused_nf4 else PLAIN_DEQUANTISING
+        share = rates.dequantising if setup.fused_nf4 else PLAIN_DEQUANTIZING
         parts["opening NF4"] = opened / (rates.bandwidth * share)
     parts = {name: rates.plain_factor * seconds for name, seconds in parts.items()}
     busy = sum(parts.values())
@@ -236,10 +236,10 @@ def _optimizer(shape: ModelShape, setup: PlainSetup, rates: StepRates) -> float:
     width = WIDTHS[setup.dtype if setup.method == "full" else setup.adapter_dtype]
     moved = trainable * width * PLAIN_OPTIMIZER_BYTES[setup.optimizer] / rates.bandwidth
     tensors = setup.adapted_layers * (
-        len(_targets(shape, setup)) * TENSORS_A_TARGET or len(linear_sizes(shape))
+        len(_targets(shape, setup)) * TENSORS_PER_TARGET or len(linear_sizes(shape))
     )
     called = tensors * LOOP_KERNELS.get(setup.optimizer, 0.0) * rates.launch_seconds
-    return max(moved, tensors * HOST_A_TENSOR * rates.host_factor + called)
+    return max(moved, tensors * HOST_PER_TENSOR * rates.host_factor + called)
 
 
 def trained_parameters(shape: ModelShape, setup: PlainSetup) -> int:

@@ -13,7 +13,7 @@ from graftwork.costmodel.gpu_time import OPTIMIZER_BYTES, block_seconds, head_se
 from graftwork.costmodel.rates import (
     ATTENTION_SHARE,
     BANDWIDTH_SHARE,
-    FIXED_A_LAYER,
+    FIXED_PER_LAYER,
     FIXED_SECONDS,
     LAUNCH_SECONDS,
     StepRates,
@@ -92,7 +92,7 @@ def _correct(rates: StepRates, facts: ProbeFacts) -> StepRates:
         blocks = _fit_blocks(facts.shape, steps, rates)
         if blocks is None:
             factors[form] = _whole_factor(facts.shape, steps[0], rates)
-            a_layer.append(FIXED_A_LAYER)
+            a_layer.append(FIXED_PER_LAYER)
             outside.append(Line(factors[form], FIXED_SECONDS))
             continue
         factors[form] = blocks.factor
@@ -122,14 +122,14 @@ def _fit_blocks(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRates
         computed = _blocks(shape, high, rates) - _blocks(shape, low, rates)
         extra_layers = high.layers - low.layers
         points.append((computed / extra_layers, (high.seconds - low.seconds) / extra_layers))
-    return _line(points, fixed=FIXED_A_LAYER) if points else None
+    return _line(points, fixed=FIXED_PER_LAYER) if points else None
 
 
 def _whole_factor(shape: ModelShape, step: ProbedStep, rates: StepRates) -> float:
     """Of one step alone: blocks and head are off by the same."""
     assert step.tuning is not None
     computed = _blocks(shape, step, rates) + head_seconds(shape, step.tuning, rates=rates)
-    fixed = FIXED_SECONDS + FIXED_A_LAYER * step.layers
+    fixed = FIXED_SECONDS + FIXED_PER_LAYER * step.layers
     return min(max((step.seconds - fixed) / computed, LEAST_FACTOR), MOST_FACTOR)
 
 

@@ -9,7 +9,7 @@ from graftwork.records.base import Record
 from graftwork.records.hardware import Gpu
 from graftwork.records.plan import Level
 
-POWER_FREE_SHARE, LOST_TO_A_TFLOP_A_WATT = 0.95, 0.215
+POWER_FREE_SHARE, LOST_TO_A_TFLOP_PER_WATT = 0.95, 0.215
 """Share of the stated products that a step reaches, and what it loses where a GPU has more of them than
 watts to feed them. Measured: 640 of 989 on an H200 (1.41 TFLOPS a watt; benchmarks/results/train_gpu.json,
 2026-11). Published: an RTX 5060 Ti reaches 81 % of its peak over a whole step (0.26 TFLOPS a watt;
@@ -37,11 +37,11 @@ OLD_ATTENTION_SHARE = 0.30
 """Before Ampere there is no flash attention 2: derived."""
 HOST_SHARE = 0.65
 """Of the connector's stated rate: 20 of 31.5 GB/s (PCIe 4.0 x16) staged through the host, published."""
-OPENED_NF4_BYTES, PLAIN_DEQUANTISING = 2.5, 0.22
+OPENED_NF4_BYTES, PLAIN_DEQUANTIZING = 2.5, 0.22
 """Half a byte read, two written; and the share of the bandwidth that bitsandbytes reaches there."""
-TURNING, DEQUANTISING = 0.65, 1.0
+TURNING, DEQUANTIZING = 0.65, 1.0
 """Of the bandwidth, what turning 8-bit weights over and opening NF4 reach within a step (H200)."""
-FIXED_SECONDS, FIXED_A_LAYER = 0.0006, 0.00003
+FIXED_SECONDS, FIXED_PER_LAYER = 0.0006, 0.00003
 """A pass's beginning and end on the host; and what each adapted block's small tensors add to the clipping
 and the update, which are recorded."""
 KERNEL_SECONDS = 2.2e-6
@@ -77,11 +77,11 @@ class StepRates(Record):
     host: float
     """Bytes to and from host memory."""
     fixed_seconds: float = FIXED_SECONDS
-    fixed_a_layer: float = FIXED_A_LAYER
+    fixed_a_layer: float = FIXED_PER_LAYER
     launch_seconds: float = LAUNCH_SECONDS
     kernel_seconds: float = KERNEL_SECONDS
     turning: float = TURNING
-    dequantising: float = DEQUANTISING
+    dequantising: float = DEQUANTIZING
     has_bf16: bool = True
     peak_half: float
     peak_eight: float | None = None
@@ -131,7 +131,7 @@ class StepRates(Record):
 
 def rates_of(gpu: Gpu) -> StepRates:
     """What this GPU is expected to reach, before anybody has probed it."""
-    share = POWER_FREE_SHARE - LOST_TO_A_TFLOP_A_WATT * gpu.half_tflops / gpu.watts
+    share = POWER_FREE_SHARE - LOST_TO_A_TFLOP_PER_WATT * gpu.half_tflops / gpu.watts
     share = min(max(share, LEAST_SHARE), MOST_SHARE) * (OLD_SHARE if gpu.capability < 8.0 else 1.0)
     if gpu.name in SUSTAINED_TFLOPS:
         share = SUSTAINED_TFLOPS[gpu.name] / gpu.half_tflops * OLD_SHARE

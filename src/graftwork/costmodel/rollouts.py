@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from graftwork.costmodel.cpu_step import PASS_TOKENS, reached_share, seconds_a_token
-from graftwork.costmodel.rates import PLAIN_DEQUANTISING, StepRates
+from graftwork.costmodel.cpu_step import PASS_TOKENS, reached_share, seconds_per_token
+from graftwork.costmodel.rates import PLAIN_DEQUANTIZING, StepRates
 from graftwork.model.generate.scheduler import (
     MOST_ROWS,
     PREFILL_TOKENS,
@@ -24,7 +24,7 @@ from graftwork.model.shape import cache_bytes, layer_parameters, total_parameter
 from graftwork.records.base import GIB, NF4_BYTES
 from graftwork.records.plan import ModelShape, RolloutLoad, Tuning, Workload
 
-LAUNCHED_SECONDS_A_BLOCK = 2.6e-3
+LAUNCHED_SECONDS_PER_BLOCK = 2.6e-3
 """Of a pass whose kernels Python launches, with adapters. At least: three steps of 512 passes through the 30
 blocks of SmolLM2 took more than 120 s on an H200."""
 
@@ -66,7 +66,7 @@ def gpu_batch_seconds(
     cache = cache_bytes(shape, tokens=attended, rows=rows, width=2.0)
     table = shape.vocab_size * shape.hidden_size * 2.0
     reading = (weights * weight_bytes + table + cache) / rates.bandwidth
-    passing = shape.layers * LAUNCHED_SECONDS_A_BLOCK + max(reading, rows * 2.0 * weights / rates.half)
+    passing = shape.layers * LAUNCHED_SECONDS_PER_BLOCK + max(reading, rows * 2.0 * weights / rates.half)
     return {
         "reading prompts": load.rows * load.prompt_tokens * 2.0 * weights / rates.half,
         "generation": count_batches(load, gpu=True) * load.max_tokens * passing,
@@ -75,12 +75,12 @@ def gpu_batch_seconds(
 
 READING_SHARE, WRITING_SHARE = 0.64, 0.52
 """Of the measured matrix rate of a CPU, for prompts and for rows that write together (measured)."""
-WEIGHTS_A_SECOND = 5.0e9
+WEIGHTS_PER_SECOND = 5.0e9
 """Bytes of weights that one CPU core reads for each token, whatever the rows (measured)."""
-TOKEN_SECONDS_A_BLOCK, WITH_FEWER_BITS = 1.2e-4, 2.3e-4
+TOKEN_SECONDS_PER_BLOCK, WITH_FEWER_BITS = 1.2e-4, 2.3e-4
 """Of a recorded pass for one token of each row, besides what it reads: its kernels follow each other. With
 weights in 8 bits each product quantizes its input (H200, 0.1B and 7.6B)."""
-HANDLING_SECONDS_A_TOKEN = 9e-6
+HANDLING_SECONDS_PER_TOKEN = 9e-6
 """Of an answer, besides sampling and training: journal, rows, the pass by the start (H200, two runs of 128
 answers, 0.50 and 0.56 s a step)."""
 SAMPLING_SHARE = 0.3
@@ -250,7 +250,7 @@ def cpu_seconds(shape: ModelShape, load: RolloutLoad, *, gflops: float) -> dict[
     rate, flops = gflops * 1e9, 2.0 * total_parameters(shape)
     reading = load.prompts * load.prompt_tokens * flops / (rate * READING_SHARE)
     rounds = count_batches(load, gpu=False) if shape.remembered else sampling_rounds(load, DecoderSizes())
-    passes = rounds * load.max_tokens * total_parameters(shape) * 4.0 / WEIGHTS_A_SECOND
+    passes = rounds * load.max_tokens * total_parameters(shape) * 4.0 / WEIGHTS_PER_SECOND
     writing = load.rows * load.answer_tokens * flops / (rate * WRITING_SHARE)
     return {"reading prompts": reading, "generation": passes + writing, **_rewards(load)}
 
@@ -271,18 +271,18 @@ def gpu_seconds(
     runs = list(sizes.token_runs(round(load.prompt_tokens), load.max_tokens))
     columns = sum(read * passes for read, passes in runs) / max(sum(passes for _, passes in runs), 1)
     reading = weights * weight_bytes + table + cache_bytes(shape, tokens=columns, rows=rows, width=2.0)
-    kernels = shape.layers * (TOKEN_SECONDS_A_BLOCK if weight_bytes == 2 else WITH_FEWER_BITS)
+    kernels = shape.layers * (TOKEN_SECONDS_PER_BLOCK if weight_bytes == 2 else WITH_FEWER_BITS)
     products = rows * 2.0 * weights / rates.half
     passing = kernels + max(reading / rates.bandwidth, products)
     return {
         "reading prompts": load.prompts * load.prompt_tokens * 2.0 * weights / rates.half,
         "generation": sampling_rounds(load, sizes) * load.max_tokens * passing,
-        "handling answers": HANDLING_SECONDS_A_TOKEN * load.rows * load.answer_tokens,
+        "handling answers": HANDLING_SECONDS_PER_TOKEN * load.rows * load.answer_tokens,
         **_rewards(load),
     }
 
 
-LAUNCHED_KERNELS_A_BLOCK = 60
+LAUNCHED_KERNELS_PER_BLOCK = 60
 """Kernels of a block for one token, called from Python one by one (derived from the plain step's)."""
 
 
@@ -308,10 +308,10 @@ def launched_seconds(
     if four_bits:
         # Its codes are read, two bytes written, two read again for the product.
         reading = (weights * NF4_BYTES + table) / rates.bandwidth
-        reading += weights * 4.0 / (rates.bandwidth * PLAIN_DEQUANTISING) * 0.5
+        reading += weights * 4.0 / (rates.bandwidth * PLAIN_DEQUANTIZING) * 0.5
     middle = round(prompt + completion / 2)
     cache = cache_bytes(shape, tokens=middle, rows=rows, width=2.0) / rates.bandwidth
-    launching = LAUNCHED_KERNELS_A_BLOCK * shape.layers * rates.launch_seconds
+    launching = LAUNCHED_KERNELS_PER_BLOCK * shape.layers * rates.launch_seconds
     return completion * max(reading + cache, launching)
 
 
@@ -372,7 +372,7 @@ def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: f
     tokens = sum(answers.lengths)
     parts = {
         name: seconds * tokens
-        for name, seconds in seconds_a_token(shape, answers, gflops=gflops, cores=cores).items()
+        for name, seconds in seconds_per_token(shape, answers, gflops=gflops, cores=cores).items()
     }
     rate = gflops * 1e9 * reached_share(work, cores)
     parts["reference"] = _forward_flops(shape, load, rows=load.reference_rows) / rate
@@ -384,7 +384,7 @@ def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: f
         whole = load.rows * (load.prompt_tokens + load.max_tokens)
         supervised = max(sum(work.lengths) / steps - whole, 0.0)
         parts["supervised"] = supervised * sum(
-            seconds_a_token(shape, work, gflops=gflops, cores=cores).values()
+            seconds_per_token(shape, work, gflops=gflops, cores=cores).values()
         )
     return parts
 

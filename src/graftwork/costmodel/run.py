@@ -104,11 +104,11 @@ VALIDATION_SECONDS = {"cpu": 0.0, "cuda": 2.5}
 CHECKPOINT_SECONDS = {"cpu": 0.15, "cuda": 0.04}
 RECORDED_SIZES = 8
 """Sizes of packs that a run meets, each run plainly and then recorded."""
-PLAIN_PASS_A_LAYER = 0.004
+PLAIN_PASS_PER_LAYER = 0.004
 """Seconds of the host for a layer, forward and backward, where nothing is recorded yet (H200)."""
 READ_BYTES_S = {"cpu": 1.5e9, "cuda": 1.5e9}
 """From the disk into memory or onto the GPU (derived: a usual NVMe disk, half of its stated rate)."""
-BYTES_A_PARAMETER = 2
+BYTES_PER_PARAMETER = 2
 COMPILE_SECONDS = 8.0
 """For each size of batch; half a minute for all of them (H200 with 16 cores: settling took 15 to 29 s)."""
 
@@ -126,7 +126,7 @@ def recording_seconds(tuning: Tuning, *, layers: int, steps: int) -> float:
     """What a run spends on recording the sizes of its packs while it trains."""
     if tuning.compiled or not tuning.recorded:
         return 0.0
-    return 2 * min(RECORDED_SIZES, steps) * layers * PLAIN_PASS_A_LAYER
+    return 2 * min(RECORDED_SIZES, steps) * layers * PLAIN_PASS_PER_LAYER
 
 
 def engine_start(kind: str, *, parameters: int, forked: bool) -> dict[str, float]:
@@ -134,7 +134,7 @@ def engine_start(kind: str, *, parameters: int, forked: bool) -> dict[str, float
     return {
         "imports": 0.0 if forked else IMPORT_SECONDS[kind],
         "open": OPEN_SECONDS[kind],
-        "load": MAKE_SECONDS[kind] + parameters * BYTES_A_PARAMETER / READ_BYTES_S[kind],
+        "load": MAKE_SECONDS[kind] + parameters * BYTES_PER_PARAMETER / READ_BYTES_S[kind],
     }
 
 

@@ -28,13 +28,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from graftwork.costmodel.allocator import (
     CUBLAS_WORKSPACE,
-    QUANTISED_BLOCK,
+    QUANTIZED_BLOCK,
     SCALES_BLOCK,
     AllocationStream,
     AttentionSizes,
     MemoryTrace,
     Weight,
-    dequantised_sizes,
+    dequantized_sizes,
     flash_backward_sizes,
     keep_states,
     take_step,
@@ -194,11 +194,11 @@ def _four_bits(bnb: Any, linear: nn.Linear, setup: PlainSetup, *, device: str) -
 
 
 def _empty_four_bits(bnb: Any, linear: nn.Linear, kind: torch.dtype, *, module: nn.Module) -> Any:
-    """What quantising leaves: codes, a byte of scale for 64, a scale of these for 256, small tables."""
+    """What quantizing leaves: codes, a byte of scale for 64, a scale of these for 256, small tables."""
     quant_state: Any = bnb.functional.QuantState
 
     count = linear.weight.numel()
-    blocks = -(-count // QUANTISED_BLOCK)
+    blocks = -(-count // QUANTIZED_BLOCK)
 
     def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device="meta")
@@ -213,7 +213,7 @@ def _empty_four_bits(bnb: Any, linear: nn.Linear, kind: torch.dtype, *, module: 
         absmax=empty(blocks, torch.uint8),
         shape=linear.weight.shape,
         code=empty(16, torch.float32),
-        blocksize=QUANTISED_BLOCK,
+        blocksize=QUANTIZED_BLOCK,
         quant_type="nf4",
         dtype=kind,
         offset=torch.empty((), dtype=torch.float32, device="meta"),
@@ -400,7 +400,7 @@ def is_product(func: Callable[..., Any]) -> bool:
 def bytes_before(func: Callable[..., Any], args: tuple[Any, ...]) -> list[int]:
     """What an operation takes before its results, and gives back after them."""
     if getattr(func, "__name__", "").startswith("gemm_4bit"):
-        return dequantised_sizes(math.prod(args[2]), args[0].element_size())
+        return dequantized_sizes(math.prod(args[2]), args[0].element_size())
     return []
 
 

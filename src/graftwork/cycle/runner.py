@@ -363,7 +363,7 @@ def watch_canary(work: OpenProject, cycle: CycleState, release: Release, *, now:
     pair = work.releases.get(champion), release
     experiment = find_experiment(work, pair, None)
     if experiment is None:
-        # No session was assigned yet. What either answered before is no part of the canary.
+        # No session was assigned yet. What either answered before is not part of the canary.
         experiment = make_experiment(split, champion=champion, challenger=release.id).experiment
     metric = choose_live_metric(work, settings.metric)
     look = LiveComparison(work, pair, metric=metric, experiment=experiment, is_canary=True)

@@ -245,7 +245,7 @@ def skip(state: CoordinatorState, step: str, *, why: str, now: float) -> Coordin
 
 
 def postpone(state: CoordinatorState, step: str, token: int, *, until: float, why: str) -> CoordinatorState:
-    """Give the step back: it is looked at again later, and this is no failure."""
+    """Give the step back: it is looked at again later, and this is not a failure."""
     update = {"status": "waiting", "not_before": until, "until": 0.0, "summary": {"why": why}}
     return _with_step(state, require_held(state, step, token).model_copy(update=update))
 
@@ -337,7 +337,7 @@ def approve(state: CoordinatorState, step: str, entry: LogEntry) -> CoordinatorS
     if waiting_step is None or waiting_step.status not in OPEN_STATUS:
         open_names = ", ".join(open_step.name for open_step in cycle.steps if open_step.status in OPEN_STATUS)
         raise UserMistake(
-            f"{step!r} is no step that is still to be done in cycle {cycle.number}",
+            f"{step!r} is not a step that is still to be done in cycle {cycle.number}",
             why=f"still to be done: {open_names or 'nothing'}",
             fix="name one of these",
             where="STEP",

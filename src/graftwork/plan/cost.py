@@ -17,7 +17,7 @@ from graftwork.costmodel.rates import rates_of
 from graftwork.costmodel.run import start_seconds
 from graftwork.model.shape import total_parameters
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
-from graftwork.plan.catalog.prices import HOURS_A_MONTH
+from graftwork.plan.catalog.prices import HOURS_PER_MONTH
 from graftwork.plan.fit.answer import level_of, steps_of, ways_of, weigh
 from graftwork.plan.fit.candidates import (
     TIME_SPREAD,
@@ -38,7 +38,7 @@ from graftwork.records.plan import FitQuestion, Strategy
 # torch with its CUDA libraries, transformers and the rest, as installed on Linux, with pip's cache.
 PACKAGES_GIB = (7.0, 9.0, 14.0)
 # A token of text is about four characters, and is kept as text and as numbers.
-BYTES_A_TOKEN = 4 + 8
+BYTES_PER_TOKEN = 4 + 8
 LOGS_GIB = 0.1
 KEPT_CHECKPOINTS = 3
 STATE_BYTES = 8
@@ -66,7 +66,7 @@ def need_disk(*, total_parameters: float, trainable: float, full: bool, tokens: 
         "packages": Figure(value=value, low=low, high=high, unit="GiB"),
         # A hub that also stores another format or precision doubles them.
         "base weights": Figure(value=weights, low=weights, high=2 * weights, unit="GiB"),
-        "data": Figure.about(tokens * BYTES_A_TOKEN / GIB, down=0.5, up=3.0, unit="GiB"),
+        "data": Figure.about(tokens * BYTES_PER_TOKEN / GIB, down=0.5, up=3.0, unit="GiB"),
         # One more than are kept: the new one is whole before the oldest goes.
         "checkpoints": Figure.exact((KEPT_CHECKPOINTS + 1) * checkpoint, unit="GiB"),
         "result": Figure.exact(result, unit="GiB"),
@@ -272,8 +272,8 @@ class PlaceComparison(Record):
     notes: tuple[str, ...] = ()
 
 
-HOURS_A_WEEK = 168.0
-HOURS_A_DAY = 24.0
+HOURS_PER_WEEK = 168.0
+HOURS_PER_DAY = 24.0
 
 
 class Stay(NamedTuple):
@@ -302,9 +302,9 @@ def cut(
     machine = work + sessions * setup + (sessions - 1) * save
     clock = machine
     for quota, period in (
-        (place.free_hours_a_day, HOURS_A_DAY),
-        (place.free_hours_a_week, HOURS_A_WEEK),
-        (hours_a_month, HOURS_A_MONTH),
+        (place.free_hours_a_day, HOURS_PER_DAY),
+        (place.free_hours_a_week, HOURS_PER_WEEK),
+        (hours_a_month, HOURS_PER_MONTH),
     ):
         if quota:
             # Each is used from its first hour on: full periods, then what is left of the work in the next.
@@ -452,7 +452,7 @@ def describe_intervals(bill: "Bill", *, run: GpuRun) -> Intervals:
     )
 
 
-WRITE_BYTES_A_SECOND = 200e6
+WRITE_BYTES_PER_SECOND = 200e6
 """Network disks of clouds; a local NVMe is ten times faster."""
 SAVE_SECONDS = 2.0
 ASSUMED_SPOT_RATE = 0.05
@@ -497,7 +497,7 @@ def hazard_of(candidate: OfferCandidate, *, terms: Terms, disk: DiskNeed, rate_f
     spot = candidate.billing == "spot"
     return Hazard(
         rate=spot_rate(candidate, terms) * rate_factor if spot else CRASH_RATE,
-        save=(SAVE_SECONDS + disk.checkpoint_gib * GIB / WRITE_BYTES_A_SECOND) / 3600,
+        save=(SAVE_SECONDS + disk.checkpoint_gib * GIB / WRITE_BYTES_PER_SECOND) / 3600,
         restart=max(candidate.place.setup_minutes, LOADING_MINUTES) / 60,
         wait=terms.spot_wait_hours if spot else 0.0,
     )
@@ -551,7 +551,7 @@ def compute_bill(
     paid, first = _machine_dollars(candidate, terms=terms, machine=stay.machine, price_factor=tweak.price)
     an_hour = paid / stay.machine if stay.possible and stay.machine else 0.0
     parts = {name: an_hour * took for name, took in spent.items()} if stay.possible else {}
-    months = clock / HOURS_A_MONTH if math.isfinite(clock) else 0.0
+    months = clock / HOURS_PER_MONTH if math.isfinite(clock) else 0.0
     parts["storage"] = disk.total_gib.value * candidate.place.storage_usd_gib_month * months
     parts["transfer"] = disk.result_gib * candidate.place.egress_usd_gib
     extras = parts["storage"] + parts["transfer"]
@@ -584,7 +584,7 @@ def _machine_dollars(
         return dollars, dollars
     if candidate.billing == "subscription":
         a_month = (offer.usd_per_month or 0.0) * price_factor
-        monthly_hours = offer.hours_a_month or HOURS_A_MONTH
+        monthly_hours = offer.hours_a_month or HOURS_PER_MONTH
         months = math.ceil(terms.runs_a_month * machine / monthly_hours - 1e-9)
         return a_month * months / terms.runs_a_month, a_month * math.ceil(machine / monthly_hours - 1e-9)
     unit = candidate.place.smallest_billed_minutes / 60
@@ -618,7 +618,7 @@ def _run_of(text: str) -> GpuRun:
     candidate, _ = weigh(fitting, failing, question, level=level, rates=rates)
     steps = steps_of(question)
     spread = TIME_SPREAD[level]
-    seconds = candidate.seconds_a_step * steps
+    seconds = candidate.seconds_per_step * steps
     start = start_seconds("cuda", parameters=total_parameters(question.shape))
     hours = Figure(
         value=(seconds + start) / 3600,

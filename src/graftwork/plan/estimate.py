@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from graftwork.costmodel.cpu_step import (
     lost_states_share,
-    seconds_a_token,
+    seconds_per_token,
     training_memory,
     validation_share,
     with_rows,
@@ -40,7 +40,7 @@ from graftwork.costmodel.run import (
 )
 from graftwork.costmodel.streamed import describe_streamed
 from graftwork.model.shape import describe_experts, total_parameters, trained_by
-from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD, default_rates, describe_trade
+from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_PER_THREAD, default_rates, describe_trade
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.base import ELEMENT_BYTES, GIB, Figure
 from graftwork.records.plan import (
@@ -132,7 +132,7 @@ def _with_rollouts(
 
 
 def _matrix_rate(device: DeviceFacts) -> float:
-    return device.gflops or GUESSED_GFLOPS_A_THREAD * device.threads
+    return device.gflops or GUESSED_GFLOPS_PER_THREAD * device.threads
 
 
 def rollout_seconds(
@@ -171,7 +171,7 @@ def _computed_rate(
         return Figure.about(share / tuning.seconds_a_token, down=0.6, up=1.25, unit="tokens/s")
     measured = device.gflops is not None
     rate, rate_when_free = (
-        1 / sum(seconds_a_token(shape, work, gflops=_matrix_rate(machine), cores=machine.cores).values())
+        1 / sum(seconds_per_token(shape, work, gflops=_matrix_rate(machine), cores=machine.cores).values())
         for machine in (device, device.when_free)
     )
     down, up = (0.55, 1.6) if measured else (0.25, 4.0)

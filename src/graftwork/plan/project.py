@@ -314,8 +314,8 @@ def choose_micro_batches(
     """The fastest option within the limit; where there is none, the one that needs the least."""
     room = limit_gib * GIB / (1 + RESERVED_SPREAD[memory_level(run.architecture, run.correction)])
 
-    def seconds_a_token(setup: PlainSetup) -> float:
-        return _seconds_a_token(run, work, setup, shared)
+    def seconds_per_token(setup: PlainSetup) -> float:
+        return _seconds_per_token(run, work, setup, shared)
 
     def step(setup: PlainSetup, peak: MemoryPeak) -> PlainStep:
         return PlainStep(
@@ -323,7 +323,7 @@ def choose_micro_batches(
             checkpointed=setup.checkpointed > 0,
             peak_gib=peak.reserved / GIB,
             parts_gib={name: size / GIB for name, size in peak.parts.items() if size > 0},
-            seconds_a_token=seconds_a_token(setup),
+            seconds_a_token=seconds_per_token(setup),
         )
 
     options = [
@@ -332,7 +332,7 @@ def choose_micro_batches(
     ]
     roomy = [setup for reserved, setup in options if reserved <= room]
     # Of equals the one that computes nothing again.
-    for setup in sorted(roomy, key=lambda setup: (seconds_a_token(setup), setup.checkpointed)):
+    for setup in sorted(roomy, key=lambda setup: (seconds_per_token(setup), setup.checkpointed)):
         # The search follows straight lines; what is chosen is computed tensor by tensor.
         peak = _peak(run, work, setup, shared, exact=True)
         if peak.reserved <= room:
@@ -388,7 +388,7 @@ def _peak(
     return peak.plus({"activations": size})
 
 
-def _seconds_a_token(run: PlainRun, work: Workload, setup: PlainSetup, shared: Distribution) -> float:
+def _seconds_per_token(run: PlainRun, work: Workload, setup: PlainSetup, shared: Distribution) -> float:
     """Of an optimizer step of usual rows, over all processes."""
     usual = max(1, round(expected_longest(work.lengths, setup.rows) * setup.tokens / max(work.lengths)))
     passes = math.ceil(work.batch_size / (setup.rows * shared.gpus))

@@ -222,9 +222,9 @@ def _reach(machine: Machine, method: Method, ask: Ask, *, max_positions: int) ->
     )
 
 
-WEEKS_A_YEAR = 365.25 / 7
-WEEKS_A_MONTH = WEEKS_A_YEAR / 12
-MOST_HOURS_A_WEEK = 0.9 * 168
+WEEKS_PER_YEAR = 365.25 / 7
+WEEKS_PER_MONTH = WEEKS_PER_YEAR / 12
+MOST_HOURS_PER_WEEK = 0.9 * 168
 """More than that leaves no time for anything that goes wrong."""
 ENDLESS = 1200.0
 """Months that mean never: JSON has no infinity."""
@@ -246,7 +246,7 @@ class Use(NamedTuple):
 
     @property
     def runs(self) -> float:
-        return self.runs_a_week * self.years * WEEKS_A_YEAR
+        return self.runs_a_week * self.years * WEEKS_PER_YEAR
 
 
 class Price(NamedTuple):
@@ -277,7 +277,7 @@ def own_choice(
     # Several GPUs can each have a run of their own: the week is then shorter than its runs together.
     apart = machine.alone_hours.times(1 / machine.gpus, "h") if machine.alone_hours else machine.hours
     week = min(machine.hours, apart, key=lambda hours: hours.value).times(use.runs_a_week, "h a week")
-    in_week = week.value <= MOST_HOURS_A_WEEK
+    in_week = week.value <= MOST_HOURS_PER_WEEK
     too_slow = f"{use.runs_a_week:g} runs take {week.value:.0f} of a week's 168 hours"
     a_run = Figure(
         value=(price.usd - residual.value) / use.runs + power.value,
@@ -384,7 +384,7 @@ def _payback(rental: PlaceRow, *, price: Price, power: Figure, use: Use) -> Payb
     low, high = rental.cost_usd.low - power.high, rental.cost_usd.high - power.low
     months = None
     if saved > 0:
-        a_month = use.runs_a_week * WEEKS_A_MONTH
+        a_month = use.runs_a_week * WEEKS_PER_MONTH
         value = price.usd / (saved * a_month)
         months = Figure(
             value=value,

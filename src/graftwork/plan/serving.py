@@ -159,7 +159,7 @@ def adapter_bytes(question: ServeQuestion, engine: EngineTraits) -> float:
 class ServingRates(NamedTuple):
     """What one place gives, as its maker states it."""
 
-    bytes_a_second: float
+    bytes_per_second: float
     flops: float
 
 
@@ -199,7 +199,7 @@ def prompt_seconds(question: ServeQuestion, form: Form, *, case: int) -> float:
     flops += 4.0 * shape.heads * shape.head_dim * shape.layers * tokens * (cached + tokens / 2)
     multiply = flops / (rates.flops * engine.compute[form][case] * layout.split)
     _, weights = weights_of(question, form)
-    read = weights / (rates.bytes_a_second * engine.bandwidth[form][case] * layout.split)
+    read = weights / (rates.bytes_per_second * engine.bandwidth[form][case] * layout.split)
     pieces = -(-tokens // engine.prompt_tokens)
     overhead = pieces * (engine.layer_seconds[case] * shape.layers + engine.step_seconds[case])
     links = _link_seconds(question, layout, tokens=tokens, messages=pieces, case=case)
@@ -210,7 +210,7 @@ def step_seconds(question: ServeQuestion, form: Form, *, case: int) -> dict[str,
     """One token for every user of the fullest place, half of the answer being written: seconds by part."""
     engine, layout, shape = engine_of(question), lay_out(question), question.shape
     rates = rates_of(question.machine, form, case=case)
-    bandwidth = rates.bytes_a_second * engine.bandwidth[form][case]
+    bandwidth = rates.bytes_per_second * engine.bandwidth[form][case]
     # How often a step reads weights: users of other models share none, nor of adapters that do not mix.
     kinds = layout.copies * (1 if engine.mixes_adapters else max(question.adapters, 1))
     groups = min(kinds, layout.users)
@@ -259,9 +259,9 @@ def _link_seconds(
     if layout.split == 1 or gpu is None:
         return 0.0
     link = question.machine.link_gb_s or gpu.nvlink_gb_s or gpu.pcie_gb_s * HOST_LINK_SHARE
-    travelling = 2 * (layout.split - 1) / layout.split * tokens * question.shape.hidden_size * 2
+    sent_bytes = 2 * (layout.split - 1) / layout.split * tokens * question.shape.hidden_size * 2
     exchanges = 2 * question.shape.layers
-    return exchanges * (messages * MESSAGE_SECONDS[case] + travelling / (link * 1e9))
+    return exchanges * (messages * MESSAGE_SECONDS[case] + sent_bytes / (link * 1e9))
 
 
 NAMES_OF_FORMS: dict[str, Form | Literal["auto"]] = {
@@ -475,7 +475,7 @@ def list_notes(question: ServeQuestion, row: FormRow) -> tuple[str, ...]:
             f"{question.machine.cpu.cores} cores, within a factor of two"
         )
     if row.form in ("8 bits", "4 bits"):
-        notes.append("fewer bits change answers: evaluate and gate the quantised model before it serves")
+        notes.append("fewer bits change answers: evaluate and gate the quantized model before it serves")
     return tuple(notes)
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from graftwork.costmodel.rates import StepRates
-from graftwork.costmodel.rollouts import TOKEN_SECONDS_A_BLOCK
+from graftwork.costmodel.rollouts import TOKEN_SECONDS_PER_BLOCK
 from graftwork.costmodel.run import engine_start
 from graftwork.model.generate.scheduler import PREFILL_TOKENS, DecoderSizes
 from graftwork.model.shape import (
@@ -19,7 +19,7 @@ from graftwork.model.shape import (
     cache_bytes,
     total_parameters,
 )
-from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_A_THREAD, default_rates
+from graftwork.plan.catalog.hardware import GUESSED_GFLOPS_PER_THREAD, default_rates
 from graftwork.plan.estimate import pool_runs
 from graftwork.records.base import Figure, Record
 from graftwork.records.plan import DeviceFacts, ModelShape, Residual
@@ -104,7 +104,7 @@ def gpu_answers(shape: ModelShape, load: AnswerLoad, *, rates: StepRates) -> dic
     columns = sizes.columns(math.ceil(load.prompt_tokens + load.longest_answer))
     bytes_read = weights + cache_bytes(shape, tokens=columns, rows=rows, width=2.0)
     products = rows * 2.0 * active_parameters(shape) / rates.half
-    a_pass = shape.layers * TOKEN_SECONDS_A_BLOCK + max(bytes_read / rates.bandwidth, products)
+    a_pass = shape.layers * TOKEN_SECONDS_PER_BLOCK + max(bytes_read / rates.bandwidth, products)
     return {
         "reading": read * shape.layers * LAUNCHED_BLOCK_SECONDS
         + load.read_tokens * _read_flops(shape, load) / rates.half,
@@ -137,7 +137,7 @@ FIXED_SECONDS = {
 }
 """Whatever the size. `plan` waits for the imports of the process that measures the machine; `try` verifies
 the release, and stops the endpoint."""
-BYTES_A_SECOND = {"audit": 2.5e6, "prepare": 1.5e6}
+BYTES_PER_SECOND = {"audit": 2.5e6, "prepare": 1.5e6}
 """Of logs, on two cores."""
 GRADE_SECONDS = 2e-3
 """Of one answer, without code to run and without a judge."""
@@ -169,8 +169,8 @@ class StageFacts(Record):
 def stage_parts(stage: str, facts: StageFacts) -> dict[str, float]:
     """Seconds by what they are spent on."""
     parts = {"fixed": FIXED_SECONDS[stage]}
-    if stage in BYTES_A_SECOND:
-        parts["logs"] = facts.log_bytes / BYTES_A_SECOND[stage]
+    if stage in BYTES_PER_SECOND:
+        parts["logs"] = facts.log_bytes / BYTES_PER_SECOND[stage]
     if facts.shape is None:
         return parts
     if stage == "evaluate" and facts.answers:
@@ -262,5 +262,5 @@ def _answer(facts: StageFacts, shape: ModelShape, load: AnswerLoad) -> dict[str,
     device = facts.device
     if device.kind == "cuda":
         return gpu_answers(shape, load, rates=facts.rates or default_rates())
-    gflops = device.gflops or GUESSED_GFLOPS_A_THREAD * device.threads
+    gflops = device.gflops or GUESSED_GFLOPS_PER_THREAD * device.threads
     return cpu_answers(shape, load, gflops=gflops, weights_s=device.weights_s)

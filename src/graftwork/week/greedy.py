@@ -42,7 +42,7 @@ STEP_SHARE = 0.06
 
 
 ROUNDS_OF_REFINEMENT = 3
-MINUTES_A_WEEK = 7 * 24 * 60
+MINUTES_PER_WEEK = 7 * 24 * 60
 LEVELS = 3
 """Speeds below which a model that others wait for is not trained, as far as tried."""
 
@@ -105,7 +105,7 @@ def hours_offered(opened: OpenPlace, cap_usd: float | None) -> float:
     for quota in opened.quotas:
         minutes = min(minutes, sum(period.minutes for period in quota))
     for rolling in provider.rolling:
-        minutes = min(minutes, rolling.minutes * MINUTES_A_WEEK / rolling.window)
+        minutes = min(minutes, rolling.minutes * MINUTES_PER_WEEK / rolling.window)
     if provider.usd_per_hour > 0 and cap_usd is not None:
         minutes = min(minutes, cap_usd / provider.usd_per_hour * 60)
     return minutes * provider.speed / 60

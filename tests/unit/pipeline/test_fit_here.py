@@ -8,7 +8,7 @@ from graftwork.plan.catalog.hardware import GUESSED, guess_cpu
 from graftwork.plan.catalog.models import find_model, list_models, require_dense
 from graftwork.plan.fit import project as fit
 from graftwork.plan.fit.answer import fit as find_fit
-from graftwork.plan.fit.candidates import flops_a_token
+from graftwork.plan.fit.candidates import flops_per_token
 from graftwork.plan.fit.project import (
     FitRequest,
     answer_fit,
@@ -87,7 +87,7 @@ def test_training_of_experts_is_planned_and_their_serving_refused(tmp_path):
     assert more.peak_allocated_gib.value > answer.peak_allocated_gib.value
     # Idle experts are weights, and no work.
     dense = model.shape.model_copy(update={"experts_used": 4})
-    assert flops_a_token(question) < flops_a_token(question.model_copy(update={"shape": dense}))
+    assert flops_per_token(question) < flops_per_token(question.model_copy(update={"shape": dense}))
     with pytest.raises(UserMistake, match="experts"):
         make_question(model, ServeLoad(), machine=named_machine(gpu="T4"))
 

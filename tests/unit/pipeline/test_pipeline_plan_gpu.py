@@ -58,12 +58,12 @@ def test_a_plan_counts_the_answers_that_the_start_reads_too():
     load = RolloutLoad(prompts=1, answers=8, prompt_tokens=512, max_tokens=512, answer_tokens=512, batches=4)
     plain = PlainStep(micro_rows=8, peak_gib=1.0, seconds_a_token=1e-4)
 
-    def seconds_a_token(rows):
+    def seconds_per_token(rows):
         work = LOAD.model_copy(update={"rollouts": load.model_copy(update={"reference_rows": rows})})
         rates = rates_of(find_gpu("RTX 4090"))
         return 1 / tokens_per_second(SHAPE, work, CARD, learned=(), plain=plain, rates=rates).value
 
-    assert seconds_a_token(8) - seconds_a_token(0) == pytest.approx(1e-4 / 3)
+    assert seconds_per_token(8) - seconds_per_token(0) == pytest.approx(1e-4 / 3)
 
 
 def test_a_card_of_the_catalog_is_estimated_by_the_catalog(tmp_path, unprobed):

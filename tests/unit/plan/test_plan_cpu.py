@@ -13,7 +13,7 @@ from graftwork.costmodel.cpu_step import (
     choose_kept,
     packed_bytes,
     scattered,
-    seconds_a_token,
+    seconds_per_token,
     states_bytes,
     training_flops,
     training_memory,
@@ -279,7 +279,7 @@ def test_slow_blocks_are_kept_in_a_file_and_quick_ones_are_computed_again():
 
 
 def seconds_of(work, *, cores=1):
-    return sum(work.lengths) * sum(seconds_a_token(SHAPE, work, gflops=85.0, cores=cores).values())
+    return sum(work.lengths) * sum(seconds_per_token(SHAPE, work, gflops=85.0, cores=cores).values())
 
 
 def test_the_same_rows_in_more_passes_take_longer():

@@ -99,7 +99,7 @@ SILENT = [
     ("packing-mixes-rows", say(packing=True, document_masks=True), UNKNOWN),
     ("rate-out-of-range", say(method="lora", learning_rate=2e-4), BIG),
     ("scale-is-odd", say(method="lora", rank=64, alpha=16), BIG),
-    ("scale-is-odd", say(method="lora", rank=256, alpha=16, stabilised=True), BIG),
+    ("scale-is-odd", say(method="lora", rank=256, alpha=16, use_rslora=True), BIG),
     ("rows-are-cut", say(max_length=200), LintContext(lengths=(50, 60, 150))),
     ("spot-without-mirror", say(spot=True, mirror="s3://bucket"), UNKNOWN),
     ("rate-cannot-be-proven", say(target_rate=0.95, test_rows=126), UNKNOWN),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from published_rates import PUBLISHED, compare_published
 from roofline_oracle import is_possible, least_seconds
 
-from graftwork.costmodel.cpu_step import seconds_a_token
-from graftwork.costmodel.gpu_time import RowStatistics, TrainedPart, gpu_seconds_a_token, gpu_step_time
+from graftwork.costmodel.cpu_step import seconds_per_token
+from graftwork.costmodel.gpu_time import RowStatistics, TrainedPart, gpu_seconds_per_token, gpu_step_time
 from graftwork.costmodel.plain_step import link_seconds, plain_step
 from graftwork.costmodel.rates import rates_of
 from graftwork.model.shape import linear_names
@@ -203,7 +203,7 @@ def test_longer_rows_and_more_computed_again_never_take_less(tokens, length, mor
 
 def test_a_token_costs_a_step_shared_by_its_tokens():
     tuning = make_tuning()
-    a_token = gpu_seconds_a_token(SEVEN, tuning, TrainedPart(28, TRAINABLE, rates_of(H200)))
+    a_token = gpu_seconds_per_token(SEVEN, tuning, TrainedPart(28, TRAINABLE, rates_of(H200)))
     assert a_token * tuning.micro_tokens == pytest.approx(seconds_of(tuning))
 
 
@@ -270,7 +270,7 @@ def test_a_processor_is_slower_for_more_tokens_and_more_layers():
             adapted_layers=adapted,
             method=method,
         )
-        return tokens * sum(seconds_a_token(SEVEN, work, gflops=cpu.gflops).values())
+        return tokens * sum(seconds_per_token(SEVEN, work, gflops=cpu.gflops).values())
 
     assert seconds(512, 28) < seconds(1024, 28)
     assert seconds(512, 8) < seconds(512, 28) < seconds(512, 28, "full")

@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from graftwork.costmodel.gpu_memory import describe_tuning, keep_measured, load_peak, peak_bytes
-from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_a_token
+from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_per_token
 from graftwork.costmodel.gpu_tuning import TuningRequest, choose_tuning
 from graftwork.costmodel.rates import rates_of
 from graftwork.plan.catalog.hardware import default_rates, find_gpu
@@ -115,7 +115,7 @@ def test_a_setting_is_ranked_by_the_rates_of_the_card_at_hand():
     assert usual == named
     slow = choose(40, rates=rates_of(find_gpu("L4")))
     assert slow.seconds_a_token > 4 * usual.seconds_a_token
-    again = gpu_seconds_a_token(
+    again = gpu_seconds_per_token(
         SEVEN, slow, TrainedPart(adapted=28, trainable=TRAINABLE, rates=rates_of(find_gpu("L4")))
     )
     assert slow.seconds_a_token == pytest.approx(again)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from graftwork.costmodel import gpu_tuning
 from graftwork.costmodel.gpu_memory import count, count_by_levels, gpu_peak, reserved_within
 from graftwork.costmodel.gpu_step import step_recipe
-from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_a_token
+from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_per_token
 from graftwork.costmodel.gpu_tuning import (
     TuningOption,
     TuningRequest,
@@ -58,7 +58,7 @@ def ways(form, limit=2.0):
 def test_seconds_are_those_that_the_clock_model_states(form, data, levels):
     tuning = data.draw(st.sampled_from(ways(form)))
     keep, lean = levels
-    stated = gpu_seconds_a_token(
+    stated = gpu_seconds_per_token(
         SMALL,
         tuning.model_copy(update={"keep": keep, "lean": lean}),
         TrainedPart(adapted=BLOCKS, trainable=TRAINABLE, rates=default_rates()),

@@ -136,10 +136,10 @@ def read_table(name: str, columns: ColumnParsers, *, overlay: Path | None = None
 
 def row_key(row: CatalogRow, columns: ColumnParsers) -> tuple[str, ...]:
     """The key of a row, normalized."""
-    return tuple(normalise(row.text(column)) for column in columns.key)
+    return tuple(normalize(row.text(column)) for column in columns.key)
 
 
-def normalise(name: str) -> str:
+def normalize(name: str) -> str:
     """A name without what people write differently: case, spaces, dashes, the maker's name, "GB"."""
     bare = _FILLERS.sub(" ", name.lower().replace("_", " "))
     plain = re.sub(r"[^a-z0-9.]", "", bare)
@@ -189,13 +189,13 @@ def find_named(name: str, things: Mapping[str, tuple[Thing, Iterable[str]]], *, 
     """The one called so, or by one of its other names; a mistake that offers the nearest ones otherwise."""
     title_by_name: dict[str, str] = {}
     for title, (_, aliases) in things.items():
-        title_by_name[normalise(title)] = title
+        title_by_name[normalize(title)] = title
         for alias in aliases:
-            title_by_name.setdefault(normalise(alias), title)
-    match = title_by_name.get(normalise(name))
-    if match is not None and normalise(name):
+            title_by_name.setdefault(normalize(alias), title)
+    match = title_by_name.get(normalize(name))
+    if match is not None and normalize(name):
         return things[match][0]
-    near = difflib.get_close_matches(normalise(name), title_by_name, n=4, cutoff=0.5)
+    near = difflib.get_close_matches(normalize(name), title_by_name, n=4, cutoff=0.5)
     names = list(dict.fromkeys(title_by_name[key] for key in near))
     listed = f"did you mean {' or '.join(names)}? Otherwise " if names else ""
     raise UserMistake(

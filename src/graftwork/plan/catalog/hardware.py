@@ -50,17 +50,17 @@ CPU_COLUMNS = ColumnParsers(
 )
 GUESSED = "guessed from the number of threads"
 """The source of a CPU that no catalog knows."""
-GUESSED_GFLOPS_A_THREAD = 35.0
+GUESSED_GFLOPS_PER_THREAD = 35.0
 """Float32: half a core of 32 operations a clock at 2.5 GHz; two shared threads of an EPYC gave 57."""
-GUESSED_GB_S_A_THREAD = 10.0
+GUESSED_GB_S_PER_THREAD = 10.0
 GUESSED_MOST_GB_S = 80.0
 """What a thread reads, and what two channels give to however many."""
-GUESSED_WATTS_A_THREAD = 15.0
+GUESSED_WATTS_PER_THREAD = 15.0
 USUAL_RAM_GIB = 64.0
 """Host memory of a machine that is named by its GPU or CPU alone, in every plan alike. This machine's
 own memory says nothing about another one."""
 _COUNTED = re.compile(r"(\d{1,4})[\s-]*(cores?|threads?|v?cpus?)", re.IGNORECASE)
-THREADS_A_CORE = 2
+THREADS_PER_CORE = 2
 OWN_FILE = "or put it into your own {}.csv and name its folder with `--catalog` or GRAFT_CATALOG"
 
 
@@ -79,7 +79,7 @@ def find_cpu(name: str, *, overlay: Path | None = None) -> Cpu:
     counted = _COUNTED.fullmatch(name.strip())
     if counted and int(counted[1]):
         number, by_core = int(counted[1]), counted[2].lower().startswith("core")
-        guessed = guess_cpu(name.strip(), threads=number * (THREADS_A_CORE if by_core else 1))
+        guessed = guess_cpu(name.strip(), threads=number * (THREADS_PER_CORE if by_core else 1))
         return guessed.model_copy(update={"cores": number})
     things = {cpu.name: (cpu, cpu.aliases) for cpu in list_cpus(overlay=overlay)}
     return find_named(name, things, kind="CPU", fix=OWN_FILE.format("cpus"))
@@ -90,9 +90,9 @@ def guess_cpu(name: str, *, threads: int) -> Cpu:
     return Cpu(
         name=name,
         cores=threads,
-        gflops=GUESSED_GFLOPS_A_THREAD * threads,
-        bandwidth_gb_s=min(GUESSED_GB_S_A_THREAD * threads, GUESSED_MOST_GB_S),
-        watts=GUESSED_WATTS_A_THREAD * threads,
+        gflops=GUESSED_GFLOPS_PER_THREAD * threads,
+        bandwidth_gb_s=min(GUESSED_GB_S_PER_THREAD * threads, GUESSED_MOST_GB_S),
+        watts=GUESSED_WATTS_PER_THREAD * threads,
         source=GUESSED,
         reached=True,
     )

@@ -114,12 +114,12 @@ def find_model(name_or_path: str | Path, *, overlay: Path | None = None) -> Cata
 
 
 def require_dense(model: CatalogModel) -> None:
-    """Refuse experts: engines that serve them differ in what they quantise and how they spread tokens."""
+    """Refuse experts: engines that serve them differ in what they quantize and how they spread tokens."""
     inside = sum(inputs * outputs for inputs, outputs in linear_sizes(model.shape).values())
     if layer_parameters(model.shape) > MOST_OUTSIDE * inside:
         raise UserMistake(
             f"{model.name} has experts, and serving those cannot be planned for yet",
-            why="which of their weights are quantised and read for a batch differs by engine: "
+            why="which of their weights are quantized and read for a batch differs by engine: "
             "no figure is better than a wrong one",
             fix="name a dense model, or measure this one on the machine; `graft plan fit` plans its training",
             where=model.source,

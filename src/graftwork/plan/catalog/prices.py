@@ -14,7 +14,7 @@ from graftwork.plan.catalog import (
     SOURCE,
     ColumnParsers,
     names,
-    normalise,
+    normalize,
     number,
     read_table,
     text,
@@ -55,7 +55,7 @@ def index_prices(prices: tuple[TokenPrice, ...]) -> Mapping[str, TokenPrice]:
     by_name: dict[str, TokenPrice] = {}
     for price in prices:
         for name in (price.model, *price.aliases):
-            by_name.setdefault(normalise(name), price)
+            by_name.setdefault(normalize(name), price)
     return by_name
 
 
@@ -63,7 +63,7 @@ def find_token_price(model: str, known: Mapping[str, TokenPrice]) -> TokenPrice 
     """The price of a model as a log names it: with its provider, its date, or neither. None if unknown."""
     name = _ROUTE.sub("", model.strip())
     while True:
-        if (price := known.get(normalise(name))) is not None:
+        if (price := known.get(normalize(name))) is not None:
             return price
         shorter = _VERSION.sub("", name)
         if shorter == name or not shorter:
@@ -105,7 +105,7 @@ PLACE_COLUMNS = ColumnParsers(
     },
     key=("name",),
 )
-HOURS_A_MONTH = 730.0
+HOURS_PER_MONTH = 730.0
 STALE_AFTER_DAYS = 60
 """Two months, an assumption: what is older must be looked up before money is spent on it."""
 
@@ -124,8 +124,8 @@ def as_commitment(offer: Offer) -> Offer | None:
         update={
             "usd_per_hour": None,
             "spot_usd_per_hour": None,
-            "usd_per_month": offer.reserved_usd_per_hour * HOURS_A_MONTH,
-            "hours_a_month": HOURS_A_MONTH,
+            "usd_per_month": offer.reserved_usd_per_hour * HOURS_PER_MONTH,
+            "hours_a_month": HOURS_PER_MONTH,
             "instance": f"{offer.instance} {term}".strip(),
         }
     )

@@ -106,13 +106,13 @@ def give_reasons(
 ) -> tuple[str, ...]:
     reasons = [*_about_the_step(question, chosen), *_about_the_machine(question, chosen)]
     if question.algorithm == "grpo":
-        a_prompt = chosen.seconds_a_step * question.generations / question.batch_size
+        a_prompt = chosen.seconds_per_step * question.generations / question.batch_size
         writing = sum(chosen.step_parts.get(name, 0.0) for name in ("generation", "reading prompts"))
         graded = chosen.step_parts.get("rewards", 0.0)
-        rewards = f"{graded / chosen.seconds_a_step:.0%} for rewards" if graded else "rewards not counted"
+        rewards = f"{graded / chosen.seconds_per_step:.0%} for rewards" if graded else "rewards not counted"
         reasons += [
             *say_why(question),
-            f"{a_prompt:.1f} s a prompt, {writing / chosen.seconds_a_step:.0%} of it for writing answers: "
+            f"{a_prompt:.1f} s a prompt, {writing / chosen.seconds_per_step:.0%} of it for writing answers: "
             f"{NIGHT_HOURS * 3600 / a_prompt:,.0f} prompts in {NIGHT_HOURS} hours, {rewards}",
         ]
     if not good:
@@ -192,15 +192,15 @@ def _about_the_machine(question: FitQuestion, chosen: FitCandidate) -> list[str]
     sent = chosen.step_parts.get("link between cards", 0.0)
     if used > 1:
         reasons.append(
-            f"{100 * sent / chosen.seconds_a_step:.0f} % of a step is waiting for the link between GPUs"
+            f"{100 * sent / chosen.seconds_per_step:.0f} % of a step is waiting for the link between GPUs"
         )
     if used > 1 and question.method == "qlora":
         reasons.append("4-bit weights cannot be cut up: each GPU holds the whole base (DDP)")
     if chosen.way.shared.offload != "none":
         low, high, ram = chosen.host.low, chosen.host.high, question.machine.ram_gib
         how = "tight" if is_tight(chosen, question) else "enough"
-        moved = chosen.step_parts.get("host transfers", 0.0) / chosen.seconds_a_step
-        adam = chosen.step_parts.get("optimizer", 0.0) / chosen.seconds_a_step
+        moved = chosen.step_parts.get("host transfers", 0.0) / chosen.seconds_per_step
+        adam = chosen.step_parts.get("optimizer", 0.0) / chosen.seconds_per_step
         where = "waiting for Adam" if chosen.streamed is not None else "Adam on the CPU"
         reasons += [
             f"host memory is {how}: {low:.0f} to {high:.0f} GiB of {ram:.0f} installed",
@@ -429,7 +429,7 @@ def _fit(
             best = min(elsewhere, key=preference)
             considered += (consider(best, hf_question, name=name_of(best, hf_question), level=level),)
     steps, spread = steps_of(question), time_spread(question, level)
-    step = Figure.about(best_candidate.seconds_a_step, down=1 / spread, up=spread, unit="s")
+    step = Figure.about(best_candidate.seconds_per_step, down=1 / spread, up=spread, unit="s")
     parameters = total_parameters(question.shape)
     start = start_seconds(kind_of(question), parameters=parameters, tuning=best_candidate.tuning)
     run = _minutes(step, steps, fixed=start)

@@ -102,16 +102,16 @@ class FitCandidate(NamedTuple):
     floor: float
     """The least that the engine comes down to by itself, reserved: our own step measures and keeps less."""
     host: Figure
-    seconds_a_step: float
+    seconds_per_step: float
     step_parts: dict[str, float]
-    tokens_a_step: float
+    tokens_per_step: float
     passes: int
     streamed: StreamedStep | None = None
     """How layers are streamed from host memory, where they are."""
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens_a_step / self.seconds_a_step
+        return self.tokens_per_step / self.seconds_per_step
 
 
 def allocated_figure(candidate: FitCandidate, level: Level) -> Figure:
@@ -156,7 +156,7 @@ def preference(candidate: FitCandidate) -> tuple[float, int, int, float]:
     """The fastest; of equals the simplest, then the smallest."""
     shared = candidate.way.shared
     return (
-        candidate.seconds_a_step / candidate.tokens_a_step,
+        candidate.seconds_per_step / candidate.tokens_per_step,
         SIMPLEST.index(shared.sharding),
         PLAINEST.index(shared.offload),
         candidate.peak.reserved,
@@ -253,7 +253,7 @@ def name_of(candidate: FitCandidate, question: FitQuestion) -> str:
     return ", ".join(parts)
 
 
-def flops_a_token(question: FitQuestion) -> float:
+def flops_per_token(question: FitQuestion) -> float:
     """The least that a token takes: forward, and backward through the adapted layers."""
     shape = question.shape
     weights = shape.layers * active_layer_parameters(shape)
@@ -271,7 +271,7 @@ def most_tokens_per_second(question: FitQuestion, *, eight: bool = False) -> flo
     peak = gpu.half_tflops
     if eight and gpu.has_fp8 and gpu.eight_tflops is not None:
         peak = gpu.eight_tflops
-    return machine.gpus * peak * 1e12 / flops_a_token(question)
+    return machine.gpus * peak * 1e12 / flops_per_token(question)
 
 
 def require_possible(question: FitQuestion, claimed: float, *, eight: bool = False) -> float:
@@ -283,11 +283,12 @@ def require_possible(question: FitQuestion, claimed: float, *, eight: bool = Fal
     share = claimed / most
     if share <= 1:
         return share
-    needed = claimed * flops_a_token(question) / 1e12
+    flops = flops_per_token(question)
+    needed = claimed * flops / 1e12
     has = needed / share
     raise UserMistake(
         f"{claimed:,.0f} tokens/s cannot be: it needs {needed:,.0f} of {has:,.0f} TFLOPS",
-        why=f"a token of {question.model} takes {flops_a_token(question) / 1e9:.1f} GFLOP at the very least",
+        why=f"a token of {question.model} takes {flops / 1e9:.1f} GFLOP at the very least",
         fix=f"the roof of {question.machine.name} is {most:,.0f} tokens/s: ask how that was measured",
         where="--claim",
     )
@@ -458,9 +459,9 @@ def plain_candidate(
         peak=peak,
         floor=peak.reserved,
         host=host_memory(question, shared, trainable=run.trainable, base_bytes=base),
-        seconds_a_step=sum(parts.values()),
+        seconds_per_step=sum(parts.values()),
         step_parts=parts,
-        tokens_a_step=question.batch_size * mean,
+        tokens_per_step=question.batch_size * mean,
         passes=passes,
     )
 
@@ -690,9 +691,9 @@ def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> Fi
         host=host_memory(
             question, ALONE, trainable=trainable, base_bytes=total_parameters(shape) * HALF_BYTES
         ),
-        seconds_a_step=sum(parts.values()),
+        seconds_per_step=sum(parts.values()),
         step_parts=parts,
-        tokens_a_step=tokens,
+        tokens_per_step=tokens,
         passes=gpu_passes(tuning, tokens),
     )
 

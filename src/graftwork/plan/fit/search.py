@@ -14,7 +14,7 @@ from graftwork.costmodel.cpu_step import (
     choose_host_micro_batches,
     choose_kept,
     packed_bytes,
-    seconds_a_token,
+    seconds_per_token,
     training_memory,
     with_rows,
 )
@@ -88,9 +88,9 @@ def streamed_candidate(
         host=Figure(
             value=step.host_gib, low=counted * low + process[0], high=counted * high + process[2], unit="GiB"
         ),
-        seconds_a_step=sum(parts.values()),
+        seconds_per_step=sum(parts.values()),
         step_parts=parts,
-        tokens_a_step=question.batch_size * sum(question.lengths) / len(question.lengths),
+        tokens_per_step=question.batch_size * sum(question.lengths) / len(question.lengths),
         passes=-(-question.batch_size // step.micro_rows),
         streamed=step,
     )
@@ -134,7 +134,7 @@ def cpu_candidate(question: FitQuestion) -> FitCandidate:
     # Without a matrix unit, bfloat16 saves memory and no time.
     gflops = cpu.gflops * (1.0 if cpu.reached else PEAK_SHARE)
     if work.rollouts is None:
-        a_token = seconds_a_token(shape, work, gflops=gflops, cores=cpu.cores)
+        a_token = seconds_per_token(shape, work, gflops=gflops, cores=cpu.cores)
         seconds = {name: value * tokens for name, value in a_token.items()}
     else:
         seconds = update_seconds(shape, work, gflops=gflops, cores=cpu.cores)
@@ -151,9 +151,9 @@ def cpu_candidate(question: FitQuestion) -> FitCandidate:
         peak=peak,
         floor=peak.reserved,
         host=Figure.about(total / GIB, down=0.85, up=1.2, unit="GiB"),
-        seconds_a_step=sum(seconds.values()),
+        seconds_per_step=sum(seconds.values()),
         step_parts=seconds,
-        tokens_a_step=tokens,
+        tokens_per_step=tokens,
         passes=-(-question.batch_size // rows),
     )
 

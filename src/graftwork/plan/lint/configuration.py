@@ -52,7 +52,7 @@ class Configuration(Record):
     """What rewards are divided by: `group` is the deviation of a group."""
     rank: int | None = None
     alpha: float | None = None
-    stabilised: bool = False
+    use_rslora: bool = False
     targets: tuple[str, ...] | None = None
     learning_rate: float | None = None
     optimizer: str | None = None
@@ -473,7 +473,7 @@ TRAINING_FIELDS = {
     ),
     "rank": Names(("lora_r", "lora_rank", "lora.r", "lora.rank", "adapter.r", "adapter.rank", "r"), positive),
     "alpha": Names(("lora_alpha", "lora.alpha", "adapter.alpha"), number),
-    "stabilised": Names(("use_rslora",), yes),
+    "use_rslora": Names(("use_rslora",), yes),
     "targets": Names(("target_modules", "lora_target_modules", "lora_target"), names_list),
     "learning_rate": Names(("learning_rate", "lr"), number),
     "answers": Names(("num_generations",), positive),
@@ -619,15 +619,15 @@ LLAMA_FACTORY_FIELDS = {
     "document_masks": Names(("neat_packing",), yes),
     "method_name": Names(("finetuning_type",), text),
     "attention": Names(("flash_attn",), text),
-    "quantised": Names(("quantization_bit",), whole),
+    "quantized": Names(("quantization_bit",), whole),
 }
 
 
 def read_llama_factory(written: WrittenConfig) -> Configuration:
     settings = FoundSettings(written, LLAMA_FACTORY_FIELDS)
     values = settings.values
-    if values.pop("quantised", None) == 4:
-        settings.set("bits", 4, from_field="quantised")
+    if values.pop("quantized", None) == 4:
+        settings.set("bits", 4, from_field="quantized")
     if values.get("attention") == "fa2":
         values["attention"] = "flash_attention_2"
     settle(settings)
@@ -641,7 +641,7 @@ GRAFT_FIELDS = {
     "method": ("train", "method"),
     "rank": ("train", "rank"),
     "alpha": ("train", "alpha"),
-    "stabilised": ("train", "use_rslora"),
+    "use_rslora": ("train", "use_rslora"),
     "learning_rate": ("train", "learning_rate"),
     "algorithm": ("train", "objective"),
     "answers": ("train", "rollouts", "answers"),

@@ -327,7 +327,7 @@ def serving_is_larger(config: Configuration, context: LintContext) -> Iterator[R
         yield RuleHit(
             f"the result must be served in {config.serving_gb:g} GB, but in 16 bits its weights are "
             f"{half:.1f} GiB",
-            "it has to be quantised to be served, and what is measured must be the quantised model",
+            "it has to be quantized to be served, and what is measured must be the quantized model",
             _smaller(context, config.serving_gb),
             ("serving_gb",),
         )

@@ -67,7 +67,7 @@ def scale_is_odd(config: Configuration, _context: LintContext) -> Iterator[RuleH
     """Alpha / rank outside what is published."""
     if config.rank is None or config.alpha is None or config.method == "full":
         return
-    scale = config.alpha / (config.rank**0.5 if config.stabilised else config.rank)
+    scale = config.alpha / (config.rank**0.5 if config.use_rslora else config.rank)
     low, high = SCALES
     if not low <= scale <= high:
         yield RuleHit(
@@ -324,7 +324,7 @@ def number_is_a_text(config: Configuration, _context: LintContext) -> Iterator[R
 
 
 def same_model(one: str, other: str) -> bool:
-    """By the last part of the name: an organisation before it, case and underscores do not matter."""
+    """By the last part of the name: an organization before it, case and underscores do not matter."""
 
     def plain(name: str) -> str:
         return name.rstrip("/").split("/")[-1].lower().replace("_", "-")
