@@ -90,7 +90,7 @@ class FakeSites(FleetSites):
 
 def train_fake(run, *, rows):
     """What a worker leaves: journal, adapter and outcome."""
-    enter_run(run.work, make_job(run.work, run.made))
+    enter_run(run.work, make_job(run.work, run.outputs))
     shape = AdapterShape.model_validate(run.plan.train["adapter"])
     chance = np.random.default_rng(int(run.run_id, 16) % 2**32)
     tensors = {}

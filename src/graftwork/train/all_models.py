@@ -53,9 +53,9 @@ from graftwork.train.settings import TrainSettings
 
 def train_at_engine(work: OpenProject, planned: Mapping[str, "PlannedModel"]) -> bool:
     """Train them at the place of this project's engine; False if it takes no job."""
-    place = work.project.settings.engine
-    work.reporter.started("train", f"train {len(planned)} run(s) on {place}")
-    waiting, training, taken = dict(planned), RunSet(), 0
+    engine = work.project.settings.engine
+    work.reporter.started("train", f"train {len(planned)} run(s) on {engine}")
+    waiting, training, accepted = dict(planned), RunSet(), 0
     with jobs_go_on():
         while waiting or training:
             for name, model in list(waiting.items()):
@@ -66,15 +66,15 @@ def train_at_engine(work: OpenProject, planned: Mapping[str, "PlannedModel"]) ->
                 if is_settled(job):
                     continue
                 try:
-                    training.start(name, model.work, FleetRequest(place=place), model.made)
+                    training.start(name, model.work, FleetRequest(place=engine), model.made)
                 except EnvironmentLacks as error:
-                    if not taken:
+                    if not accepted:
                         work.reporter.info(f"{error.what}; training here instead")
                         return False
                     _leave(job, error)
                 except GraftError as error:
                     _leave(job, error)
-                taken += 1
+                accepted += 1
             for name, job_there, why in training.ended():
                 model = planned[name]
                 model.work.reporter.info(f"job {job_there.id} at {job_there.place}: {job_there.state}")
@@ -106,8 +106,8 @@ def with_train(work: OpenProject, changes: dict[str, Any]) -> OpenProject:
             train = TrainSettings.model_validate({**settings.train.model_dump(mode="json"), **changes})
             settings = settings.model_copy(update={"train": train})
         else:
-            own = type(model.train).model_validate({**model.train.model_dump(mode="json"), **changes})
-            changed_model = model.model_copy(update={"train": own})
+            overrides = type(model.train).model_validate({**model.train.model_dump(mode="json"), **changes})
+            changed_model = model.model_copy(update={"train": overrides})
             settings = settings.model_copy(update={"models": {**settings.models, work.model: changed_model}})
         changed = replace(work, project=replace(work.project, settings=settings))
         # A model's own settings are checked together with those of all models.
@@ -159,7 +159,7 @@ def run_batch(work: OpenProject, jobs: Sequence[TrainJob], *, names: Mapping[str
         write_atomic(Path(job.folder) / JOB_FILE, job.to_json())
     work.reporter.started("train", f"train {many} in one process")
     for group in groups:
-        together = ", ".join(names[jobs[at].run_id] for at in group)
+        together = ", ".join(names[jobs[index].run_id] for index in group)
         work.reporter.info(f"side by side: {together}")
     with hold_lock(work.project.state / "pipeline"), ExitStack() as stack:
         progress = _BatchProgress(work, batch, names, stack)
@@ -241,8 +241,8 @@ class _BatchProgress:
 
     def alert(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> None:
         """An alert about the process concerns the active runs, or else the next one."""
-        left = [job for job in self._batch.jobs if not is_settled(job)]
-        for job in self.active_jobs() or left[:1]:
+        unsettled = [job for job in self._batch.jobs if not is_settled(job)]
+        for job in self.active_jobs() or unsettled[:1]:
             self._watcher(job).alert(kind, what, why=why, fix=fix)
 
     def worker_ended(self) -> None:
@@ -271,8 +271,10 @@ class _BatchProgress:
         """Of one run, with the alerts of its own model's settings."""
         if job.run_id not in self._watchers:
             name = self._names[job.run_id]
-            own = replace(self._work, asked_model=name, reporter=ModelReporter(self._work.reporter, name))
-            self._watchers[job.run_id] = self._stack.enter_context(stall_watcher(own, job))
+            model_work = replace(
+                self._work, asked_model=name, reporter=ModelReporter(self._work.reporter, name)
+            )
+            self._watchers[job.run_id] = self._stack.enter_context(stall_watcher(model_work, job))
         return self._watchers[job.run_id]
 
 
@@ -312,16 +314,16 @@ class PlannedModel(NamedTuple):
 
 def train_all(work: OpenProject) -> TrainedAll:
     """Bring every model of the project up to date as far as its adapter."""
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     planned: dict[str, PlannedModel] = {}
     failed: dict[str, GraftError] = {}
     for name in work.project.settings.all_models:
-        own = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
+        model_work = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
         try:
-            made = run_pipeline(own, upto="plan")
-            job = make_job(own, made)
-            enter_run(own, job)
-            planned[name] = PlannedModel(own, made, job, (Path(job.folder) / OUTCOME).exists())
+            outputs = run_pipeline(model_work, upto="plan")
+            job = make_job(model_work, outputs)
+            enter_run(model_work, job)
+            planned[name] = PlannedModel(model_work, outputs, job, (Path(job.folder) / OUTCOME).exists())
         except (Interrupted, StoppedInOrder):
             raise
         except GraftError as error:
@@ -335,27 +337,27 @@ def train_all(work: OpenProject) -> TrainedAll:
         for name in work.project.settings.all_models
     ]
     return TrainedAll(
-        project=work.project.settings.project, models=tuple(results), seconds=time.perf_counter() - begun
+        project=work.project.settings.project, models=tuple(results), seconds=time.perf_counter() - started_at
     )
 
 
 def _train_what_is_left(work: OpenProject, planned: dict[str, PlannedModel]) -> None:
     """One process for all; two models that come to the same run share it."""
-    left = {
-        name: one.job
-        for name, one in planned.items()
+    untrained = {
+        name: model.job
+        for name, model in planned.items()
         # A run on several devices has processes of its own: its model's step starts them.
-        if not one.trained_before and one.work.settings.train.strategy == "single"
+        if not model.trained_before and model.work.settings.train.strategy == "single"
     }
     names: dict[str, str] = {}
-    for name, job in left.items():
+    for name, job in untrained.items():
         names.setdefault(job.run_id, name)
         # What failed in an earlier command may succeed now.
         (Path(job.folder) / ERROR_FILE).unlink(missing_ok=True)
-    chosen = {name: planned[name] for name in names.values()}
-    if names and work.project.settings.engine != "local" and train_at_engine(work, chosen):
+    distinct = {name: planned[name] for name in names.values()}
+    if names and work.project.settings.engine != "local" and train_at_engine(work, distinct):
         return
-    jobs = [left[name] for name in names.values()]
+    jobs = [untrained[name] for name in names.values()]
     # Runs on one base are trained together, in the order in which their bases first occur.
     bases = list(dict.fromkeys(job.base_folder for job in jobs))
     if jobs:

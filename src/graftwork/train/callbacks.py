@@ -174,14 +174,14 @@ class DivergenceCallback(TrainingCallback):
         """Raise unless rows that the model knew a few steps ago have about the loss that they had then."""
         if not (self._compares and self._usual and self._engine):
             raise self._diverged(number, fault)
-        known, before = min(reversed(self._usual), key=lambda entry: entry[1])
-        rows = self._peek(known)
+        best_step, before = min(reversed(self._usual), key=lambda entry: entry[1])
+        rows = self._peek(best_step)
         if not rows:
             raise self._diverged(number, fault)
         now = self._engine.loss(rows)
         if not now <= self._limit(before):
             raise self._diverged(
-                number, f"{fault}, and the rows of step {known} rose to {now:.3g} from {before:.3g}"
+                number, f"{fault}, and the rows of step {best_step} rose to {now:.3g} from {before:.3g}"
             )
 
     def _diverged(self, number: int, fault: str) -> Diverged:
@@ -197,9 +197,9 @@ class DivergenceCallback(TrainingCallback):
 
 def name_rows(rows: Sequence[Row]) -> str:
     """The origins of up to a dozen rows as file:line, and how many more there are."""
-    named = ", ".join(str(row.origin) for row in rows[:ROWS_NAMED])
-    more = len(rows) - ROWS_NAMED
-    return f"{named} and {more} more" if more > 0 else named
+    origins = ", ".join(str(row.origin) for row in rows[:ROWS_NAMED])
+    omitted = len(rows) - ROWS_NAMED
+    return f"{origins} and {omitted} more" if omitted > 0 else origins
 
 
 STEP_ALLOWANCE = 1.25
@@ -239,8 +239,8 @@ class DeadlineCallback(TrainingCallback):
     def seconds_needed(self, number: int) -> float:
         """Seconds for step `number`, a checkpoint after it, and a margin."""
         step = STEP_ALLOWANCE * max(self._steps, default=0.0) + self._evaluation_seconds(number)
-        known = [seconds for seconds in (self._save_seconds(), self._known_save) if seconds is not None]
-        return step + SAVE_ALLOWANCE * max(known, default=UNKNOWN_SAVE_SECONDS) + self._margin
+        save_times = [seconds for seconds in (self._save_seconds(), self._known_save) if seconds is not None]
+        return step + SAVE_ALLOWANCE * max(save_times, default=UNKNOWN_SAVE_SECONDS) + self._margin
 
     def on_step_begin(self, number: int, steps: int) -> None:
         now = self._now()
@@ -429,7 +429,7 @@ def read_evaluations(folder: Path) -> tuple[TrainingEvaluation, ...]:
 
 def find_best_step(evaluations: tuple[TrainingEvaluation, ...]) -> int | None:
     """The step of the best evaluation."""
-    return next((found.step for found in reversed(evaluations) if found.better), None)
+    return next((evaluation.step for evaluation in reversed(evaluations) if evaluation.better), None)
 
 
 class TrainingEvaluator(Protocol):
@@ -490,13 +490,13 @@ class EvaluationCallback(TrainingCallback):
         if every is None or (step.step % every and step.step != steps):
             return
         strategy = self._running().strategy
-        found = find_evaluation(self._folder, step) if strategy.rank == 0 else None
-        known = strategy.broadcast(found is not None)
-        mine = found if known else self._evaluate(step.step)
+        logged = find_evaluation(self._folder, step) if strategy.rank == 0 else None
+        is_logged = strategy.broadcast(logged is not None)
+        mine = logged if is_logged else self._evaluate(step.step)
         # The first process's evaluation, for all processes, so that they make the same decisions.
         shared = strategy.broadcast(mine.model_dump() if mine else None)
         evaluation = self._history.add(TrainingEvaluation.model_validate(shared))
-        if strategy.rank == 0 and not known:
+        if strategy.rank == 0 and not is_logged:
             log_evaluation(self._folder, evaluation, step)
         self.latest = evaluation
         self._report(describe_evaluation(evaluation, of=len(self._rows), best_step=self._history.best_step))
@@ -520,7 +520,7 @@ class EvaluationCallback(TrainingCallback):
 
     def _evaluate(self, step: int) -> TrainingEvaluation | None:
         """Evaluate the model over the cases that all evaluations share."""
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         if self._settings.metric == LOSS:
             loss = self._running().mean_loss(self._rows, batch_size=ROWS_TOGETHER)
             value, cases = math.nan if loss is None else loss, len(self._rows)
@@ -528,7 +528,7 @@ class EvaluationCallback(TrainingCallback):
             value, cases = self._grade_answers(step)
         else:
             return None
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started_at
         return TrainingEvaluation(
             step=step, metric=self._settings.metric, value=value, cases=cases, seconds=seconds
         )
@@ -547,15 +547,15 @@ class EvaluationCallback(TrainingCallback):
                 )
 
         common = self._history.cases
-        asked = self._rows[:common]
+        rows = self._rows[:common]
         grades = self._evaluator.evaluate(
             self._running().model,
-            asked,
+            rows,
             metric=self._settings.metric,
             seconds=self._settings.seconds,
             progress=progress,
         )
-        counted = grades[: count_comparable_cases(len(grades), asked=len(asked), common=common)]
+        counted = grades[: count_comparable_cases(len(grades), asked=len(rows), common=common)]
         return sum(counted) / len(counted), len(counted)
 
     def _running(self) -> "TrainingEngine":
@@ -568,7 +568,7 @@ def choose_evaluation_rows(
 ) -> Sequence[Row]:
     """The first validation rows to which the metric applies, or an error if there are none."""
     if settings.metric == LOSS:
-        chosen: Sequence[Row] = rows[: settings.cases]
+        selected: Sequence[Row] = rows[: settings.cases]
     elif evaluator is None:
         raise EnvironmentLacks(
             f"the metric {settings.metric} cannot be measured here",
@@ -576,8 +576,8 @@ def choose_evaluation_rows(
             fix="start the run with `graft train`, or set `train.eval.metric: loss`",
         )
     else:
-        chosen = evaluator.choose(rows, metric=settings.metric, most=settings.cases)
-    if not chosen:
+        selected = evaluator.choose(rows, metric=settings.metric, most=settings.cases)
+    if not selected:
         raise UserMistake(
             f"nothing to evaluate: {settings.metric} applies to no validation row"
             if rows
@@ -585,7 +585,7 @@ def choose_evaluation_rows(
             why="`train.eval.every` asks for evaluations during training",
             fix="give `data.validation` a share, choose another `train.eval.metric`, or remove `every`",
         )
-    return chosen
+    return selected
 
 
 def describe_evaluation(evaluation: TrainingEvaluation, *, of: int, best_step: int | None) -> str:

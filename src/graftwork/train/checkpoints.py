@@ -112,17 +112,17 @@ class CheckpointManifest:
     @classmethod
     def from_json(cls, text: str | bytes, *, where: str) -> "CheckpointManifest":
         try:
-            held = json.loads(text)
-            score = held.get("score")
-            found = cls(
-                step=_whole_number(held["step"]),
-                sha256={name: _digest(held["sha256"][name]) for name in CONTENT},
-                sizes={name: _whole_number(held["sizes"][name]) for name in CONTENT},
+            fields = json.loads(text)
+            score = fields.get("score")
+            manifest = cls(
+                step=_whole_number(fields["step"]),
+                sha256={name: _digest(fields["sha256"][name]) for name in CONTENT},
+                sizes={name: _whole_number(fields["sizes"][name]) for name in CONTENT},
                 score=None if score is None else float(score),
             )
         except _UNREADABLE as error:
             raise Damaged("its manifest cannot be read", why=str(error)[:200], where=where) from error
-        return found
+        return manifest
 
     @property
     def saved(self) -> SavedCheckpoint:
@@ -170,9 +170,9 @@ def write_checkpoint(
             write_atomic(temporary / MANIFEST, manifest.to_json())
         verify_checkpoint(path)
     stay = steps_to_keep(list_saved(folder), verified=checkpoint.step, newest=keep) | spare
-    for other in _folders(folder):
-        if other.name not in map(step_name, stay):
-            shutil.rmtree(other, ignore_errors=True)
+    for existing in _folders(folder):
+        if existing.name not in map(step_name, stay):
+            shutil.rmtree(existing, ignore_errors=True)
     return path
 
 
@@ -270,14 +270,14 @@ def make_folder(folder: Path) -> None:
 
 
 def _manifests(folder: Path) -> list[tuple[SavedCheckpoint, Path]]:
-    found = []
+    checkpoints = []
     for path in _folders(folder):
         try:
             manifest = CheckpointManifest.from_json((path / MANIFEST).read_bytes(), where=str(path))
         except (OSError, Damaged):
             continue
-        found.append((manifest.saved, path))
-    return found
+        checkpoints.append((manifest.saved, path))
+    return checkpoints
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -443,7 +443,7 @@ class CheckpointStore:
             raise bug
 
     def _write(self, checkpoint: Checkpoint) -> None:
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         try:
             spare = self._mirror.in_use if self._mirror else frozenset()
             path = write_checkpoint(self._folder, checkpoint, keep=self._keep, spare=spare)
@@ -456,17 +456,17 @@ class CheckpointStore:
         except BaseException as bug:  # a bug, which the loop's thread must raise
             self._bug = bug
             return
-        self._write_seconds = max(self._write_seconds, time.perf_counter() - begun)
+        self._write_seconds = max(self._write_seconds, time.perf_counter() - started_at)
         self._written.put((path, checkpoint.step))
         if self._mirror is not None:
             self._mirror.send(path, checkpoint.step)
 
     def _complain(self, step: int, error: GraftError) -> str:
         good = [saved.step for saved in list_saved(self._folder)]
-        rest = f"that of step {max(good)} is still good" if good else "there is none before it"
+        fallback = f"that of step {max(good)} is still good" if good else "there is none before it"
         return (
             f"the checkpoint of step {step} could not be written: {error.what}"
-            f"{f' ({error.why})' if error.why else ''}; training continues, and {rest}"
+            f"{f' ({error.why})' if error.why else ''}; training continues, and {fallback}"
         )
 
 
@@ -543,11 +543,13 @@ class FsspecMirror:
         pause = min(self._first_pause, 2.0)
         for attempt in range(1, LAST_TRIES + 1):
             try:
-                there = self._steps()
-                step = next((step for step in sorted(there, reverse=True) if self._bring(step, folder)), None)
+                remote_steps = self._steps()
+                step = next(
+                    (step for step in sorted(remote_steps, reverse=True) if self._bring(step, folder)), None
+                )
                 if step is not None:
                     self._messages.put(f"the checkpoint of step {step} was fetched from the mirror")
-                    best = best_of([saved for saved in self._look_at(there) if saved.step < step])
+                    best = best_of([saved for saved in self._look_at(remote_steps) if saved.step < step])
                     if best is not None:
                         self._bring(best.step, folder)
             except Exception as error:  # whatever a network library may raise
@@ -649,9 +651,9 @@ class FsspecMirror:
             finally:
                 self._in_use = frozenset()
         # By the same policy as on disk. Later steps are not known to be bad, so they stay.
-        there = self._steps()
-        stay = steps_to_keep(self._look_at(there), verified=newest.step, newest=self._keep)
-        for step in sorted(there - stay):
+        remote_steps = self._steps()
+        stay = steps_to_keep(self._look_at(remote_steps), verified=newest.step, newest=self._keep)
+        for step in sorted(remote_steps - stay):
             if step < newest.step:
                 remote = self._files.path(step_name(step))
                 if self._files.size(f"{step_name(step)}/{MANIFEST}") is not None:
@@ -660,7 +662,7 @@ class FsspecMirror:
                     self._files.system.rm(remote, recursive=True)
 
     def _upload(self, path: Path, saved: SavedCheckpoint) -> None:
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         manifest = CheckpointManifest.from_json((path / MANIFEST).read_bytes(), where=str(path))
         for name in CONTENT:
             copy, size = name_of_copy(saved.step, name, manifest), manifest.sizes[name]
@@ -672,7 +674,7 @@ class FsspecMirror:
         self._files.write(f"{path.name}/{MANIFEST}", manifest.to_json().encode())
         self._known[saved.step] = saved
         self._distrusted.discard(saved.step)
-        self._seconds = max(self._seconds, time.perf_counter() - begun)
+        self._seconds = max(self._seconds, time.perf_counter() - started_at)
 
     def _look_at(self, there: set[int]) -> list[SavedCheckpoint]:
         """Step and score of each checkpoint; each manifest is read once."""
@@ -693,8 +695,8 @@ class FsspecMirror:
                 bucket = self._files.root.partition("/")[0]
                 raise OSError(f"there is no bucket {bucket!r}; create it, or fix its name") from missing
             return set()
-        found = (re.fullmatch(r"step-(\d+)", str(name).rstrip("/").rpartition("/")[2]) for name in names)
-        return {int(match[1]) for match in found if match}
+        matches = (re.fullmatch(r"step-(\d+)", str(name).rstrip("/").rpartition("/")[2]) for name in names)
+        return {int(match[1]) for match in matches if match}
 
     def _manifest(self, step: int) -> CheckpointManifest:
         content = self._files.read(f"{step_name(step)}/{MANIFEST}")

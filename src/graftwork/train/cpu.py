@@ -173,11 +173,11 @@ class CpuBlock:
         attended = self._norm(layout.after_attention, self._product[layout.out](mixed.flatten(1)))
         middle = x + self._scaled(attended)
         normed = self._norm(layout.before_mlp, x if layout.parallel else middle)
-        given = [self._product[path](normed) for path in layout.gate_up]
-        if layout.gated and len(given) == 1:
-            given = list(given[0].chunk(2, dim=1))
-        lifted = activate(given[0], self._activation)
-        added = self._product[layout.down](lifted * given[1] if layout.gated else lifted)
+        projections = [self._product[path](normed) for path in layout.gate_up]
+        if layout.gated and len(projections) == 1:
+            projections = list(projections[0].chunk(2, dim=1))
+        lifted = activate(projections[0], self._activation)
+        added = self._product[layout.down](lifted * projections[1] if layout.gated else lifted)
         return middle + self._scaled(self._norm(layout.after_mlp, added))
 
     def _norm(self, path: str | None, x: Tensor) -> Tensor:
@@ -188,12 +188,12 @@ class CpuBlock:
         return x if self._residual == 1 else x * self._residual
 
     def _turned(self, x: Tensor, norm: str, turn: tuple[Tensor, Tensor]) -> Tensor:
-        own = getattr(self._attention, norm, None)
+        head_norm = getattr(self._attention, norm, None)
         heads = self._heads(x)
-        if own is not None:
+        if head_norm is not None:
             # Norms of each head, or of all heads of a token at once.
-            each = own.weight.numel() == self._width
-            heads = own(heads) if each else self._heads(own(x))
+            per_head = head_norm.weight.numel() == self._width
+            heads = head_norm(heads) if per_head else self._heads(head_norm(x))
         if self._layout.interleaved:
             heads = pairs_to_halves(heads)
         return rotate(heads, *turn)
@@ -207,8 +207,8 @@ def attend(
 ) -> Tensor:
     """Each row's last tokens look at the shared beginning and at their own row up to themselves."""
     mixed = []
-    for query, own in zip(queries, known, strict=True):
-        keys, values = own.keys, own.values
+    for query, row in zip(queries, known, strict=True):
+        keys, values = row.keys, row.values
         if shared is not None:
             keys, values = torch.cat((shared.keys, keys)), torch.cat((shared.values, values))
         mixed.append(look_back(query, keys.transpose(0, 1), values.transpose(0, 1), rule))
@@ -248,12 +248,12 @@ class FileCache(HiddenStateCache):
         self._mapped = self._mapped.view(ends[-1], width)
 
     def get(self, number: int) -> Tensor | None:
-        begin, end = self._spans[number]
-        return self._mapped[begin:end] if self._held[number] else None
+        start, end = self._spans[number]
+        return self._mapped[start:end] if self._held[number] else None
 
     def put(self, number: int, state: Tensor) -> None:
-        begin, end = self._spans[number]
-        self._mapped[begin:end] = state
+        start, end = self._spans[number]
+        self._mapped[start:end] = state
         self._held[number] = True
 
 
@@ -280,14 +280,14 @@ class FrozenLayers:
             return self._pass(row.tokens[:-1], None)[0]
         if self._read_beginning is None:
             self._read_beginning = self._pass(self._beginning, None)
-        beginning, known = self._read_beginning
+        beginning, prefix = self._read_beginning
         number = self._numbers.get(row.tokens)
-        rest = None if number is None else self._states.get(number)
-        if rest is None:
-            rest, _ = self._pass(row.tokens[len(self._beginning) : -1], known)
+        suffix = None if number is None else self._states.get(number)
+        if suffix is None:
+            suffix, _ = self._pass(row.tokens[len(self._beginning) : -1], prefix)
             if number is not None:
-                self._states.put(number, rest)
-        return torch.cat((beginning, rest))
+                self._states.put(number, suffix)
+        return torch.cat((beginning, suffix))
 
     @torch.no_grad()
     def _pass(
@@ -298,17 +298,17 @@ class FrozenLayers:
         x: Tensor = self._embed(torch.tensor(tokens, dtype=torch.long))
         if self._multiplier != 1:
             x = x * self._multiplier
-        known: list[KeysValues] = []
+        keys_values: list[KeysValues] = []
         if not tokens or not self._blocks:
-            return x, known
+            return x, keys_values
         turns = self._rotary.of(x, torch.arange(past, past + len(tokens)))
         for number, block in enumerate(self._blocks):
             turn = turns[block.turn]
-            normed, own = block.read(x, turn)
-            known.append(own)
+            normed, block_kv = block.read(x, turn)
+            keys_values.append(block_kv)
             shared = before[number] if before else None
-            x = block.finish(x, attend([block.query(normed, turn)], [own], shared, block.rule))
-        return x, known
+            x = block.finish(x, attend([block.query(normed, turn)], [block_kv], shared, block.rule))
+        return x, keys_values
 
 
 def shared_prefix(rows: Sequence[Row]) -> tuple[int, ...]:
@@ -371,20 +371,20 @@ class CpuStep:
         turns = self._rotary.of(x, layout.positions())
         for block in self._blocks[:-1]:
             turn = turns[block.turn]
-            normed, known = block.read(x, turn)
-            shared, own = _cut(known, layout)
+            normed, keys_values = block.read(x, turn)
+            shared, by_row = _cut(keys_values, layout)
             queries = block.query(normed, turn).split_with_sizes(layout.parts)
-            mixed = attend(queries[1:], own, shared, block.rule)
+            mixed = attend(queries[1:], by_row, shared, block.rule)
             if shared is not None:
                 mixed = torch.cat((attend(queries[:1], [shared], None, block.rule), mixed))
             x = block.finish(x, mixed)
         # The output of the last block is at the positions that predict a reply.
         last = self._blocks[-1]
         turn = turns[last.turn]
-        normed, known = last.read(x, turn)
-        shared, own = _cut(known, layout)
-        asked = last.query(_pick(normed, layout), (_pick(turn[0], layout), _pick(turn[1], layout)))
-        mixed = attend(asked.split_with_sizes(layout.predicting), own, shared, last.rule)
+        normed, keys_values = last.read(x, turn)
+        shared, by_row = _cut(keys_values, layout)
+        last_queries = last.query(_pick(normed, layout), (_pick(turn[0], layout), _pick(turn[1], layout)))
+        mixed = attend(last_queries.split_with_sizes(layout.predicting), by_row, shared, last.rule)
         logits = self._head(self._norm(last.finish(_pick(x, layout), mixed)))
         return logits if self._ending.plain else self._ending.of(logits)
 
@@ -410,8 +410,8 @@ def _cut(known: KeysValues, layout: TokenLayout) -> tuple[KeysValues | None, lis
 def _pick(x: Tensor, layout: TokenLayout) -> Tensor:
     """Of all tokens, those that predict a reply: the last ones of each row."""
     cuts = [layout.shared]
-    for rest, count in zip(layout.rests, layout.predicting, strict=True):
-        cuts += [rest - count, count]
+    for length, count in zip(layout.rests, layout.predicting, strict=True):
+        cuts += [length - count, count]
     return torch.cat(x.split_with_sizes(cuts)[2::2])
 
 
@@ -426,10 +426,12 @@ def make_cpu_step(
     trunk = TrunkTokens(
         distinct=sum(len(tokens) - skipped for tokens in numbers),
         visited=sum(
-            len(rows[at].tokens) - skipped for step in plan_steps(rows, settings=settings) for at in step
+            len(rows[index].tokens) - skipped
+            for step in plan_steps(rows, settings=settings)
+            for index in step
         ),
     )
-    kept = choose_kept(
+    location = choose_kept(
         shape,
         trunk,
         adapted=adapted,
@@ -441,28 +443,28 @@ def make_cpu_step(
     why = f"{size} instead of computing them again"
     states: HiddenStateCache = MemoryCache()
     if settings.objective == "grpo":
-        kept, why = "nowhere", "answers are new in every step"
+        location, why = "nowhere", "answers are new in every step"
     elif first == 0:
         why = "no block below the adapters"
     elif trunk.visited <= trunk.distinct:
         why = "no row is seen twice"
-    elif kept == "nowhere":
+    elif location == "nowhere":
         why = f"{size} are too many to keep, or as fast computed again"
-    if kept == "nowhere":
+    if location == "nowhere":
         states = HiddenStateCache()
-    if kept == "file":
+    if location == "file":
         why = f"{size} are more than memory allows"
         lengths = tuple(len(tokens) - skipped for tokens in numbers)
         states = FileCache(folder, lengths=lengths, width=shape.hidden_size, dtype=model.dtype)
     packed = packed_bytes(shape, adapted=adapted, method=settings.method) <= memory * MEMORY_SHARE
     step = CpuStep(model, first, rows, states=states, packed=packed)
-    return step, f"hidden states of the frozen layers are {_WHERE[kept]}: {why}"
+    return step, f"hidden states of the frozen layers are {_WHERE[location]}: {why}"
 
 
 def first_trained_block(model: Any) -> int:
     """The lowest block with something to learn."""
     blocks = enumerate(decoder_parts(model).blocks)
-    return next(at for at, block in blocks if any(p.requires_grad for p in block.parameters()))
+    return next(index for index, block in blocks if any(p.requires_grad for p in block.parameters()))
 
 
 _WHERE = {

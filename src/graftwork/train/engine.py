@@ -322,17 +322,17 @@ class TrainingEngine:
         if not has_units(rows):
             return self.strategy.micro_batches(rows, self._step.micro_rows)
         portions = join_units(split_units(rows), most=self._step.micro_rows)
-        return [MicroBatch(some, last=at == len(portions) - 1) for at, some in enumerate(portions)]
+        return [MicroBatch(part, last=index == len(portions) - 1) for index, part in enumerate(portions)]
 
     @torch.no_grad()
     def log_probabilities(self, rows: Sequence[Row]) -> list[Tensor]:
         """The log-probabilities of the trained tokens, one tensor for each row. Not for sharded models."""
-        found: dict[int, Tensor] = {}
+        by_row: dict[int, Tensor] = {}
         for portion in self._micro_batches(rows):
             batch = TokenBatch(portion.rows, device=self._device, share_beginning=self._share_beginning)
             values = batch.by_row(-token_losses(self._logits(batch), batch.targets))
-            found |= zip(map(id, portion.rows), values, strict=True)
-        return [found[id(row)] for row in rows]
+            by_row |= zip(map(id, portion.rows), values, strict=True)
+        return [by_row[id(row)] for row in rows]
 
     def _batch(self, rows: Sequence[Row]) -> TokenBatch:
         """A batch that brings its weights: for engines that compute loss and gradient together."""
@@ -386,7 +386,7 @@ class TrainingEngine:
         if not self.strategy.shards:
             return trained_tensors(self.model)
         return {
-            name: self.strategy.gather(self.parameters[place]).detach() for name, place in self._names.items()
+            name: self.strategy.gather(self.parameters[index]).detach() for name, index in self._names.items()
         }
 
     def digest(self) -> str:
@@ -395,16 +395,16 @@ class TrainingEngine:
     def state(self) -> dict[str, Tensor]:
         """Everything a later process needs to continue to the same bytes."""
         tensors = {f"adapter/{name}": tensor for name, tensor in self.learned().items()}
-        for place, parameter in enumerate(self.parameters):
-            held = self.strategy.optimizer_state(parameter)
-            if held:
-                tensors |= {f"optimizer/{place}/{key}": held[key] for key in OPTIMIZER_STATES}
+        for index, parameter in enumerate(self.parameters):
+            moments = self.strategy.optimizer_state(parameter)
+            if moments:
+                tensors |= {f"optimizer/{index}/{key}": moments[key] for key in OPTIMIZER_STATES}
         return {**self._copies.take(tensors), **self._scaler.state(), **random_states()}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         self.restore_learned(tensors)
-        for place, parameter in enumerate(self.parameters):
-            keys = {key: f"optimizer/{place}/{key}" for key in OPTIMIZER_STATES}
+        for index, parameter in enumerate(self.parameters):
+            keys = {key: f"optimizer/{index}/{key}" for key in OPTIMIZER_STATES}
             if keys["step"] in tensors:
                 self.strategy.load_optimizer_state(
                     parameter, {key: tensors[name] for key, name in keys.items()}
@@ -425,5 +425,5 @@ class TrainingEngine:
     @torch.no_grad()
     def restore_learned(self, tensors: dict[str, Tensor]) -> None:
         """Restore the weights alone, for the best checkpoint at the end of a run."""
-        for name, place in self._names.items():
-            self.strategy.assign(self.parameters[place], tensors[f"adapter/{name}"])
+        for name, index in self._names.items():
+            self.strategy.assign(self.parameters[index], tensors[f"adapter/{name}"])

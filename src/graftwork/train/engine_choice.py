@@ -57,15 +57,15 @@ def make_engine(
             shape=shape,
             progress=progress,
         )
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         description = describe_tuning(packed.settle(rows))
         done = "compiled and measured" if packed.tuning.compiled else "measured"
-        notes.append(f"{description}; {done} in {time.perf_counter() - begun:.0f} s")
+        notes.append(f"{description}; {done} in {time.perf_counter() - started_at:.0f} s")
         return packed, notes
     if plan.streamed is not None:
         from graftwork.train.streamed.engine import StreamedEngine
 
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         streamed = StreamedEngine(
             model,
             parameters,
@@ -74,7 +74,9 @@ def make_engine(
             device=plan.device.kind,
             progress=progress,
         )
-        notes.append(f"{describe_streamed(streamed.step)}; set up in {time.perf_counter() - begun:.0f} s")
+        notes.append(
+            f"{describe_streamed(streamed.step)}; set up in {time.perf_counter() - started_at:.0f} s"
+        )
         return streamed, notes
     from graftwork.train.cpu import make_cpu_step
     from graftwork.train.engine import StepOptions, TrainingEngine
@@ -183,4 +185,4 @@ def has_amx_here() -> bool:
 def has_amx(cpuinfo: str) -> bool:
     """Whether all processors have matrix units for bfloat16."""
     flags = [line.split() for line in cpuinfo.splitlines() if line.startswith("flags")]
-    return bool(flags) and all("amx_bf16" in words and "amx_tile" in words for words in flags)
+    return bool(flags) and all("amx_bf16" in features and "amx_tile" in features for features in flags)

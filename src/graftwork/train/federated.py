@@ -62,12 +62,12 @@ class SiteRun:
     data: PreparedData
     """Its folder is at the place; counts and hashes, without the names of log files, settings and rows."""
     work: OpenProject
-    made: StepOutputs
+    outputs: StepOutputs
     ahead: WorkAhead
 
     @property
     def plan(self) -> Plan:
-        return self.made.get("plan", Plan)
+        return self.outputs.get("plan", Plan)
 
     @property
     def run_id(self) -> str:
@@ -97,12 +97,12 @@ class FleetSites:
         return probe_device(threads=self._work.settings.train.threads)
 
     def describe(self, site: FederatedPlace) -> PreparedData:
-        place = open_place(self._work, site.place)
-        assert isinstance(place, HostsPlace)
+        host = open_place(self._work, site.place)
+        assert isinstance(host, HostsPlace)
         path = site.data
         if site.place == "local":
             path = str((self._work.project.root / site.data).expanduser().resolve())
-        described = place.describe_dataset(path, model=site.model)
+        described = host.describe_dataset(path, model=site.model)
         empty: dict[str, Any] = {"inputs": (), "kept_after": {}, "redactions": {}, "settings": {}}
         dataset = Dataset.model_validate({**described["dataset"], **empty})
         template = load_template(self._work)
@@ -129,16 +129,16 @@ class FleetSites:
             changes["start_from"] = os.path.relpath(start, self._work.project.root)
         work = with_train(self._work, changes)
         ahead = work_at(data.dataset, work)
-        made = StepOutputs({"prepare": data})
-        here = plan_for(work, made, self._device, ahead=ahead)
-        made = StepOutputs({**made.outputs, "plan": here})
+        outputs = StepOutputs({"prepare": data})
+        here = plan_for(work, outputs, self._device, ahead=ahead)
+        outputs = StepOutputs({**outputs.outputs, "plan": here})
         offer = choose_offer(open_place(work, site.place), "")
-        there = PlacePlanner(work, made, ahead=ahead).plan(offer)
-        return SiteRun(site, data, work, StepOutputs({**made.outputs, "plan": there}), ahead)
+        site_plan = PlacePlanner(work, outputs, ahead=ahead).plan(offer)
+        return SiteRun(site, data, work, StepOutputs({**outputs.outputs, "plan": site_plan}), ahead)
 
     def start(self, run: SiteRun) -> None:
         request = FleetRequest(run.site.place, base_there=run.site.base, dataset_there=run.data.folder)
-        self.runs.start(run.site.label, run.work, request, run.made, ahead=run.ahead)
+        self.runs.start(run.site.label, run.work, request, run.outputs, ahead=run.ahead)
 
 
 def work_at(dataset: Dataset, work: OpenProject) -> WorkAhead:
@@ -147,12 +147,14 @@ def work_at(dataset: Dataset, work: OpenProject) -> WorkAhead:
     lengths = train.spread_lengths() if train is not None else ()
     if train is None or not lengths:
         raise UserMistake("the training split of the place is empty", fix="prepare more data there")
-    chosen = [lengths[at] for at in choose_rows(len(lengths), most=settings.max_rows, seed=settings.seed)]
+    chosen_lengths = [
+        lengths[index] for index in choose_rows(len(lengths), most=settings.max_rows, seed=settings.seed)
+    ]
     validation = dataset.splits.get("validation")
     checked = min(settings.validation_rows, validation.rows) if validation is not None else 0
     tokens = round(checked * validation.tokens / validation.rows) if validation and validation.rows else 0
     trained, rows = train.trained_tokens / train.tokens, []
-    for number, length in enumerate(chosen):
+    for number, length in enumerate(chosen_lengths):
         reply = min(max(round(length * trained), 1), max(length - 1, 1))
         rows.append(
             # A row of this length that shares no beginning with another.
@@ -186,9 +188,12 @@ def train_round(
 
     def begin(site: FederatedPlace) -> None:
         data[site.label] = sites.describe(site)
-        others = {name: known.dataset.content_hash for name, known in data.items() if name != site.label}
+        hashes = {
+            name: prepared.dataset.content_hash for name, prepared in data.items() if name != site.label
+        }
         same = next(
-            (name for name, known in others.items() if known == data[site.label].dataset.content_hash), None
+            (name for name, content in hashes.items() if content == data[site.label].dataset.content_hash),
+            None,
         )
         if same is not None:
             raise UserMistake(
@@ -283,17 +288,17 @@ def merge_round(work: OpenProject, runs: Sequence[SiteRun]) -> TrainOutcome:
 
 
 def _mean(shares: Sequence[float], values: Sequence[float | None]) -> float | None:
-    known = [(share, value) for share, value in zip(shares, values, strict=True) if value is not None]
-    return sum(s * v for s, v in known) / sum(s for s, _ in known) if known else None
+    weighted = [(share, value) for share, value in zip(shares, values, strict=True) if value is not None]
+    return sum(s * v for s, v in weighted) / sum(s for s, _ in weighted) if weighted else None
 
 
-def judge_round(work: OpenProject, made: StepOutputs, outcome: TrainOutcome) -> Verdict:
+def judge_round(work: OpenProject, outputs: StepOutputs, outcome: TrainOutcome) -> Verdict:
     """Evaluate the merged adapter on this project's held-out cases and ask the gate. No step is entered."""
-    made = StepOutputs({**made.outputs, "train": outcome})
+    outputs = StepOutputs({**outputs.outputs, "train": outcome})
     with hold_lock(work.project.state / "pipeline"):
-        evaluated = get_step("evaluate").do(work, made)
+        evaluated = get_step("evaluate").do(work, outputs)
         assert isinstance(evaluated, Evaluated)
-        verdict = get_step("gate").do(work, StepOutputs({**made.outputs, "evaluate": evaluated}))
+        verdict = get_step("gate").do(work, StepOutputs({**outputs.outputs, "evaluate": evaluated}))
     assert isinstance(verdict, Verdict)
     return verdict
 
@@ -383,8 +388,8 @@ def plan_federation(work: OpenProject) -> FederationPlan:
 
 def run_federation(work: OpenProject, *, again: bool = False) -> Federation:
     """Do the rounds that are not done yet. `again` begins a new federation with round 1."""
-    made = run_pipeline(work, upto="prepare")
-    return _Federated(work, again=again).run(made)
+    outputs = run_pipeline(work, upto="prepare")
+    return _Federated(work, again=again).run(outputs)
 
 
 class _Federated:
@@ -403,13 +408,13 @@ class _Federated:
         turn = (turns[-1] if turns else 1) + (again and bool(turns))
         self.folder = root / f"{name}-{turn}"
 
-    def run(self, made: StepOutputs) -> Federation:
+    def run(self, outputs: StepOutputs) -> Federation:
         make_folder(self.folder)
         with hold_lock(self.folder):
             rounds = []
             start: Path | None = None
             for number in range(1, self._settings.rounds + 1):
-                done = self._read(number) or self._round(number, start, made)
+                done = self._read(number) or self._round(number, start, outputs)
                 rounds.append(done)
                 start = Path(done.adapter)
         last = rounds[-1]
@@ -423,14 +428,14 @@ class _Federated:
         )
 
     def plan(self) -> FederationPlan:
-        places, megabytes = [], 0.0
+        site_plans, megabytes = [], 0.0
         for site in self._settings.places:
             planned = PlannedPlace(name=site.label, place=site.place, data=site.data)
             try:
                 data = self._sites.describe(site)
                 run = self._sites.plan(site, data, start=None, number=1)
             except GraftError as error:
-                places.append(planned.model_copy(update={"why_not": error.what}))
+                site_plans.append(planned.model_copy(update={"why_not": error.what}))
                 continue
             megabytes = run.plan.trainable_parameters.value * 4 / 1e6
             figures = {
@@ -438,7 +443,7 @@ class _Federated:
                 "steps": round(run.plan.steps.value),
                 "minutes": round(run.plan.minutes.value, 2),
             }
-            places.append(planned.model_copy(update=figures))
+            site_plans.append(planned.model_copy(update=figures))
         done = sum(self._read(number) is not None for number in range(1, self._settings.rounds + 1))
         return FederationPlan(
             model=self._work.model,
@@ -446,10 +451,12 @@ class _Federated:
             done=done,
             quorum=self._settings.needed,
             proximal=self._settings.proximal,
-            places=tuple(places),
+            places=tuple(site_plans),
             adapter_mb=round(megabytes, 3),
             minutes=round(
-                max((place.minutes for place in places), default=0) * (self._settings.rounds - done), 2
+                max((site_plan.minutes for site_plan in site_plans), default=0)
+                * (self._settings.rounds - done),
+                2,
             ),
             travels=(
                 "to a place: the program, the settings of the run, the round's start adapter; the base, "
@@ -460,7 +467,7 @@ class _Federated:
             stays=("rows, logs, names of log files and settings of the place's dataset",),
         )
 
-    def _round(self, number: int, start: Path | None, made: StepOutputs) -> RoundResult:
+    def _round(self, number: int, start: Path | None, outputs: StepOutputs) -> RoundResult:
         self._work.reporter.started("train", f"round {number} of {self._settings.rounds}")
         trained, left_out = train_round(
             self._sites, self._settings, self._work.reporter, number=number, start=start
@@ -476,10 +483,10 @@ class _Federated:
             )
         outcome = merge_round(self._work, runs)
         tokens = [trained_tokens(run) for run in runs]
-        places = []
+        results = []
         for run, count in zip(runs, tokens, strict=True):
             part = run.outcome()
-            places.append(
+            results.append(
                 PlaceResult(
                     name=run.site.label,
                     place=run.site.place,
@@ -496,14 +503,14 @@ class _Federated:
             )
         done = RoundResult(
             number=number,
-            places=tuple(places),
+            places=tuple(results),
             left_out=left_out,
             run_id=outcome.run_id,
             adapter=outcome.adapter_folder,
             adapter_hash=outcome.adapter_hash,
         )
         if self._settings.evaluate:
-            verdict = judge_round(self._work, made, outcome)
+            verdict = judge_round(self._work, outputs, outcome)
             done = done.model_copy(update={"decision": verdict.decision, "reason": verdict.reason})
         write_atomic(self.folder / f"round-{number}.json", done.to_json())
         return done

@@ -72,7 +72,10 @@ class DeviceMemory:
         self.held[part] += size
         total = sum(self.held.values())
         if total > self.peak:
-            self.peak, self.parts = total, {name: held for name, held in self.held.items() if held}
+            self.peak, self.parts = (
+                total,
+                {name: size_held for name, size_held in self.held.items() if size_held},
+            )
 
     def give_back(self, part: str, size: int) -> None:
         self.held[part] -= size
@@ -166,8 +169,8 @@ class HostCopies:
             buffer = self._buffers[self._turn] = pinned_buffer(end)
         self._turn = (self._turn + 1) % BUFFERS
         return [
-            buffer[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            for begin, tensor in zip(begins, tensors, strict=True)
+            buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for start, tensor in zip(begins, tensors, strict=True)
             if buffer is not None
         ]
 

@@ -229,10 +229,10 @@ class TrainingLoop:
         evaluated = every is not None and number % every == 0
         if not (self._digest_is_cheap or self._is_due(number) or evaluated):
             return ""
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         digest = self._engine.digest()
         self._digest_is_cheap = self._strategy.broadcast(
-            time.perf_counter() - begun < DIGEST_SHARE * step_seconds
+            time.perf_counter() - started_at < DIGEST_SHARE * step_seconds
         )
         return digest
 
@@ -256,11 +256,11 @@ class TrainingLoop:
             except EarlyStop as early:
                 self.finished = early.reason
         score = next((s for callback in self._callbacks if (s := callback.score()) is not None), None)
-        wanted = [callback.wants_checkpoint(step) for callback in self._callbacks]
+        requested = [callback.wants_checkpoint(step) for callback in self._callbacks]
         self.finished = self._strategy.broadcast(self.finished)
         # The best model must still exist at the end, so it is saved at once.
         is_best = score is not None and self._settings.eval.keep_best and is_better(score, self._store.saved)
-        due = self.finished or self._is_due(step.step) or any(wanted) or is_best
+        due = self.finished or self._is_due(step.step) or any(requested) or is_best
         if self._strategy.broadcast(bool(due)):
             self._save(step.step, score)
         if self.finished:
@@ -348,9 +348,9 @@ class TrainingLoop:
             for name, content in state.get("beside", {}).items():
                 if name in COPIED_FILES and not (self._folder / name).exists():
                     write_atomic(self._folder / name, content)
-        kept = state.get("attendants", {})
+        states = state.get("attendants", {})
         for callback in self._callbacks:
-            callback.restore(kept.get(callback.name, {}))
+            callback.restore(states.get(callback.name, {}))
         self._losses.extend(state.get("metrics", {}).get("losses", ()))
         self.finished = state.get("finished", "")
         self._skipped = list(state.get("skipped", ()))
@@ -367,10 +367,10 @@ class TrainingLoop:
     def _seen_by_all(self, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
         """A checkpoint that every process has found: the first process searches, then the others."""
         mine = find() if self._strategy.rank == 0 else None
-        named = self._strategy.broadcast(mine.step if mine else None)
+        shared_step = self._strategy.broadcast(mine.step if mine else None)
         if self._strategy.rank:
             mine = find()
-        if self._strategy.any_process((mine.step if mine else None) != named):
+        if self._strategy.any_process((mine.step if mine else None) != shared_step):
             raise EnvironmentLacks(
                 "the processes of this run see different checkpoints",
                 why="they work in folders that are not the same",

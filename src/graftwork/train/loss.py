@@ -36,12 +36,12 @@ class TokenBatch:
         tokens = torch.zeros(len(rows), width, dtype=torch.long)
         attended = torch.zeros(len(rows), width, dtype=torch.long)
         predicts = torch.zeros(len(rows), width, dtype=torch.bool)
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             length = len(row.tokens)
-            tokens[place, :length] = torch.tensor(row.tokens)
-            attended[place, :length] = 1
+            tokens[index, :length] = torch.tensor(row.tokens)
+            attended[index, :length] = 1
             # The token before a trained one predicts it.
-            predicts[place, row.trained_from - 1 : length - 1] = True
+            predicts[index, row.trained_from - 1 : length - 1] = True
         self.shared = tokens[:1, :shared].to(device)
         self.tokens = tokens[:, shared:].to(device)
         self.attended = attended.to(device)
@@ -76,11 +76,11 @@ def loss_and_gradient(logits: Tensor, targets: Tensor, weights: Tensor | None) -
     """The weighted loss and its gradient by the logits, written out; a negative target counts nothing."""
     counted = targets >= 0
     weight = counted if weights is None else weights * counted
-    place = targets.clamp(min=0)[:, None]
+    target_column = targets.clamp(min=0)[:, None]
     level = torch.logsumexp(logits, dim=1, keepdim=True)
-    losses = (level - logits.gather(1, place))[:, 0]
+    losses = (level - logits.gather(1, target_column))[:, 0]
     columns = torch.arange(logits.shape[1], device=logits.device)[None]
-    d = (torch.exp(logits - level) - (columns == place).float()) * weight[:, None]
+    d = (torch.exp(logits - level) - (columns == target_column).float()) * weight[:, None]
     return (losses * weight).sum(), d
 
 
@@ -110,14 +110,14 @@ def _hidden_states(decoder: Any, batch: TokenBatch) -> Tensor:
     decoder(input_ids=batch.shared, past_key_values=cache, use_cache=True)
     cache.batch_repeat_interleave(batch.tokens.shape[0])
     positions = torch.arange(shared, shared + batch.tokens.shape[1], device=batch.tokens.device)[None]
-    rest: Tensor = decoder(
+    hidden: Tensor = decoder(
         input_ids=batch.tokens,
         attention_mask=batch.attended,
         position_ids=positions.expand(batch.tokens.shape[0], -1),
         past_key_values=cache,
         use_cache=True,
     ).last_hidden_state
-    return rest
+    return hidden
 
 
 @torch.inference_mode()
@@ -127,8 +127,8 @@ def mean_loss(model: Any, rows: Sequence[Row], *, batch_size: int, device: str) 
         return None
     ordered = sorted(rows, key=lambda row: len(row.tokens))
     total, tokens = 0.0, 0
-    for at in range(0, len(ordered), batch_size):
-        batch = TokenBatch(ordered[at : at + batch_size], device=device)
+    for start in range(0, len(ordered), batch_size):
+        batch = TokenBatch(ordered[start : start + batch_size], device=device)
         total += float(summed_loss(model, batch))
         tokens += batch.trained
     return total / tokens

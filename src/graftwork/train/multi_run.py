@@ -100,17 +100,17 @@ TrainRun = Callable[[TrainJob, LoadBase, Any], None]
 
 def train_many(batch: TrainBatch, train: TrainRun) -> None:
     """Each run that is not settled yet, in order; those of a group together."""
-    held = BaseCache(load_for)
-    for place, job in enumerate(batch.jobs):
+    base = BaseCache(load_for)
+    for position, job in enumerate(batch.jobs):
         if is_settled(job):
             continue
         if stop_asked.is_set():
             raise StoppedInOrder("stopped in good order between two runs", fix="run the same command again")
-        group = next((group for group in batch.side_by_side if place in group), (place,))
-        left = [batch.jobs[at] for at in group if not is_settled(batch.jobs[at])]
-        begun = time.perf_counter()
+        group = next((group for group in batch.side_by_side if position in group), (position,))
+        unsettled = [batch.jobs[index] for index in group if not is_settled(batch.jobs[index])]
+        started_at = time.perf_counter()
         try:
-            if len(left) > 1:
+            if len(unsettled) > 1:
                 from graftwork.train.side_by_side import SideBySide, train_side_by_side
 
                 def work_on(job: TrainJob) -> Callable[[LoadBase, SideBySide], None]:
@@ -118,13 +118,13 @@ def train_many(batch: TrainBatch, train: TrainRun) -> None:
                         job, load, train, begun=batch.begun, strategy=strategy
                     )
 
-                train_side_by_side(held.take(left[0]), [work_on(each) for each in left])
+                train_side_by_side(base.take(unsettled[0]), [work_on(run) for run in unsettled])
             else:
-                _train_one(job, held.take, train, begun=batch.begun, on_failure=held.drop)
+                _train_one(job, base.take, train, begun=batch.begun, on_failure=base.drop)
         finally:
-            for waiting in left:
+            for waiting in unsettled:
                 # Who shares the steps shares the time.
-                add_waited(Path(waiting.folder), (time.perf_counter() - begun) / len(left))
+                add_waited(Path(waiting.folder), (time.perf_counter() - started_at) / len(unsettled))
             free_memory()
 
 
@@ -210,10 +210,12 @@ def crashes_in_a_row(attempts: Sequence[float], saved: Sequence[tuple[float, int
     """
     newest = max((step for _, step in saved), default=0)
     # Saved again, after a crash, a step is no progress.
-    further = min((at for at, step in saved if step == newest), default=begun)
-    since = [at for at in attempts if at >= max(begun, further)]
+    further = min((moment for moment, step in saved if step == newest), default=begun)
+    since = [moment for moment in attempts if moment >= max(begun, further)]
     # The attempt that came further was killed after that, too.
-    return len(since) + (1 if further > begun and any(begun <= at < further for at in attempts) else 0)
+    return len(since) + (
+        1 if further > begun and any(begun <= moment < further for moment in attempts) else 0
+    )
 
 
 FASTER_ON = {"cpu": False, "cuda": False}
@@ -235,23 +237,23 @@ BYTES_PER_WEIGHT = {"float32": 4, "bfloat16": 2, "float16": 2}
 def choose_side_by_side(jobs: Sequence[TrainJob]) -> tuple[tuple[int, ...], ...]:
     """Groups of at least two, each of runs that can and should share their steps."""
     groups: list[list[int]] = []
-    for place, job in enumerate(jobs):
+    for index, job in enumerate(jobs):
         if not _wanted(job):
             continue
         for group in groups:
-            if _can_share([*(jobs[at] for at in group), job]):
-                group.append(place)
+            if _can_share([*(jobs[member] for member in group), job]):
+                group.append(index)
                 break
         else:
-            groups.append([place])
+            groups.append([index])
     return tuple(tuple(group) for group in groups if len(group) > 1)
 
 
 def _wanted(job: TrainJob) -> bool:
-    asked = job.run.get("side_by_side", "auto")
+    mode = job.run.get("side_by_side", "auto")
     alone = job.crew.get("strategy", "single") == "single"
     # A card's own step has layers of its own, which know one adapter.
-    if asked == "off" or not alone or job.plan.tuning is not None:
+    if mode == "off" or not alone or job.plan.tuning is not None:
         return False
     settings = job.plan.train["settings"]
     if settings["method"] not in ("lora", "dora") or settings.get("experts"):
@@ -262,7 +264,7 @@ def _wanted(job: TrainJob) -> bool:
     # Those that share a step take all of their rows together.
     if plain is not None and (plain.checkpointed or plain.micro_rows < int(settings.get("batch_size", 1))):
         return False
-    return asked == "on" or (FASTER_ON[job.plan.device.kind] and tokens <= SMALL_TOKENS)
+    return mode == "on" or (FASTER_ON[job.plan.device.kind] and tokens <= SMALL_TOKENS)
 
 
 def _can_share(jobs: Sequence[TrainJob]) -> bool:

@@ -115,8 +115,8 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
     parameters = attach(model, _adapter(shape, job.rank), seed=1)
     settings = TrainSettings(rank=job.rank, alpha=2 * job.rank, batch_size=rows_count)
     # As many replies as logs have: else the head would hide the blocks.
-    asked = length - max(1, int(length * PROCESSOR_TRAINED_SHARE))
-    rows = make_rows(rows_count, length=length, vocabulary=small, trained_from=asked)
+    prompt_tokens = length - max(1, int(length * PROCESSOR_TRAINED_SHARE))
+    rows = make_rows(rows_count, length=length, vocabulary=small, trained_from=prompt_tokens)
     logits = None
     if why_plain(shape, device="cpu", method=settings.method, precision="float32") is None:
         logits = make_cpu_step(model, rows, settings=settings, shape=shape, folder=Path(job.folder))[0].logits
@@ -126,7 +126,7 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
         tokens=rows_count * length,
         length=length,
         peak_bytes=peak_memory_gib() * GIB,
-        trained_share=1 - asked / length,
+        trained_share=1 - prompt_tokens / length,
         **_figures(shape, job, seconds),
     )
 
@@ -165,14 +165,14 @@ def make_rows(count: int, *, length: int, vocabulary: int, trained_from: int = 1
     chance = np.random.default_rng(1)
     return [
         Row.model_construct(
-            id=str(at),
+            id=str(number),
             origin=Origin(file="random", line=1),
             messages=(Message(role="user", content=""),),
             reply="",
             tokens=tuple(chance.integers(0, vocabulary, length).tolist()),
             trained_from=trained_from,
         )
-        for at in range(count)
+        for number in range(count)
     ]
 
 
@@ -188,12 +188,12 @@ def _time(
     seconds = []
     for number in range(warm_up + timed):
         wait()
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         engine.backward(rows)
         engine.apply(1e-4)
         wait()
         if number >= warm_up:
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - started_at)
     return seconds
 
 
@@ -249,10 +249,10 @@ class Probing:
 
     def do(self, part: str, work: Callable[[], Any]) -> Any:
         """What `work` found; None where it failed. A part without an estimate counts as short."""
-        left = round(sum(self._ahead.values()), 1)
-        print(json.dumps({"doing": part, "left_seconds": left}), file=sys.stderr, flush=True)
+        seconds_left = round(sum(self._ahead.values()), 1)
+        print(json.dumps({"doing": part, "left_seconds": seconds_left}), file=sys.stderr, flush=True)
         self._ahead.pop(part, None)
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         try:
             return work()
         except (RuntimeError, OSError, ImportError, ValueError, NotImplementedError) as error:
@@ -262,7 +262,7 @@ class Probing:
             )
             return None
         finally:
-            self.took[part] = round(time.perf_counter() - begun, 2)
+            self.took[part] = round(time.perf_counter() - started_at, 2)
 
     def has_time(self, part: str, *, quick: bool = False) -> bool:
         """A `quick` part has been prepared by the one before it."""
@@ -340,16 +340,16 @@ def _card_steps(
     job: ProbeJob, probing: Probing, ahead: list[tuple[Form, int, int]]
 ) -> tuple[ProbedStep, ...]:
 
-    found: list[ProbedStep] = []
+    probed: list[ProbedStep] = []
     for form, tokens, layers in ahead:
         name = _named(form, tokens, layers)
         # With the same sizes nothing is compiled again.
-        quick = any(step.tokens == tokens and step.tuning and step.tuning.form == form for step in found)
+        quick = any(step.tokens == tokens and step.tuning and step.tuning.form == form for step in probed)
         if probing.has_time(name, quick=quick):
             work = partial(probe_card_step, job, layers=layers, tokens=tokens, form=form)
             step = probing.do(name, work)
-            found += [] if step is None else [step]
-    return tuple(found)
+            probed += [] if step is None else [step]
+    return tuple(probed)
 
 
 def _named(form: Form, tokens: int, layers: int) -> str:
@@ -407,8 +407,8 @@ def _device(kind: str, name: str) -> DeviceName:
 
 def main() -> int:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    asked = sys.argv[1]
-    job = ProbeJob.from_json(asked if asked.lstrip().startswith("{") else Path(asked).read_bytes())
+    argument = sys.argv[1]
+    job = ProbeJob.from_json(argument if argument.lstrip().startswith("{") else Path(argument).read_bytes())
     print(probe(job).model_dump_json(), flush=True)
     return 0
 

@@ -48,7 +48,7 @@ REWARD_SECONDS = "reward_seconds.json"
 def make_reward_spec(work: "OpenProject", *, folder: Path | None = None) -> RewardSpec:
     """What a reward worker needs. The folder is left out of what names a run."""
     train, evaluate = work.settings.train, work.settings.evaluate
-    own = {
+    own_digests = {
         reward.metric: hash_own(function_of(reward.metric), folder=work.project.root)
         for reward in train.rewards
         if is_own(reward.metric)
@@ -61,7 +61,7 @@ def make_reward_spec(work: "OpenProject", *, folder: Path | None = None) -> Rewa
         sandbox=evaluate.sandbox.model_dump(mode="json"),
         seconds=train.reward_checks.seconds,
         fail_truncated=train.rollouts.truncated == "fail",
-        own=own,
+        own=own_digests,
         taskset=make_taskset_spec(work),
     )
 
@@ -92,14 +92,14 @@ def name_rewards(work: "OpenProject") -> dict[str, Any]:
     if train.objective != "grpo":
         return {}
     path = find_case_file(work)
-    named: dict[str, Any] = {} if path is None else {"prompts": file_digest(path)}
+    digests: dict[str, Any] = {} if path is None else {"prompts": file_digest(path)}
     if (examined := find_eval_file(work)) is not None:
-        named["eval_cases"] = file_digest(examined)
+        digests["eval_cases"] = file_digest(examined)
     environment = train.rollouts.environment
     if environment is not None:
         texts = [read_inner(work.project.root, name) for name in environment_files(environment)]
-        named["environment"] = hashlib.sha256("\0".join(texts).encode()).hexdigest()
-    return {"rewards": make_reward_spec(work).model_dump(mode="json"), **named}
+        digests["environment"] = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    return {"rewards": make_reward_spec(work).model_dump(mode="json"), **digests}
 
 
 def find_case_file(work: "OpenProject") -> Path | None:
@@ -146,12 +146,12 @@ def read_eval_cases(job: TrainJob, settings: TrainSettings) -> tuple[Case, ...]:
     if job.eval_file is None:
         return ()
     cases = read_case_file(Path(job.eval_file))
-    asked = {case.messages for case in job_prompts(job, settings)}
-    known = [case.id for case in cases if case.messages in asked]
-    if known:
+    prompts = {case.messages for case in job_prompts(job, settings)}
+    trained = [case.id for case in cases if case.messages in prompts]
+    if trained:
         raise UserMistake(
-            f"the case {known[0]} is a prompt of this run",
-            why=f"{len(known)} of {len(cases)} held-out cases are trained on: they would measure memory",
+            f"the case {trained[0]} is a prompt of this run",
+            why=f"{len(trained)} of {len(cases)} held-out cases are trained on: they would measure memory",
             fix="take them out of the file, or out of `train.rollouts.source`",
             where="train.eval.source",
         )
@@ -189,8 +189,8 @@ def job_prompts(job: TrainJob, settings: TrainSettings) -> tuple[Case, ...]:
 def keep_reward_seconds(work: "OpenProject", seconds: float) -> None:
     """Keep what the rewards of one answer took, for the next plan."""
     path = work.project.state / REWARD_SECONDS
-    known = _read_reward_seconds(path)
-    write_atomic(path, json.dumps({**known, _reward_key(work): seconds}))
+    measured = _read_reward_seconds(path)
+    write_atomic(path, json.dumps({**measured, _reward_key(work): seconds}))
 
 
 def find_reward_seconds(work: "OpenProject") -> float:
@@ -204,10 +204,10 @@ def _reward_key(work: "OpenProject") -> str:
 
 def _read_reward_seconds(path: Path) -> dict[str, float]:
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return {str(key): float(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    return {str(key): float(value) for key, value in content.items()} if isinstance(content, dict) else {}
 
 
 PlannedRollouts = tuple[list[Row], TrainSettings, RolloutLoad]

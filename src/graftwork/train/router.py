@@ -62,8 +62,8 @@ def train_router(work: OpenProject, *, target: float = TARGET) -> TrainedRouter:
         check_texts=[user_text(row) for row in validation],
         check_labels=[model_of(row, settings) for row in validation],
     )
-    chosen = [(p, truth) for _, truth, p in _judge(classifier, validation, settings)]
-    classifier = set_threshold(classifier, chosen, target=target)
+    predictions = [(p, truth) for _, truth, p in _judge(classifier, validation, settings)]
+    classifier = set_threshold(classifier, predictions, target=target)
     judged = _judge(classifier, test, settings)
     sure = [(row, truth, p) for row, truth, p in judged if p.label is not None]
     confusion: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -85,7 +85,7 @@ def train_router(work: OpenProject, *, target: float = TARGET) -> TrainedRouter:
         sure_accuracy=_share(sure, [p.label == truth for _, truth, p in sure]),
         unsure=_share(judged, [p.label is None for _, _, p in judged]),
         calibration_error=sum(abs(sum(gaps)) for gaps in bins.values()) / max(len(judged), 1),
-        confusion={truth: dict(sorted(found.items())) for truth, found in sorted(confusion.items())},
+        confusion={truth: dict(sorted(counts.items())) for truth, counts in sorted(confusion.items())},
     )
     card = card.model_copy(update={"id": fingerprint(card.model_dump(mode="json", exclude={"id"}))})
     path = router_path(work.project.state)
@@ -122,10 +122,10 @@ def keeps(keep: Keep, *, group: str | None, domain: str | None, stage: int | Non
 
 def _read(folders: dict[str, Path], splits: Sequence[Split]) -> list[Row]:
     """The rows of all models, each once."""
-    found = {
+    questions = {
         row.id: row for folder in folders.values() for split in splits for row in iterate_rows(folder, split)
     }
-    return [found[key] for key in sorted(found)]
+    return [questions[key] for key in sorted(questions)]
 
 
 def _judge(classifier: TextClassifier, rows: Sequence[Row], settings: ProjectSettings) -> Judged:

@@ -79,7 +79,7 @@ def mean_measures(steps: Sequence[TrainStep]) -> dict[str, float]:
     for step in steps:
         for name, value in step.measures.items():
             values.setdefault(name, []).append(value)
-    return {name: sum(found) / len(found) for name, found in values.items()}
+    return {name: sum(series) / len(series) for name, series in values.items()}
 
 
 def find_replay(journal: Iterable[TrainStep]) -> tuple[int, bool] | None:

@@ -66,21 +66,21 @@ def add_reference(
     checkpoint is restored.
     """
     journal = Journal(folder / REFERENCE)
-    known = {line["row"]: tuple(line["values"]) for line in journal.read()}
+    by_key = {line["row"]: tuple(line["values"]) for line in journal.read()}
     rows = list({key_of(sample): sample for sample in samples}.items())
-    for at in range(0, len(rows), ROWS_TOGETHER):
+    for start in range(0, len(rows), ROWS_TOGETHER):
         # The rows that share a pass can change the last bit: a resumed run has the same ones together.
-        some = rows[at : at + ROWS_TOGETHER]
-        if all(key in known for key, _ in some):
+        batch = rows[start : start + ROWS_TOGETHER]
+        if all(key in by_key for key, _ in batch):
             continue
-        progress(at, len(rows))
-        for (key, _), values in zip(some, engine.log_probabilities([row for _, row in some]), strict=True):
-            if key in known:
+        progress(start, len(rows))
+        for (key, _), values in zip(batch, engine.log_probabilities([row for _, row in batch]), strict=True):
+            if key in by_key:
                 # Computed next to other rows before: a resumed run must find the same bits.
                 continue
-            known[key] = tuple(values.float().tolist())
-            journal.append({"row": key, "values": list(known[key])})
-    return [sample.model_copy(update={"reference": known[key_of(sample)]}) for sample in samples]
+            by_key[key] = tuple(values.float().tolist())
+            journal.append({"row": key, "values": list(by_key[key])})
+    return [sample.model_copy(update={"reference": by_key[key_of(sample)]}) for sample in samples]
 
 
 class StartWeights:
@@ -97,16 +97,16 @@ class StartWeights:
         import torch
 
         learned = self._engine.learned()
-        kept = {name: tensor.detach().clone() for name, tensor in learned.items()}
+        current = {name: tensor.detach().clone() for name, tensor in learned.items()}
         with torch.no_grad():
             try:
                 for name, tensor in learned.items():
                     tensor.copy_(self._start[name])
-                found = self._engine.log_probabilities(rows)
+                by_row = self._engine.log_probabilities(rows)
             finally:
                 for name, tensor in learned.items():
-                    tensor.copy_(kept[name])
-        return [tuple(values.float().tolist()) for values in found]
+                    tensor.copy_(current[name])
+        return [tuple(values.float().tolist()) for values in by_row]
 
 
 def key_of(sample: TrainingSample) -> str:
@@ -152,7 +152,7 @@ def prepare_source(
             folder=Path(job.folder),
             progress=lambda _done, _count: progress("reference"),
         )
-        halves = [ReplyPair(*referenced[at : at + 2]) for at in range(0, len(referenced), 2)]
+        halves = [ReplyPair(*referenced[index : index + 2]) for index in range(0, len(referenced), 2)]
         return PairOrder(halves, settings=settings), ()
 
     return samples, open_pairs
@@ -190,17 +190,17 @@ def _prepare_judged(
 
         def now(samples: Sequence[TrainingSample]) -> list[float]:
             sums = []
-            for at in range(0, len(samples), ROWS_TOGETHER):
-                values = engine.log_probabilities(samples[at : at + ROWS_TOGETHER])
+            for offset in range(0, len(samples), ROWS_TOGETHER):
+                values = engine.log_probabilities(samples[offset : offset + ROWS_TOGETHER])
                 sums += [float(value.float().sum()) for value in values]
             return sums
 
         def start(samples: Sequence[TrainingSample]) -> list[float]:
-            return [sum(known[key_of(sample)]) for sample in samples]
+            return [sum(references[key_of(sample)]) for sample in samples]
 
         order = JudgedOrder(add(judged), settings=settings, now=now, start=start)
         crossed = [sample for step in range(1, order.steps + 1) for sample in order.mismatched(step)]
-        known = {key_of(sample): sample.reference or () for sample in add(crossed)}
+        references = {key_of(sample): sample.reference or () for sample in add(crossed)}
         return order, ()
 
     return judged, open_judged
@@ -232,15 +232,15 @@ class _RolloutRun:
         decided = self._environment is not None or settings.rollouts.taskset is not None
         count = 0 if decided else checks.canaries
         canaries = make_canaries(cases, count=count, seed=settings.seed)
-        asked = [*(rewarding for rewarding, _ in split.values()), *canaries]
-        self._played = {case.id: case for case in asked}
+        asked_cases = [*(rewarding for rewarding, _ in split.values()), *canaries]
+        self._played = {case.id: case for case in asked_cases}
         if self._environment is not None:
-            opened = self._environment.open(asked)
-            asked = [
+            opened = self._environment.open(asked_cases)
+            asked_cases = [
                 case.model_copy(update={"messages": add_opening(case, *first)})
-                for case, first in zip(asked, opened, strict=True)
+                for case, first in zip(asked_cases, opened, strict=True)
             ]
-        prompts = {case.id: (case, template.prompt(case.messages)) for case in asked}
+        prompts = {case.id: (case, template.prompt(case.messages)) for case in asked_cases}
         if not prompts:
             raise UserMistake(
                 "there are no prompts to answer",

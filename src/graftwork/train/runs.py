@@ -48,15 +48,15 @@ def find_run(work: OpenProject, asked: str | None = None) -> RunEntry | None:
     if asked is None:
         newest_first = sorted(runs, key=lambda run: run.updated_at, reverse=True)
         return min(newest_first, key=lambda run: run.state != "running", default=None)
-    found = [run for run in runs if run.id.startswith(asked)]
-    if len(found) != 1:
+    matches = [run for run in runs if run.id.startswith(asked)]
+    if len(matches) != 1:
         raise UserMistake(
-            f"there is no run {asked}" if not found else f"several runs begin with {asked}",
-            why=f"runs: {', '.join(run.id for run in found or runs) or 'none yet'}",
+            f"there is no run {asked}" if not matches else f"several runs begin with {asked}",
+            why=f"runs: {', '.join(run.id for run in matches or runs) or 'none yet'}",
             fix="`graft status` names the runs",
             where="--run",
         )
-    return found[0]
+    return matches[0]
 
 
 def find_processes(work: OpenProject, run: RunEntry | None) -> RunProcesses:
@@ -139,26 +139,26 @@ class Events:
 
     def new(self) -> list[Event]:
         """Events not reported before, by time; one without a time follows its predecessor."""
-        found = [event for name in JOURNALS for event in self._of_journal(name)]
-        found += self._of_output()
-        return sorted(found, key=lambda event: event.at)
+        events = [event for name in JOURNALS for event in self._of_journal(name)]
+        events += self._of_output()
+        return sorted(events, key=lambda event: event.at)
 
     def _of_journal(self, name: str) -> list[Event]:
-        found = []
+        events = []
         for line, offset in Journal(self._folder / name).follow(self._offsets.get(name, 0)):
             self._offsets[name] = offset
             if not isinstance(line, dict):
                 continue
             body = line["evaluation"] if name == EVALUATIONS else line
-            at = float(body.get("at") or self._step_times.get(body.get("step", -1)) or self._latest[name])
-            self._latest[name] = at
+            moment = float(body.get("at") or self._step_times.get(body.get("step", -1)) or self._latest[name])
+            self._latest[name] = moment
             if name == STEPS:
-                self._step_times[int(body["step"])] = at
+                self._step_times[int(body["step"])] = moment
             kind = JOURNALS[name]
             # An alert has a kind of its own.
             inside = {"alert": body["kind"], **body} if kind == "alert" else body
-            found.append(Event(at=at, kind=kind, body=inside))
-        return found
+            events.append(Event(at=moment, kind=kind, body=inside))
+        return events
 
     def _of_output(self) -> list[Event]:
         """The worker's own output has no times: its lines came when the file was last written."""
@@ -172,9 +172,9 @@ class Events:
             text = handle.read()
         whole = text[: text.rfind(b"\n") + 1]
         self._offsets[LOG_FILE] = start + len(whole)
-        at = path.stat().st_mtime if first else time.time()
+        moment = path.stat().st_mtime if first else time.time()
         lines = whole.decode(errors="replace").splitlines()
-        return [Event(at=at, kind="output", body={"text": line}) for line in lines if line.strip()]
+        return [Event(at=moment, kind="output", body={"text": line}) for line in lines if line.strip()]
 
 
 SHOWN_ANSWERS = 3
@@ -193,13 +193,13 @@ def write_training_page(folder: Path, plan: Plan, outcome: TrainOutcome) -> Path
 
 def read_vitals(folder: Path) -> tuple[Vitals, ...]:
     """Samples of the machine during the run, by time."""
-    found = []
+    vitals = []
     for line in Journal(folder / VITALS_FILE).read():
         try:
-            found.append(Vitals.model_validate(line))
+            vitals.append(Vitals.model_validate(line))
         except ValidationError:
             continue
-    return tuple(sorted(found, key=lambda item: item.at))
+    return tuple(sorted(vitals, key=lambda item: item.at))
 
 
 def read_parts(folder: Path, outcome: TrainOutcome, *, minutes: float) -> RunParts:
@@ -217,13 +217,13 @@ def divide(
     sampling = sum(step.measures.get(name, 0.0) for step in steps for name in SAMPLING_SECONDS)
     looks = sum(look.seconds for look in outcome.looks)
     checkpoints = max(0.0, between_steps(steps) - looks)
-    rest = minutes * 60 - outcome.load_seconds - outcome.seconds - looks - checkpoints
+    other_seconds = minutes * 60 - outcome.load_seconds - outcome.seconds - looks - checkpoints
     # The last sample of memory before the first step. A GPU's is its driver's, with others' use in it: there,
     # it is unknown.
     loaded = None
     if steps and steps[0].at and not any(vital.devices for vital in vitals):
-        begun = steps[0].at - steps[0].seconds
-        loaded = next((vital.memory_gib for vital in reversed(vitals) if vital.at < begun), None)
+        first_start = steps[0].at - steps[0].seconds
+        loaded = next((vital.memory_gib for vital in reversed(vitals) if vital.at < first_start), None)
     return RunParts(
         seconds={
             "load": outcome.load_seconds,
@@ -232,7 +232,7 @@ def divide(
             WAITING: waiting,
             "looks": looks,
             "checkpoints": checkpoints,
-            "restarts" if outcome.restarts else "validation": max(0.0, rest),
+            "restarts" if outcome.restarts else "validation": max(0.0, other_seconds),
         },
         memory_gib=dict(split_memory(loaded=loaded, peak=outcome.peak_memory_gib)),
     )

@@ -374,8 +374,8 @@ class RunSettings(Record):
     def _trackers_exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         unknown = [name for name in names if name not in BUILT_IN_TRACKERS]
         if unknown and (missing := sorted(set(unknown) - set(extension_names("graftwork.trackers")))):
-            known = ", ".join((*BUILT_IN_TRACKERS, *extension_names("graftwork.trackers")))
-            raise ValueError(f"unknown tracker {missing[0]!r}; known: {known}")
+            trackers = ", ".join((*BUILT_IN_TRACKERS, *extension_names("graftwork.trackers")))
+            raise ValueError(f"unknown tracker {missing[0]!r}; known: {trackers}")
         return names
 
 
@@ -566,11 +566,11 @@ class TrainSettings(Record):
         """All that changes the result: two runs that agree here are the same run."""
         # An objective's settings count only where it is chosen: supervised runs keep their names.
         unused = set(OBJECTIVE_SETTINGS) - set(USED_BY[self.objective])
-        found = self.model_dump(mode="json", exclude={"run", *DISTRIBUTION, *KEEPING, *unused})
+        learned = self.model_dump(mode="json", exclude={"run", *DISTRIBUTION, *KEEPING, *unused})
         # Which server answers, and how it is reached, changes nothing: a run resumes with another address.
         for name in ENDPOINT_ACCESS:
-            (found.get("rollouts", {}).get("endpoint") or {}).pop(name, None)
-        return found
+            (learned.get("rollouts", {}).get("endpoint") or {}).pop(name, None)
+        return learned
 
     def endpoint_access(self) -> dict[str, Any]:
         """How the server of rollouts is reached; empty without one."""
@@ -604,21 +604,21 @@ def why_unused(name: str) -> str:
 
 def describe_idle(train: TrainSettings) -> list[str]:
     """Settings that are given and change nothing with this objective, each in a sentence."""
-    found: list[str] = []
+    notes: list[str] = []
     if train.objective == "orpo" and train.preferences.sft:
-        found.append("preferences.sft has no effect with orpo, whose loss has a supervised term already")
+        notes.append("preferences.sft has no effect with orpo, whose loss has a supervised term already")
     if train.objective == "kto" and train.preferences.sft:
-        found.append("preferences.sft has no effect with kto, whose loss has no supervised term")
+        notes.append("preferences.sft has no effect with kto, whose loss has no supervised term")
     if train.objective in ("dpo", "orpo"):
         usual = type(train.preferences)()
         names = ("undesirable", "least_score")
-        given = [name for name in names if getattr(train.preferences, name) != getattr(usual, name)]
-        if given:
-            found.append(f"preferences.{', '.join(given)}: no effect with {train.objective}, only with kto")
+        changed = [name for name in names if getattr(train.preferences, name) != getattr(usual, name)]
+        if changed:
+            notes.append(f"preferences.{', '.join(changed)}: no effect with {train.objective}, only with kto")
     if train.objective != "grpo":
-        return found
+        return notes
     if train.rollouts.updates == 1 and train.policy.loss != "grpo":
-        found.append(
+        notes.append(
             f"policy.loss: {train.policy.loss} has no effect with one update per batch: every ratio is 1"
         )
     defaults = type(train)()
@@ -628,5 +628,5 @@ def describe_idle(train: TrainSettings) -> list[str]:
         if getattr(train, name) != getattr(defaults, name)
     ]
     if rows and not train.mix.sft:
-        found.append(f"{', '.join(rows)}: no effect, because grpo without a mix trains on no supervised rows")
-    return found
+        notes.append(f"{', '.join(rows)}: no effect, because grpo without a mix trains on no supervised rows")
+    return notes

@@ -100,10 +100,10 @@ class SharedSteps:
             self._hold(work)
         while run not in self._made[work]:
             self.turn.wait()
-        made = self._made[work].pop(run)
-        if isinstance(made, BaseException):
-            raise made
-        return made
+        share = self._made[work].pop(run)
+        if isinstance(share, BaseException):
+            raise share
+        return share
 
     def _hold(self, work: Work) -> None:
         brought = dict(sorted(self._brought[work].items()))
@@ -116,14 +116,14 @@ class SharedSteps:
         self.turn.notify_all()
 
     def _forward(self, brought: dict[int, Any]) -> dict[int, Any]:
-        rows = [row for own in brought.values() for row in own.rows]
-        ends = [0, *accumulate(len(own.rows) for own in brought.values())]
+        rows = [row for share in brought.values() for row in share.rows]
+        ends = [0, *accumulate(len(share.rows) for share in brought.values())]
         self._groups.clear()
         self._groups.update(zip(brought, starmap(slice, pairwise(ends)), strict=True))
         model = self._lead_model()
         batch = TokenBatch(rows, device=str(next(model.parameters()).device), share_beginning=False)
-        each = token_losses(eager_logits(model, batch), batch.targets)
-        parts = torch.split(each, [own.trained for own in brought.values()])
+        losses = token_losses(eager_logits(model, batch), batch.targets)
+        parts = torch.split(losses, [share.trained for share in brought.values()])
         self._losses = {
             # Only supervised runs share their steps: every token weighs 1.
             run: part.sum()
@@ -143,12 +143,12 @@ class SharedSteps:
         """A model whose adapted layers are those of all runs; rebuilt when a run joins."""
         if self._lead is None:
             self._lead = share_weights(self._base)
-            found: dict[str, dict[int, LoraLinear]] = {}
+            by_path: dict[str, dict[int, LoraLinear]] = {}
             for run, model in self._models.items():
                 for path, module in model.named_modules():
                     if isinstance(module, LoraLinear):
-                        found.setdefault(path, {})[run] = module
-            for path, layers in found.items():
+                        by_path.setdefault(path, {})[run] = module
+            for path, layers in by_path.items():
                 parent, _, leaf = path.rpartition(".")
                 setattr(self._lead.get_submodule(parent), leaf, GroupedLinear(layers, self._groups))
         return self._lead

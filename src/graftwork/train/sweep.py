@@ -84,9 +84,9 @@ def choose_trials(
     every = [
         SweepSettings(learning_rate=rate, rank=rank, batch_size=rows) for rate, rank, rows in product(*space)
     ]
-    others = [settings for settings in dict.fromkeys(every) if settings != now]
-    random.Random(f"{seed}/sweep").shuffle(others)
-    return (now, *others[: max(most - 1, 0)])
+    alternatives = [settings for settings in dict.fromkeys(every) if settings != now]
+    random.Random(f"{seed}/sweep").shuffle(alternatives)
+    return (now, *alternatives[: max(most - 1, 0)])
 
 
 def count_rungs(trials: int) -> tuple[int, ...]:
@@ -115,13 +115,13 @@ def plan_rungs(
 
 def _rungs(counts: Sequence[int], first: int, rows: int) -> tuple[Rung, ...]:
     return tuple(
-        Rung(trials=count, rows=min(first * KEEP_ONE_OF**at, rows)) for at, count in enumerate(counts)
+        Rung(trials=count, rows=min(first * KEEP_ONE_OF**level, rows)) for level, count in enumerate(counts)
     )
 
 
 def _join_whole(rungs: tuple[Rung, ...], rows: int) -> tuple[Rung, ...]:
     """Once trials see every row, another rung would train the same again."""
-    whole = next((at for at, rung in enumerate(rungs) if rung.rows == rows), len(rungs) - 1)
+    whole = next((level for level, rung in enumerate(rungs) if rung.rows == rows), len(rungs) - 1)
     return rungs[: whole + 1]
 
 
@@ -241,8 +241,8 @@ class _Elsewhere(_Here):
             raise EnvironmentLacks(no.what, why=no.why, fix=no.fix, where=self._place) from no
 
     def plan(self, variant: OpenProject) -> Plan:
-        made = StepOutputs({**self._made.outputs, "plan": super().plan(variant)})
-        return PlacePlanner(variant, made).plan(self._offer)
+        outputs = StepOutputs({**self._made.outputs, "plan": super().plan(variant)})
+        return PlacePlanner(variant, outputs).plan(self._offer)
 
     def train(self, variant: OpenProject, plan: Plan) -> TrainOutcome:
         # The offer may be another one by now, and the plan with it: a job of the same settings is taken.
@@ -282,11 +282,11 @@ def run_sweep(work: OpenProject, request: SweepRequest) -> SweepResult:
             why="it compares validation losses, which only supervised runs have in common",
             fix="sweep the supervised run, and set the others by hand",
         )
-    made = run_pipeline(work, upto="prepare")
+    outputs = run_pipeline(work, upto="prepare")
     if starts_from_main(work):
         run_pipeline(replace(work, asked_model=None), upto="train")
-    machine: _Here = _Here(work, made) if request.place == "here" else _Elsewhere(work, made, request)
-    return _Sweep(work, made, request, machine).run()
+    machine: _Here = _Here(work, outputs) if request.place == "here" else _Elsewhere(work, outputs, request)
+    return _Sweep(work, outputs, request, machine).run()
 
 
 class _Sweep:
@@ -331,23 +331,27 @@ class _Sweep:
             schedule = self._schedule()
             done = {(trial.rung, trial.settings): trial for trial in self._read()}
             alive, best = schedule.settings, None
-            for at, rung in enumerate(schedule.rungs):
+            for level, rung in enumerate(schedule.rungs):
                 losses = []
                 for settings in alive[: rung.trials]:
-                    trial = done.get((at, settings))
+                    trial = done.get((level, settings))
                     if trial is None:
-                        trial = self._try(settings, at, rung)
+                        trial = self._try(settings, level, rung)
                         self._journal.append(trial.model_dump(mode="json"), durable=True)
-                        done[at, settings] = trial
+                        done[level, settings] = trial
                     if trial.loss is not None:
                         losses.append((settings, trial.loss))
                 if not losses:
                     break
                 best = advance(losses, 1)[0]
-                alive = advance(losses, schedule.rungs[at + 1].trials) if at + 1 < len(schedule.rungs) else ()
+                alive = (
+                    advance(losses, schedule.rungs[level + 1].trials)
+                    if level + 1 < len(schedule.rungs)
+                    else ()
+                )
         trials = tuple(done.values())
         train = self._work.settings.train.model_dump()
-        wanted = self._changes(best) if best is not None else {}
+        best_changes = self._changes(best) if best is not None else {}
         return SweepResult(
             model=self._work.model,
             place=self._request.place,
@@ -359,7 +363,7 @@ class _Sweep:
             trials=trials,
             now=self._now,
             best=best,
-            changes={key: value for key, value in wanted.items() if value != train[key]},
+            changes={key: value for key, value in best_changes.items() if value != train[key]},
             minutes=round(sum(trial.minutes for trial in trials), 3),
         )
 
@@ -410,10 +414,10 @@ class _Sweep:
         write_atomic(path, schedule.to_json())
         return schedule
 
-    def _try(self, settings: SweepSettings, at: int, rung: Rung) -> SweepTrial:
+    def _try(self, settings: SweepSettings, level: int, rung: Rung) -> SweepTrial:
         """Train it, unless the planner says that it would not end in time."""
         variant = self._variant(settings, rung.rows)
-        trial = SweepTrial(settings=settings, rung=at, rows=rung.rows, state="not begun")
+        trial = SweepTrial(settings=settings, rung=level, rows=rung.rows, state="not begun")
         try:
             plan = self._machine.plan(variant)
         except AnswerIsNo as no:
@@ -422,22 +426,22 @@ class _Sweep:
         planned = plan.minutes.value
         trial = trial.model_copy(update={"run_id": run_id_of(plan), "planned_minutes": round(planned, 3)})
         if self._request.minutes is not None:
-            left = self._request.minutes - sum(done.minutes for done in self._read())
-            if planned > left:
-                why = f"would take {planned:.1f} of {max(left, 0):.1f} minutes that are left"
+            minutes_left = self._request.minutes - sum(done.minutes for done in self._read())
+            if planned > minutes_left:
+                why = f"would take {planned:.1f} of {max(minutes_left, 0):.1f} minutes that are left"
                 return trial.model_copy(update={"why": why})
-        self._work.reporter.info(f"rung {at + 1}, {rung.rows} rows: {settings.describe()}")
-        begun = time.perf_counter()
-        known = (variant.project.runs / run_id_of(plan) / OUTCOME).exists()
+        self._work.reporter.info(f"rung {level + 1}, {rung.rows} rows: {settings.describe()}")
+        started_at = time.perf_counter()
+        trained_before = (variant.project.runs / run_id_of(plan) / OUTCOME).exists()
         try:
             outcome = self._machine.train(variant, plan)
         except (WorkerFailed, OutOfMemory) as error:
             # Any other error says nothing of these settings: the same command tries them again.
-            minutes = (time.perf_counter() - begun) / 60
+            minutes = (time.perf_counter() - started_at) / 60
             return trial.model_copy(update={"state": "failed", "why": error.what, "minutes": minutes})
-        waited = time.perf_counter() - begun
+        waited = time.perf_counter() - started_at
         # What was killed before counts as well; a run that was there before the sweep costs nothing.
-        minutes = 0.0 if known else max(waited, outcome.seconds + outcome.load_seconds) / 60
+        minutes = 0.0 if trained_before else max(waited, outcome.seconds + outcome.load_seconds) / 60
         trial = trial.model_copy(update={"run_id": outcome.run_id, "minutes": round(minutes, 3)})
         loss = outcome.validation_loss_after
         if loss is None or not math.isfinite(loss):
@@ -462,11 +466,11 @@ def write_best(work: OpenProject, result: SweepResult) -> SweepResult:
         return result
     path, where, settings = work.project.file, str(work.project.file), work.project.settings
     model = settings.models.get(work.model)
-    own = model.train.model_dump() if model is not None else {}
+    overrides = model.train.model_dump() if model is not None else {}
     text = read_config_text(path)
     for key, value in result.changes.items():
         # Where graft.yaml sets it for this model: for all models, or under the model itself.
-        for_all = work.model == settings.main_model and key not in own
+        for_all = work.model == settings.main_model and key not in overrides
         section = ("train",) if for_all else ("models", work.model, "train")
         text = set_values(text, section, {key: value}, where=where)
     write_atomic(path, text)

@@ -115,9 +115,9 @@ def own_files(spec: RewardSpec, checks: Sequence[GradeCheck], *, root: Path) -> 
     """The files of own functions, of rewards and checks, with what they run, by their path in the project."""
     metrics = [function_of(part.metric) for part in spec.parts]
     metrics += [check.metric for check in checks]
-    found = [find_own(metric, folder=root) for metric in metrics if is_own(metric)]
-    found += [path for check in checks for path in find_files(check.files, folder=root)]
-    return {path.relative_to(root.resolve()).as_posix(): path for path in found}
+    paths = [find_own(metric, folder=root) for metric in metrics if is_own(metric)]
+    paths += [path for check in checks for path in find_files(check.files, folder=root)]
+    return {path.relative_to(root.resolve()).as_posix(): path for path in paths}
 
 
 def _pyproject(name: str, package: str) -> str:

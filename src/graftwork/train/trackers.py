@@ -65,9 +65,9 @@ class TensorboardRun:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        known = any(folder.glob("events.out.tfevents.*"))
+        resumed = any(folder.glob("events.out.tfevents.*"))
         self._writer: Any = SummaryWriter(str(folder))
-        if not known:
+        if not resumed:
             lines = [f"    {key}: {value}" for key, value in settings.items()]
             self._writer.add_text("settings", "\n".join(lines))
 
@@ -188,18 +188,18 @@ class Mlflow:
 
         client = MlflowClient(tracking_uri=where)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-        known = client.get_experiment_by_name(name)
-        experiment = str(known.experiment_id if known else client.create_experiment(name))
+        existing = client.get_experiment_by_name(name)
+        experiment = str(existing.experiment_id if existing else client.create_experiment(name))
         # By name too: a pushed release of this run has the same tag.
-        wanted = f"tags.`{MLFLOW_TAG}` = '{run_id}' and attributes.run_name = '{run_id}'"
-        found = client.search_runs([experiment], filter_string=wanted, max_results=1)
-        if found:
-            run = str(found[0].info.run_id)
+        query = f"tags.`{MLFLOW_TAG}` = '{run_id}' and attributes.run_name = '{run_id}'"
+        runs = client.search_runs([experiment], filter_string=query, max_results=1)
+        if runs:
+            run = str(runs[0].info.run_id)
             client.update_run(run, status="RUNNING")
             return MlflowRun(client, run)
         run = str(client.create_run(experiment, run_name=run_id, tags={MLFLOW_TAG: run_id}).info.run_id)
-        for setting, given in _flatten(settings):
-            client.log_param(run, setting, str(given)[:LONGEST_VALUE])
+        for setting, setting_value in _flatten(settings):
+            client.log_param(run, setting, str(setting_value)[:LONGEST_VALUE])
         return MlflowRun(client, run)
 
 
@@ -282,9 +282,9 @@ class TrackerCallback(TrainingCallback):
         for name in self._trackers:
             # The run continues, whatever a library raises.
             try:
-                begin = partial(load_tracker(name).open_run, self._run_id, self._settings)
+                open_run = partial(load_tracker(name).open_run, self._run_id, self._settings)
                 self._apart[name] = CallThread(f"tracker {name}")
-                self._open[name] = self._call(name, partial(begin, self._folder / name))
+                self._open[name] = self._call(name, partial(open_run, self._folder / name))
             except Exception as error:
                 self._give_up(name, error)
 

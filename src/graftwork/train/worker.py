@@ -199,7 +199,7 @@ def _train(
     from graftwork.model.threads import guard_spinning, use_threads
     from graftwork.train.distributed.launch import make_strategy
 
-    settings, begun = job_settings(job), time.perf_counter()
+    settings, started_at = job_settings(job), time.perf_counter()
     # The order of sums, on a device and over threads: before the device is first used.
     use_deterministic_kernels(is_deterministic(job.plan, settings), on_card=job.plan.device.kind != "cpu")
     guard_spinning(use_threads(settings.threads or threads_per_process()))
@@ -218,7 +218,7 @@ def _train(
         run = _Run(job, settings, strategy, heart, report, load)
         run.prepare(cases)
         loop = run.make_loop(reporting)
-        load_seconds = time.perf_counter() - begun
+        load_seconds = time.perf_counter() - started_at
         replay = loop.run()
         heart.beat("loss after training", loop.steps, loop.steps)
         return run.finish(replay, load_seconds=load_seconds)
@@ -414,19 +414,19 @@ def guard_callbacks(
     """Those who refuse a step or end the run before it is harmed."""
     # The loss of sampled answers is a sum weighted by advantages: large rewards make it jump, rightly.
     compares = settings.objective != "grpo"
-    found: list[TrainingCallback] = [
+    callbacks: list[TrainingCallback] = [
         DivergenceCallback(settings.watch, compares_losses=compares, peek=peek, report=report)
     ]
     if deadline is not None:
         every, seconds = settings.eval.every, settings.eval.seconds
-        found.append(
+        callbacks.append(
             DeadlineCallback(
                 deadline,
                 save_seconds=lambda: store.seconds,
                 evaluation_seconds=lambda number: seconds if every and number % every == 0 else 0.0,
             )
         )
-    return found
+    return callbacks
 
 
 def stoppable_progress(move: Callable[..., None], stop_asked: Callable[[], bool]) -> Callable[..., None]:
@@ -519,11 +519,11 @@ def gather_model(job: TrainJob, engine: "TrainingEngine", *, load: LoadBase, sha
 def job_settings(job: TrainJob) -> TrainSettings:
     """The settings of a job: the plan holds what changes the result, the job the rest."""
     learned = job.plan.train["settings"]
-    rest: dict[str, Any] = {**job.keeping, **job.crew, "run": job.run}
+    runtime: dict[str, Any] = {**job.keeping, **job.crew, "run": job.run}
     if job.endpoint:
         rollouts = learned["rollouts"]
-        rest["rollouts"] = {**rollouts, "endpoint": {**rollouts["endpoint"], **job.endpoint}}
-    return TrainSettings.model_validate({**learned, **rest})
+        runtime["rollouts"] = {**rollouts, "endpoint": {**rollouts["endpoint"], **job.endpoint}}
+    return TrainSettings.model_validate({**learned, **runtime})
 
 
 def _versions() -> dict[str, str]:

@@ -63,16 +63,16 @@ class GradedAnswers:
         answered: list[tuple[Row, Generated]] = []
         with eval_mode(model):
             generator = Generator(model, stop_tokens=[self._template.eos])
-            for some in _cut(rows, together=self._together):
+            for batch in _cut(rows, together=self._together):
                 in_time = _Watch(progress, until=None if not answered else until)
                 replies = generator.generate(
-                    [self._template.prompt(row.messages) for row in some],
+                    [self._template.prompt(row.messages) for row in batch],
                     Sampling(max_new_tokens=self._longest),
                     on_token=in_time,
                 )
                 if in_time.over:
                     break
-                answered += zip(some, replies, strict=True)
+                answered += zip(batch, replies, strict=True)
                 if time.monotonic() >= until:
                     break
         return tuple(self._grade_replies(metric, answered))

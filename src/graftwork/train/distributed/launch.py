@@ -61,8 +61,8 @@ def parse_address(text: str) -> tuple[str, int]:
     """`HOST` or `HOST:PORT`; an IPv6 address is in brackets."""
     host, port = text, str(DEFAULT_PORT)
     if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        port = rest.removeprefix(":") or port
+        host, _, suffix = text[1:].partition("]")
+        port = suffix.removeprefix(":") or port
     elif ":" in text:
         host, _, port = text.rpartition(":")
     if (
@@ -156,12 +156,12 @@ def _require_possible(settings: TrainSettings, dtype: str, *, on_cpu: bool) -> N
     if not on_cpu and not os.environ.get(SHARE_VARIABLE):
         import torch
 
-        wanted, there = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
-        if wanted > there:
+        local_processes, available = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+        if local_processes > available:
             raise UserMistake(
-                f"{wanted} processes are to share this machine's {there} GPU(s)",
+                f"{local_processes} processes are to share this machine's {available} GPU(s)",
                 why="each process needs its own GPU",
-                fix=f"set `train.processes: {there}`",
+                fix=f"set `train.processes: {available}`",
             )
     if dtype == "float16" and is_zero:
         raise UserMistake(
@@ -200,10 +200,10 @@ def main_node_leaves_last(machines: NodeGroup) -> Iterator[None]:
         yield
         return
     # Separate from torchrun's own, which shares its server with all code in this process.
-    held = _store(machines) if machines.rank == 0 else None
+    store = _store(machines) if machines.rank == 0 else None
     yield
-    if held is not None:
-        _wait_for_the_others(held, machines.count)
+    if store is not None:
+        _wait_for_the_others(store, machines.count)
     else:
         _report_departure(machines)
 

@@ -138,12 +138,12 @@ def machine_commands(project: ProjectFolder, *, model: str | None) -> Instructio
     require_strategy(settings)
     nodes, address = settings.run.nodes, settings.run.main_address or f"MACHINE_0:{DEFAULT_PORT}"
     parse_address(address)
-    more = ["--model", model] if model else []
+    model_option = ["--model", model] if model else []
     commands = tuple(
         shlex.join(
             [
                 *("graft", "train", "--nodes", str(nodes), "--node-rank", str(rank)),
-                *("--main-address", address, "--project", str(project.root.resolve()), *more),
+                *("--main-address", address, "--project", str(project.root.resolve()), *model_option),
             ]
         )
         for rank in range(nodes)
@@ -162,7 +162,7 @@ def machine_commands(project: ProjectFolder, *, model: str | None) -> Instructio
 def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, reporter: Reporter) -> None:
     """Work as machine number `rank`, attempt after attempt, until the first machine says it is over."""
     machines, file = machines_of(settings, rank=rank), project.state / CALL_FILE
-    place, folder = LocalWorkers(), project.state / "machines" / str(rank)
+    workers, folder = LocalWorkers(), project.state / "machines" / str(rank)
     # A call that is already over belongs to an earlier run; one that is not may be ours.
     earlier = _read(file)
     answered = earlier.id if earlier is not None and earlier.over else None
@@ -177,7 +177,7 @@ def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, 
                 return
             answered = call.id
             reporter.info(f"machine {rank} joins {Path(call.job_file).parent.name}")
-            code = _answer(call, machines, folder, file, place=place)
+            code = _answer(call, machines, folder, file, place=workers)
             reporter.info(f"the part of machine {rank} ended with exit code {code}")
     except KeyboardInterrupt as interrupt:
         raise interruption_error() from interrupt
@@ -258,9 +258,18 @@ def machine_command(
     """What one machine runs."""
     address = project.settings.train.run.main_address
     port = parse_address(address)[1] if address else DEFAULT_PORT
-    words = [sys.executable, "-m", "graftwork.cli.main", "train", "--nodes", str(nodes), "--node-rank", rank]
-    words += ["--main-address", f"{host}:{port}", "--project", str(project.root.resolve())]
-    return [*words, *(["--model", model] if model else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "graftwork.cli.main",
+        "train",
+        "--nodes",
+        str(nodes),
+        "--node-rank",
+        rank,
+    ]
+    command += ["--main-address", f"{host}:{port}", "--project", str(project.root.resolve())]
+    return [*command, *(["--model", model] if model else [])]
 
 
 def _on_ray(project: ProjectFolder, *, nodes: int, model: str | None, folder: Path) -> None:
@@ -308,8 +317,8 @@ def _on_slurm(project: ProjectFolder, *, nodes: int, model: str | None, folder: 
     settings = project.settings.fleet.slurm or SlurmSettings()
     code_file = folder / "machines.code"
     code_file.unlink(missing_ok=True)
-    words = machine_command(project, nodes=nodes, model=model, rank="@RANK@", host="@HOST@")
-    inner = shlex.join(words).replace("@RANK@", '"$SLURM_NODEID"').replace("@HOST@", '"$GRAFT_MAIN_HOST"')
+    command = machine_command(project, nodes=nodes, model=model, rank="@RANK@", host="@HOST@")
+    inner = shlex.join(command).replace("@RANK@", '"$SLURM_NODEID"').replace("@HOST@", '"$GRAFT_MAIN_HOST"')
     script = (
         '#!/bin/sh\nexport GRAFT_MAIN_HOST="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"\n'
         f"srun --ntasks-per-node=1 --kill-on-bad-exit=1 sh -c {shlex.quote(f'exec {inner}')}\n"
@@ -339,11 +348,11 @@ def _on_slurm(project: ProjectFolder, *, nodes: int, model: str | None, folder: 
     try:
         while True:
             # Until the job has left the queue.
-            asked = subprocess.run(
+            squeue = subprocess.run(
                 ["squeue", "-h", "-j", number, "-o", "%T"], capture_output=True, text=True, check=False
             )
-            unknown = asked.returncode and "nvalid job id" in asked.stderr
-            if unknown or (not asked.returncode and not asked.stdout.strip()):
+            unknown = squeue.returncode and "nvalid job id" in squeue.stderr
+            if unknown or (not squeue.returncode and not squeue.stdout.strip()):
                 break
             pause.wait(QUEUE_SECONDS)
     except KeyboardInterrupt:
@@ -355,12 +364,12 @@ def _on_slurm(project: ProjectFolder, *, nodes: int, model: str | None, folder: 
 
 
 def _failed(engine: str, failed: dict[int, int], log: Path) -> WorkerFailed:
-    named = ", ".join(
+    failures = ", ".join(
         f"machine {rank} was lost" if code == LOST else f"machine {rank} ended with {code}"
         for rank, code in sorted(failed.items())
     )
     return WorkerFailed(
-        f"the training on machines of {engine} did not finish" + (f": {named}" if named else ""),
+        f"the training on machines of {engine} did not finish" + (f": {failures}" if failures else ""),
         why="what was saved is kept",
         fix="look at the output; the same command resumes from the last checkpoint",
         where=str(log),

@@ -46,7 +46,7 @@ def split_into_micro_batches(
     for hand in hands:
         # As many as there are rounds, none larger than needed.
         bounds = [len(hand) * number // rounds for number in range(rounds + 1)]
-        parts = [[rows[at] for at in hand[begin:end]] for begin, end in pairwise(bounds)]
+        parts = [[rows[index] for index in hand[start:end]] for start, end in pairwise(bounds)]
         portions.append([MicroBatch(part or (spare,), counts=bool(part), last=False) for part in parts])
         portions[-1][-1] = replace(portions[-1][-1], last=True)
     return portions
@@ -231,8 +231,8 @@ class DataParallel(SingleProcess):
         return float(total)
 
     def optimizer_state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        held = self._optimizer.state.get(parameter, {})
-        return {key: self.gather(tensor) for key, tensor in held.items()}
+        state = self._optimizer.state.get(parameter, {})
+        return {key: self.gather(tensor) for key, tensor in state.items()}
 
     def any_process(self, flag: bool) -> bool:
         return self.sum(float(flag)) > 0
@@ -320,8 +320,8 @@ class FullyShardedDataParallel(DataParallel):
 def _local(tensor: Any) -> Tensor:
     """What this process holds of a tensor."""
     to_local = getattr(tensor, "to_local", None)
-    found: Tensor = tensor if to_local is None else to_local()
-    return found
+    local: Tensor = tensor if to_local is None else to_local()
+    return local
 
 
 def _part_of(whole: Tensor, *, like: Any) -> Tensor:
@@ -465,8 +465,8 @@ class ZeroStrategy(DataParallel):
         steps = self._steps()
         if not steps or not float(steps[0]):
             return {}
-        held = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
-        return {**held, "step": steps[0].detach().clone()}
+        moments = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
+        return {**moments, "step": steps[0].detach().clone()}
 
     def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state

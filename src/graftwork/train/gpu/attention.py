@@ -52,8 +52,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: Attentio
     """[tokens, heads, width] of mixed values."""
     window = None if rule.window is None or rule.window >= documents.longest else rule.window
     # For rows of one length cuDNN's kernels are faster; they may add up in another order each time.
-    own = window is not None or not documents.even or torch.are_deterministic_algorithms_enabled()
-    if rule.cap is not None or (q.is_cuda and own):
+    own_kernels = window is not None or not documents.even or torch.are_deterministic_algorithms_enabled()
+    if rule.cap is not None or (q.is_cuda and own_kernels):
         scale = q.shape[-1] ** -0.5 if rule.scale is None else rule.scale
         reach = _Reach(scale, rule.cap or 0.0, min(window or documents.longest, documents.longest), window)
         mixed: Tensor = _PackedAttention.apply(q, k, v, documents.starts, reach)  # type: ignore[no-untyped-call]
@@ -127,18 +127,18 @@ class _Reach(NamedTuple):
 
 def _tiles(tokens: int, starts: Tensor, reach: _Reach) -> list[tuple[slice, slice, Tensor]]:
     """Some queries, the keys that they may see, and which of them they do."""
-    places = torch.arange(tokens, device=starts.device)
-    document = torch.bucketize(places, starts[1:].long(), right=True)
-    found = []
-    for begin in range(0, tokens, TILE):
-        queries, keys = slice(begin, min(begin + TILE, tokens)), slice(max(begin - reach.back + 1, 0), 0)
+    positions = torch.arange(tokens, device=starts.device)
+    document = torch.bucketize(positions, starts[1:].long(), right=True)
+    tiles = []
+    for start in range(0, tokens, TILE):
+        queries, keys = slice(start, min(start + TILE, tokens)), slice(max(start - reach.back + 1, 0), 0)
         keys = slice(keys.start, queries.stop)
-        apart = places[queries, None] - places[None, keys]
-        seen = (apart >= 0) & (document[queries, None] == document[None, keys])
+        apart = positions[queries, None] - positions[None, keys]
+        visible = (apart >= 0) & (document[queries, None] == document[None, keys])
         if reach.window is not None:
-            seen &= apart < reach.window
-        found.append((queries, keys, seen))
-    return found
+            visible &= apart < reach.window
+        tiles.append((queries, keys, visible))
+    return tiles
 
 
 def _by_group(heads: Tensor, groups: int) -> Tensor:
@@ -179,8 +179,8 @@ class _PackedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        found = _attend_packed_backward(list(ctx.saved_tensors), gradients[0], ctx.reach.numbers)
-        return *found, None, None
+        d_inputs = _attend_packed_backward(list(ctx.saved_tensors), gradients[0], ctx.reach.numbers)
+        return *d_inputs, None, None
 
 
 @torch.library.custom_op("graftwork::attend_packed", mutates_args=())
@@ -192,12 +192,12 @@ def _attend_packed(
     tokens, heads, _ = q.shape
     mixed = torch.empty_like(q, memory_format=torch.contiguous_format)
     sums = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
-    for queries, keys, seen in _tiles(tokens, starts, reach):
-        scores = _capped_scores(q[queries], k[keys], reach).masked_fill_(~seen, float("-inf"))
+    for queries, keys, visible in _tiles(tokens, starts, reach):
+        scores = _capped_scores(q[queries], k[keys], reach).masked_fill_(~visible, float("-inf"))
         total = torch.logsumexp(scores, dim=-1)
         weights = scores.sub_(total[..., None]).exp_().flatten(1, 2).to(v.dtype)
-        own = _product(weights, v[keys].transpose(0, 1))
-        mixed[queries] = _by_token(own, total.shape[2]).to(q.dtype)
+        tile_mixed = _product(weights, v[keys].transpose(0, 1))
+        mixed[queries] = _by_token(tile_mixed, total.shape[2]).to(q.dtype)
         sums[queries] = total.permute(2, 0, 1).reshape(-1, heads)
     return mixed, sums
 
@@ -218,14 +218,14 @@ def _attend_packed_backward(
     groups = k.shape[1]
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
-    for queries, keys, seen in _tiles(q.shape[0], starts, reach):
+    for queries, keys, visible in _tiles(q.shape[0], starts, reach):
         asking = _by_group(q[queries], groups)
         d_own = _by_group(d_mixed[queries], groups)
         along = (d_own.float() * _by_group(mixed[queries], groups).float()).sum(-1)
         total = sums[queries].view(-1, groups, sums.shape[1] // groups).permute(1, 2, 0)
         scores = _capped_scores(q[queries], k[keys], reach)
         slope = torch.square(scores).mul_(-reach.scale / reach.cap**2).add_(reach.scale).flatten(1, 2)
-        weights = scores.sub_(total[..., None]).exp_().masked_fill_(~seen, 0.0).flatten(1, 2)
+        weights = scores.sub_(total[..., None]).exp_().masked_fill_(~visible, 0.0).flatten(1, 2)
         dv[keys] += _product(weights.to(v.dtype).transpose(1, 2), d_own).transpose(0, 1)
         d_weights = _product(d_own, v[keys].permute(1, 2, 0)).sub_(along[..., None])
         d_scores = d_weights.mul_(weights).mul_(slope).to(q.dtype)

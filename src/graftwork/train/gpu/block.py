@@ -154,16 +154,16 @@ def after_attention(
     x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape
 ) -> tuple[Tensor, SavedActivations]:
     """The rest of the block: output product, norms, MLP, both residual sums."""
-    kept, start = _middle(x, mixed, w, shape)
-    added = _added(kept, w, shape)
+    saved, start = _middle(x, mixed, w, shape)
+    added = _added(saved, w, shape)
     y = start + norm_if(added, w.after_mlp, shape.epsilon)
-    return y, kept if w.after_mlp is None else kept._replace(added=added)
+    return y, saved if w.after_mlp is None else saved._replace(added=added)
 
 
 def recompute_activations(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> SavedActivations:
     """What the backward pass needs of the second half; its last product only where that is normed."""
-    kept, _ = _middle(x, mixed, w, shape)
-    return kept if w.after_mlp is None else kept._replace(added=_added(kept, w, shape))
+    saved, _ = _middle(x, mixed, w, shape)
+    return saved if w.after_mlp is None else saved._replace(added=_added(saved, w, shape))
 
 
 def _middle(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> tuple[SavedActivations, Tensor]:
@@ -181,10 +181,10 @@ def _middle(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> tup
         middle = x + norm_if(attended, w.after_attention, shape.epsilon)
         normed = norm_if(middle, w.before_mlp, shape.epsilon)
     gate_up, low = lora_product(w.gate_up, w.gate_up_graft, normed)
-    kept = SavedActivations(
+    saved = SavedActivations(
         middle, gate_up, low_out, low, None if w.after_attention is None else attended, None
     )
-    return kept, middle if start is None else start
+    return saved, middle if start is None else start
 
 
 def _added(kept: SavedActivations, w: BlockWeights, shape: BlockShape) -> Tensor:

@@ -111,8 +111,8 @@ class GpuDecoder:
         self._levels = keep_levels(tuning, layers=len(self.blocks))
         self._chunk_tokens, self._head_tokens = tuning.chunk_tokens, tuning.head_tokens
         adapted = [
-            at
-            for at, block in enumerate(self.blocks)
+            index
+            for index, block in enumerate(self.blocks)
             if any(g.a for g in (block.qkv_graft, block.out_graft, block.gate_up_graft, block.down_graft))
         ]
         self.first = adapted[0] if adapted else len(self.blocks)
@@ -158,47 +158,47 @@ class GpuDecoder:
         self, x: Tensor, packed: PackedLayout, scale: Tensor, progress: Callable[[], None] = lambda: None
     ) -> Tensor:
         """From embedded tokens to the summed loss; its gradient times `scale` is added to the adapters'."""
-        found: Gradients = []
+        gradients: Gradients = []
         self.refresh_adapters()
         turns = self._turns(x, packed.positions)
         memories: list[BlockMemory] = []
-        for at, block in enumerate(self.blocks):
-            x = self._forward(at, block, x, turns, packed.documents, memories)
+        for index, block in enumerate(self.blocks):
+            x = self._forward(index, block, x, turns, packed.documents, memories)
         progress()
-        loss, dx = self._lose(x, packed, scale)
+        loss, dx = self._compute_loss(x, packed, scale)
         del x
-        for at in reversed(range(self.first, len(self.blocks))):
-            dx = self._backward(at, memories.pop(), dx, turns, packed.documents, found)
-        _add(found)
+        for index in reversed(range(self.first, len(self.blocks))):
+            dx = self._backward(index, memories.pop(), dx, turns, packed.documents, gradients)
+        _add(gradients)
         if self._stacks is not None:
             self._stacks.add()
         progress()
         return loss
 
     @torch.no_grad()
-    def lose(self, x: Tensor, packed: PackedLayout) -> Tensor:
+    def compute_loss(self, x: Tensor, packed: PackedLayout) -> Tensor:
         """The summed loss alone."""
         self.refresh_adapters()
         turns = self._turns(x, packed.positions)
-        for at in range(len(self.blocks)):
-            x = self._pass(at, x, turns, packed.documents)
-        return self._lose(x, packed, None)[0]
+        for index in range(len(self.blocks)):
+            x = self._pass(index, x, turns, packed.documents)
+        return self._compute_loss(x, packed, None)[0]
 
     @torch.no_grad()
     def log_probabilities(self, x: Tensor, packed: PackedLayout) -> Tensor:
         """The log-probability of each target, padding included. Logits exist for one chunk only."""
         self.refresh_adapters()
         turns = self._turns(x, packed.positions)
-        for at in range(len(self.blocks)):
-            x = self._pass(at, x, turns, packed.documents)
+        for index in range(len(self.blocks)):
+            x = self._pass(index, x, turns, packed.documents)
         weight, epsilon, outside = self.outside.final_norm, self.shapes[-1].epsilon, self.outside
         size = self._head_tokens
         return torch.cat(
             [
                 -target_losses(
-                    product(outside.head, self._norm(x[places], weight, epsilon)), targets, outside.ending
+                    product(outside.head, self._norm(x[positions], weight, epsilon)), targets, outside.ending
                 )
-                for places, targets in zip(
+                for positions, targets in zip(
                     torch.split(packed.predicts, size), torch.split(packed.targets, size), strict=True
                 )
             ]
@@ -215,21 +215,21 @@ class GpuDecoder:
         """Logits behind one token of each row, in float32."""
         x = self.outside.embed(tokens)
         turns = self._turns(x, positions)
-        for at, (w, shape) in enumerate(zip(self.blocks, self.shapes, strict=True)):
+        for index, (w, shape) in enumerate(zip(self.blocks, self.shapes, strict=True)):
             q, k, v, _, _ = pieces.before_attention(x, *turns[shape.turn], w, shape)
-            mixed = attend(at, q, k, v, shape.attention).reshape(x.shape[0], -1)
+            mixed = attend(index, q, k, v, shape.attention).reshape(x.shape[0], -1)
             x = pieces.after_attention(x, mixed, w, shape)[0]
         outside = self.outside
         normed = fused.apply_norm(x, outside.final_norm, self.shapes[-1].epsilon)
         return outside.ending.apply_(product(outside.head, normed).float())
 
     def _turns(self, x: Tensor, positions: Tensor) -> Turns:
-        found = self.outside.rotary(x, positions)
-        return [(cos.to(x.dtype), sin.to(x.dtype)) for cos, sin in found]
+        turns = self.outside.rotary(x, positions)
+        return [(cos.to(x.dtype), sin.to(x.dtype)) for cos, sin in turns]
 
-    def _pass(self, at: int, x: Tensor, turns: Turns, documents: Documents) -> Tensor:
+    def _pass(self, index: int, x: Tensor, turns: Turns, documents: Documents) -> Tensor:
         """Through a block, nothing kept."""
-        w, shape = self.blocks[at], self.shapes[at]
+        w, shape = self.blocks[index], self.shapes[index]
         q, k, v, _, _ = self._before(x, *turns[shape.turn], w, shape)
         mixed = attend(q, k, v, documents, shape.attention).reshape(x.shape[0], -1)
         del q, k, v
@@ -239,111 +239,111 @@ class GpuDecoder:
 
     def _forward(
         self,
-        at: int,
+        index: int,
         w: BlockWeights,
         x: Tensor,
         turns: Turns,
         documents: Documents,
         memories: list[BlockMemory],
     ) -> Tensor:
-        level = self._levels[at]
-        if at < self.first or level == "again":
-            if at >= self.first:
+        level = self._levels[index]
+        if index < self.first or level == "again":
+            if index >= self.first:
                 memories.append(BlockMemory(x, None, None, None, None))
-            return self._pass(at, x, turns, documents)
-        shape = self.shapes[at]
+            return self._pass(index, x, turns, documents)
+        shape = self.shapes[index]
         q, k, v, low, raw = self._before(x, *turns[shape.turn], w, shape)
         island = attend_keeping(q, k, v, documents, shape.attention)
-        y, kept = self._after(x, island.mixed.detach().view(x.shape[0], -1), w, shape)
+        y, saved = self._after(x, island.mixed.detach().view(x.shape[0], -1), w, shape)
         if level == "lean":
-            kept = kept._replace(gate_up=None)
-        memories.append(BlockMemory(x, island, low, raw, kept))
+            saved = saved._replace(gate_up=None)
+        memories.append(BlockMemory(x, island, low, raw, saved))
         return y  # type: ignore[no-any-return]
 
     def _backward(
         self,
-        at: int,
+        index: int,
         memory: BlockMemory,
         dy: Tensor,
         turns: Turns,
         documents: Documents,
-        found: "Gradients",
+        collected: "Gradients",
     ) -> Tensor:
-        w, shape = self.blocks[at], self.shapes[at]
-        x, island, low, raw, kept = memory
+        w, shape = self.blocks[index], self.shapes[index]
+        x, island, low, raw, saved = memory
         if island is None:
             q, k, v, low, raw = self._before(x, *turns[shape.turn], w, shape)
             island = attend_keeping(q, k, v, documents, shape.attention)
             del q, k, v
         mixed = island.mixed.detach().view(x.shape[0], -1)
-        d_mixed, d_middle = self._second_half_backward(at, x, mixed, kept, dy, found)
-        del kept, dy, mixed
+        d_mixed, d_middle = self._second_half_backward(index, x, mixed, saved, dy, collected)
+        del saved, dy, mixed
         d_heads = island.backward(d_mixed)
         del island, d_mixed
         dx, gradient = self._before_backward(
-            d_heads, d_middle, (x, low, raw), turns[shape.turn], w, shape, at > self.first
+            d_heads, d_middle, (x, low, raw), turns[shape.turn], w, shape, index > self.first
         )
-        found.append((w.qkv_graft, gradient))
+        collected.append((w.qkv_graft, gradient))
         return dx  # type: ignore[no-any-return]
 
     def _second_half_backward(
         self,
-        at: int,
+        index: int,
         x: Tensor,
         mixed: Tensor,
         kept: SavedActivations | None,
         dy: Tensor,
-        found: "Gradients",
+        collected: "Gradients",
     ) -> tuple[Tensor, Tensor]:
         """In chunks where the widest tensors were not kept: then they are never there for all tokens."""
-        w, shape = self.blocks[at], self.shapes[at]
+        w, shape = self.blocks[index], self.shapes[index]
         if kept is not None and kept.gate_up is not None:
             d_mixed, d_middle, gradients = self._after_backward(dy, mixed, kept, w, shape)
-            found += zip((w.out_graft, w.gate_up_graft, w.down_graft), gradients, strict=True)
+            collected += zip((w.out_graft, w.gate_up_graft, w.down_graft), gradients, strict=True)
             return d_mixed, d_middle
         parts: list[tuple[Tensor, Tensor]] = []
-        for begin in range(0, x.shape[0], self._chunk_tokens):
-            some = slice(begin, begin + self._chunk_tokens)
+        for start in range(0, x.shape[0], self._chunk_tokens):
+            chunk = slice(start, start + self._chunk_tokens)
             if kept is None:
-                part = self._after_again(x[some], mixed[some], w, shape)
+                part = self._after_again(x[chunk], mixed[chunk], w, shape)
             else:
-                part = SavedActivations._make(None if held is None else held[some] for held in kept)
-            d_mixed, d_middle, gradients = self._after_backward(dy[some], mixed[some], part, w, shape)
-            found += zip((w.out_graft, w.gate_up_graft, w.down_graft), gradients, strict=True)
+                part = SavedActivations._make(None if tensor is None else tensor[chunk] for tensor in kept)
+            d_mixed, d_middle, gradients = self._after_backward(dy[chunk], mixed[chunk], part, w, shape)
+            collected += zip((w.out_graft, w.gate_up_graft, w.down_graft), gradients, strict=True)
             parts.append((d_mixed, d_middle))
         if len(parts) == 1:
             return parts[0]
         return torch.cat([pair[0] for pair in parts]), torch.cat([pair[1] for pair in parts])
 
-    def _lose(self, x: Tensor, packed: PackedLayout, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _compute_loss(self, x: Tensor, packed: PackedLayout, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """The loss at the places that predict, and the gradient of the last block's output."""
         weight, epsilon, ending = self.outside.final_norm, self.shapes[-1].epsilon, self.outside.ending
         head = self.outside.head
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         dx = torch.zeros_like(x)
         size = self._head_tokens
-        for begin in range(0, packed.predicts.shape[0], size):
-            places, targets = packed.predicts[begin : begin + size], packed.targets[begin : begin + size]
-            hidden = x[places]
+        for start in range(0, packed.predicts.shape[0], size):
+            positions, targets = packed.predicts[start : start + size], packed.targets[start : start + size]
+            hidden = x[positions]
             normed = self._norm(hidden, weight, epsilon)
             if scale is None:
                 total += chunk_loss_only(normed, targets, head, ending)
                 continue
-            weights = None if packed.weights is None else packed.weights[begin : begin + size]
+            weights = None if packed.weights is None else packed.weights[start : start + size]
             loss, d = chunk_loss(normed, targets, weights, head, ending)
             total += loss
             d = self._norm_backward((d * scale).to(x.dtype), hidden, weight, epsilon)
-            dx.index_add_(0, places, d)
+            dx.index_add_(0, positions, d)
         return total, dx
 
 
 Gradients = list[tuple[LoraGroup, LoraGradient]]
 
 
-def _add(found: Gradients) -> None:
+def _add(gradients: Gradients) -> None:
     """All in one go: hundreds of small sums would cost more than a block."""
     sums: dict[int, tuple[Tensor, Tensor]] = {}
-    for graft, gradient in found:
+    for graft, gradient in gradients:
         if not gradient.a:
             continue
         for parameter, d in zip((*graft.a, *graft.b), (*gradient.a, *gradient.b), strict=True):
@@ -354,7 +354,7 @@ def _add(found: Gradients) -> None:
             else:
                 sums[id(parameter)] = (parameter.grad, d)
     if sums:
-        torch._foreach_add_([held for held, _ in sums.values()], [d for _, d in sums.values()])
+        torch._foreach_add_([grad for grad, _ in sums.values()], [d for _, d in sums.values()])
 
 
 class CudaGraphDecoder:
@@ -380,9 +380,9 @@ class CudaGraphDecoder:
         sizes = documents.starts.shape[0], packed.predicts.shape[0]
         shape = tuple(x.shape), even, *sizes, packed.weights is not None
         if shape not in self._recordings:
-            seen = self._runs.get(shape, 0)
-            self._runs[shape] = seen + 1
-            if seen < self._plain_runs or shape in self._plain:
+            runs = self._runs.get(shape, 0)
+            self._runs[shape] = runs + 1
+            if runs < self._plain_runs or shape in self._plain:
                 return self.give_way(lambda: self.decoder.learn(x, packed, scale, progress))
             try:
                 self._recordings[shape] = self._record(x, packed, scale)
@@ -442,11 +442,11 @@ class CudaGraphDecoder:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, also where that shows only behind the end of a recording."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, torch.OutOfMemoryError):
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, torch.OutOfMemoryError):
             return True
-        found = found.__context__
+        cause = cause.__context__
     return False
 
 
@@ -470,9 +470,9 @@ class CardTokenPass:
 
     def run(self, tokens: Tensor, positions: Tensor, cache: SlotCache, columns: int) -> Tensor:
         """Logits behind a token of each of the first slots. `tokens` and `positions` are [rows]."""
-        seen = torch.arange(columns, device=positions.device) <= positions[:, None]
-        bias = torch.zeros(seen.shape, dtype=cache.dtype, device=seen.device)
-        bias.masked_fill_(~seen, float("-inf"))
+        visible = torch.arange(columns, device=positions.device) <= positions[:, None]
+        bias = torch.zeros(visible.shape, dtype=cache.dtype, device=visible.device)
+        bias.masked_fill_(~visible, float("-inf"))
 
         def attend(block: int, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
             keys, values = cache.write_tokens(block, k, v, positions, columns)

@@ -101,8 +101,12 @@ class GpuEngine(TrainingEngine):
     def backward(self, rows: Sequence[Row]) -> StepResult:
         normalizer = self._objective.normalizer(rows)
         self._progress("data")
-        (known, portions), self._prefetched = self._prefetched, ((), [])
-        if portions and len(known) == len(rows) and all(a is b for a, b in zip(known, rows, strict=True)):
+        (prefetched_rows, portions), self._prefetched = self._prefetched, ((), [])
+        if (
+            portions
+            and len(prefetched_rows) == len(rows)
+            and all(a is b for a, b in zip(prefetched_rows, rows, strict=True))
+        ):
             self._measures = StepMeasures()
         else:
             portions = self._pack(rows, self._weigh(rows))
@@ -140,25 +144,25 @@ class GpuEngine(TrainingEngine):
         samples = [row for row in rows if isinstance(row, TrainingSample)]
         measured = rows if computed else [sample for sample in samples if sample.reference is not None]
         if measured:
-            found = computed[0] if computed else self.log_probabilities(measured)
-            self._measures.add(self._objective.measure(measured, found))
+            measured_logps = computed[0] if computed else self.log_probabilities(measured)
+            self._measures.add(self._objective.measure(measured, measured_logps))
         return weights
 
     @torch.no_grad()
     def log_probabilities(self, rows: Sequence[Row]) -> list[Tensor]:
         """By the packed passes of training: never more memory than a step takes."""
-        found: dict[int, Tensor] = {}
+        by_index: dict[int, Tensor] = {}
         decoder = self._decoder
-        for some in bin_rows([len(row.tokens) for row in rows], room=self.tuning.micro_tokens):
-            portion = pack_rows([rows[at] for at in some], self.tuning, device=self._device)
+        for indices in bin_rows([len(row.tokens) for row in rows], room=self.tuning.micro_tokens):
+            portion = pack_rows([rows[index] for index in indices], self.tuning, device=self._device)
             self._progress("forward")
-            counts = [count_trained([rows[at]]) for at in some]
+            counts = [count_trained([rows[index]]) for index in indices]
             # In host memory: a replay would overwrite what is left in its pool.
             read = self._apart(
                 lambda: decoder.log_probabilities(decoder.embed(portion.tokens), portion).cpu()  # noqa: B023
             )
-            found |= zip(some, torch.split(read[: sum(counts)], counts), strict=True)
-        return [found[at] for at in range(len(rows))]
+            by_index |= zip(indices, torch.split(read[: sum(counts)], counts), strict=True)
+        return [by_index[index] for index in range(len(rows))]
 
     @torch.no_grad()
     def mean_loss(self, rows: Sequence[Row], *, batch_size: int = 0) -> float | None:
@@ -168,7 +172,7 @@ class GpuEngine(TrainingEngine):
             return None
         total, decoder = 0.0, self._decoder
         for portion in self._pack(rows):
-            total += float(self._apart(lambda: decoder.lose(decoder.embed(portion.tokens), portion)))  # noqa: B023
+            total += float(self._apart(lambda: decoder.compute_loss(decoder.embed(portion.tokens), portion)))  # noqa: B023
             self._progress("forward")
         return total / count_trained(rows)
 
@@ -222,8 +226,8 @@ class GpuEngine(TrainingEngine):
         torch.cuda.synchronize()
         self.forget()
         # Adam's two states are made at the first step.
-        made = any(self.strategy.optimizer_state(parameter) for parameter in self.parameters)
-        return torch.cuda.max_memory_reserved() / GIB + (0.0 if made else 2 * 4 * self.trainable / GIB)
+        has_states = any(self.strategy.optimizer_state(parameter) for parameter in self.parameters)
+        return torch.cuda.max_memory_reserved() / GIB + (0.0 if has_states else 2 * 4 * self.trainable / GIB)
 
 
 class SingleGpu(SingleProcess):
@@ -293,20 +297,20 @@ class SingleGpu(SingleProcess):
         return self._on_card and all(parameter.grad is not None for parameter in self._parameters)
 
     def zero_grad(self) -> None:
-        held = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        if held:
-            torch._foreach_zero_(held)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if gradients:
+            torch._foreach_zero_(gradients)
 
 
 def _fullest(rows: Sequence[Row], *, room: int) -> list[Row]:
     """The longest rows, as many as one pass holds: nothing in the run will take more."""
-    chosen: list[Row] = []
-    left = room
+    selected: list[Row] = []
+    room_left = room
     for row in sorted(rows, key=lambda row: -len(row.tokens)):
-        if not chosen or len(row.tokens) <= left:
-            chosen.append(row)
-            left -= len(row.tokens)
-    return chosen
+        if not selected or len(row.tokens) <= room_left:
+            selected.append(row)
+            room_left -= len(row.tokens)
+    return selected
 
 
 GOOD_HEAD_TOKENS, GOOD_CHUNK_TOKENS = 256, 1024

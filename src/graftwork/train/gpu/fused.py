@@ -44,8 +44,8 @@ def apply_norm_backward(
     dx, _, _ = torch.ops.aten.native_layer_norm_backward(
         dy, x, x.shape[-1:], mean, inverse, norm_weights.weight, norm_weights.bias, [True, False, False]
     )
-    found: Tensor = dx if add is None else dx.add_(add)
-    return found
+    total: Tensor = dx if add is None else dx.add_(add)
+    return total
 
 
 def _centred(x: Tensor, norm_weights: NormWeights, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,8 +57,8 @@ def activate(gate_up: Tensor, activation: Activation, *, gated: bool) -> Tensor:
     """activation(gate) · up; without a gate the activation alone."""
     if gated and activation == "silu":
         return gate(gate_up)
-    left, right = gate_up.chunk(2, dim=1) if gated else (gate_up, None)
-    lit = blocks.activate(left, activation)
+    gate_half, right = gate_up.chunk(2, dim=1) if gated else (gate_up, None)
+    lit = blocks.activate(gate_half, activation)
     return lit if right is None else lit.mul_(right)
 
 
@@ -68,13 +68,13 @@ def activate_backward(
     """The same again, and the gradient of its input."""
     if gated and activation == "silu":
         return gate_backward(gate_up, d_lifted)
-    left, right = gate_up.chunk(2, dim=1) if gated else (gate_up, None)
-    lit = blocks.activate(left, activation)
+    gate_half, right = gate_up.chunk(2, dim=1) if gated else (gate_up, None)
+    lit = blocks.activate(gate_half, activation)
     if right is None:
-        return lit, _activation_gradient(d_lifted, left, activation)
+        return lit, _activation_gradient(d_lifted, gate_half, activation)
     d_right = d_lifted * lit
     lifted = lit.mul_(right)
-    d_left = _activation_gradient(d_lifted * right, left, activation)
+    d_left = _activation_gradient(d_lifted * right, gate_half, activation)
     return lifted, torch.cat((d_left, d_right), dim=1)
 
 
@@ -166,18 +166,18 @@ def rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor
 @one_launch
 def gate(gate_up: Tensor) -> Tensor:
     """silu(gate) · up."""
-    left, right = gate_up.chunk(2, dim=1)
-    return silu(left) * right
+    gate_half, right = gate_up.chunk(2, dim=1)
+    return silu(gate_half) * right
 
 
 @one_launch
 def gate_backward(gate_up: Tensor, d_gated: Tensor) -> tuple[Tensor, Tensor]:
     """silu(gate) · up again, and the gradient of gate and up."""
-    left, right = gate_up.chunk(2, dim=1)
+    gate_half, right = gate_up.chunk(2, dim=1)
     # The activation is rounded as in the forward pass.
-    lit = silu(left)
-    sigmoid = torch.sigmoid(left.float())
-    slope = sigmoid * (1 + left.float() * (1 - sigmoid))
+    lit = silu(gate_half)
+    sigmoid = torch.sigmoid(gate_half.float())
+    slope = sigmoid * (1 + gate_half.float() * (1 - sigmoid))
     d_left = (d_gated.float() * right.float() * slope).to(gate_up.dtype)
     return lit * right, torch.cat((d_left, d_gated * lit), dim=1)
 

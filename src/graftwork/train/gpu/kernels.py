@@ -29,20 +29,20 @@ def _gate_backward(gate_up, d_lifted, weight_scale, lifted, d_gate_up, codes, ro
     wide, narrow = row * 2 * width, row * width
     largest = tl.zeros([columns], dtype=tl.float32)
     for start in range(0, width, columns):
-        at = start + tl.arange(0, columns)
-        inside = at < width
-        gate = tl.load(gate_up + wide + at, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(gate_up + wide + width + at, mask=inside, other=0.0).to(tl.float32)
-        d = tl.load(d_lifted + narrow + at, mask=inside, other=0.0).to(tl.float32)
+        offsets = start + tl.arange(0, columns)
+        inside = offsets < width
+        gate = tl.load(gate_up + wide + offsets, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(gate_up + wide + width + offsets, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(d_lifted + narrow + offsets, mask=inside, other=0.0).to(tl.float32)
         sigmoid = tl.sigmoid(gate)
         lit = (gate * sigmoid).to(tl.bfloat16).to(tl.float32)
-        tl.store(lifted + narrow + at, (lit * up).to(tl.bfloat16), mask=inside)
+        tl.store(lifted + narrow + offsets, (lit * up).to(tl.bfloat16), mask=inside)
         d_gate = (d * up * sigmoid * (1 + gate * (1 - sigmoid))).to(tl.bfloat16)
         d_up = (d * lit).to(tl.bfloat16)
-        tl.store(d_gate_up + wide + at, d_gate, mask=inside)
-        tl.store(d_gate_up + wide + width + at, d_up, mask=inside)
-        scale_gate = tl.load(weight_scale + at, mask=inside, other=0.0)
-        scale_up = tl.load(weight_scale + width + at, mask=inside, other=0.0)
+        tl.store(d_gate_up + wide + offsets, d_gate, mask=inside)
+        tl.store(d_gate_up + wide + width + offsets, d_up, mask=inside)
+        scale_gate = tl.load(weight_scale + offsets, mask=inside, other=0.0)
+        scale_up = tl.load(weight_scale + width + offsets, mask=inside, other=0.0)
         largest = tl.maximum(largest, tl.abs(d_gate.to(tl.float32) * scale_gate))
         largest = tl.maximum(largest, tl.abs(d_up.to(tl.float32) * scale_up))
     scale = tl.maximum(tl.max(largest, axis=0) / 448.0, 1e-12)
@@ -50,12 +50,12 @@ def _gate_backward(gate_up, d_lifted, weight_scale, lifted, d_gate_up, codes, ro
     # Every thread must see what the others wrote before the row is read again.
     tl.debug_barrier()
     for start in range(0, 2 * width, columns):
-        at = start + tl.arange(0, columns)
-        inside = at < 2 * width
-        d = tl.load(d_gate_up + wide + at, mask=inside, other=0.0).to(tl.float32)
-        d = d * tl.load(weight_scale + at, mask=inside, other=0.0) / scale
+        offsets = start + tl.arange(0, columns)
+        inside = offsets < 2 * width
+        d = tl.load(d_gate_up + wide + offsets, mask=inside, other=0.0).to(tl.float32)
+        d = d * tl.load(weight_scale + offsets, mask=inside, other=0.0) / scale
         d = tl.minimum(tl.maximum(d, -448.0), 448.0)
-        tl.store(codes + wide + at, d.to(tl.float8e4nv), mask=inside)
+        tl.store(codes + wide + offsets, d.to(tl.float8e4nv), mask=inside)
 
 
 @torch.library.triton_op("graftwork::gate_backward_eight", mutates_args={})
@@ -77,14 +77,14 @@ def gate_backward_eight(
 def _norm(x, weight, y, heads, x_token, x_head, width, epsilon, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
     """One row: RMS norm."""
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, columns)
-    inside = at < width
-    wide = tl.load(x + (row // heads) * x_token + (row % heads) * x_head + at, mask=inside, other=0.0).to(
-        tl.float32
-    )
+    offsets = tl.arange(0, columns)
+    inside = offsets < width
+    wide = tl.load(
+        x + (row // heads) * x_token + (row % heads) * x_head + offsets, mask=inside, other=0.0
+    ).to(tl.float32)
     even = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / width + epsilon)).to(y.dtype.element_ty)
-    scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + row * width + at, (scale * even.to(tl.float32)).to(y.dtype.element_ty), mask=inside)
+    scale = tl.load(weight + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + row * width + offsets, (scale * even.to(tl.float32)).to(y.dtype.element_ty), mask=inside)
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -101,16 +101,16 @@ def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 def _add_norm(x, y, weight, added, normed, width, epsilon, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
     """One row: a residual sum and its RMS norm."""
     start = tl.program_id(0).to(tl.int64) * width
-    at = tl.arange(0, columns)
-    inside = at < width
-    wide = tl.load(x + start + at, mask=inside, other=0.0).to(tl.float32)
-    wide += tl.load(y + start + at, mask=inside, other=0.0).to(tl.float32)
+    offsets = tl.arange(0, columns)
+    inside = offsets < width
+    wide = tl.load(x + start + offsets, mask=inside, other=0.0).to(tl.float32)
+    wide += tl.load(y + start + offsets, mask=inside, other=0.0).to(tl.float32)
     total = wide.to(added.dtype.element_ty)
-    tl.store(added + start + at, total, mask=inside)
+    tl.store(added + start + offsets, total, mask=inside)
     wide = total.to(tl.float32)
     even = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / width + epsilon)).to(added.dtype.element_ty)
-    scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normed + start + at, (scale * even.to(tl.float32)).to(added.dtype.element_ty), mask=inside)
+    scale = tl.load(weight + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + start + offsets, (scale * even.to(tl.float32)).to(added.dtype.element_ty), mask=inside)
 
 
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -125,19 +125,19 @@ def add_norm(x: Tensor, y: Tensor, weight: Tensor, epsilon: float) -> tuple[Tens
 def _norm_backward(dy, x, weight, add, dx, heads, dy_token, dy_head, x_token, x_head, width, epsilon, has_add: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
     """One row: the gradient of an RMS norm's input."""
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, columns)
-    inside = at < width
+    offsets = tl.arange(0, columns)
+    inside = offsets < width
     token, head = row // heads, row % heads
-    wide = tl.load(x + token * x_token + head * x_head + at, mask=inside, other=0.0).to(tl.float32)
-    d = tl.load(dy + token * dy_token + head * dy_head + at, mask=inside, other=0.0).to(tl.float32)
-    d *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    wide = tl.load(x + token * x_token + head * x_head + offsets, mask=inside, other=0.0).to(tl.float32)
+    d = tl.load(dy + token * dy_token + head * dy_head + offsets, mask=inside, other=0.0).to(tl.float32)
+    d *= tl.load(weight + offsets, mask=inside, other=0.0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + epsilon)
     even = wide * inverse
-    found = (inverse * (d - even * (tl.sum(d * even, axis=0) / width))).to(dx.dtype.element_ty)
+    gradient = (inverse * (d - even * (tl.sum(d * even, axis=0) / width))).to(dx.dtype.element_ty)
     if has_add:
-        other = tl.load(add + row * width + at, mask=inside, other=0.0).to(tl.float32)
-        found = (other + found.to(tl.float32)).to(dx.dtype.element_ty)
-    tl.store(dx + row * width + at, found, mask=inside)
+        residual = tl.load(add + row * width + offsets, mask=inside, other=0.0).to(tl.float32)
+        gradient = (residual + gradient.to(tl.float32)).to(dx.dtype.element_ty)
+    tl.store(dx + row * width + offsets, gradient, mask=inside)
 
 
 def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float, add: Tensor | None) -> Tensor:
@@ -156,31 +156,31 @@ def _rotate(q, k, v, cos, sin, q_out, k_out, v_out, queries, keys, q_token, q_he
     """Some heads of one token: rotary positions of queries and keys, a copy of values."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * heads + tl.arange(0, heads)[:, None]
-    at = tl.arange(0, columns)[None]
-    inside = at < half
+    offsets = tl.arange(0, columns)[None]
+    inside = offsets < half
     kind = q_out.dtype.element_ty
-    cos_low = tl.load(cos + token * 2 * half + at, mask=inside, other=0.0).to(tl.float32)
-    cos_high = tl.load(cos + token * 2 * half + half + at, mask=inside, other=0.0).to(tl.float32)
-    sin_low = tl.load(sin + token * 2 * half + at, mask=inside, other=0.0).to(tl.float32)
-    sin_high = tl.load(sin + token * 2 * half + half + at, mask=inside, other=0.0).to(tl.float32)
+    cos_low = tl.load(cos + token * 2 * half + offsets, mask=inside, other=0.0).to(tl.float32)
+    cos_high = tl.load(cos + token * 2 * half + half + offsets, mask=inside, other=0.0).to(tl.float32)
+    sin_low = tl.load(sin + token * 2 * half + offsets, mask=inside, other=0.0).to(tl.float32)
+    sin_high = tl.load(sin + token * 2 * half + half + offsets, mask=inside, other=0.0).to(tl.float32)
     is_query, is_key = head < queries, (head >= queries) & (head < queries + keys)
     is_value = (head >= queries + keys) & (head < queries + 2 * keys)
-    q_at = token * q_token + head * q_head + at
-    k_at = token * k_token + (head - queries) * k_head + at
+    q_at = token * q_token + head * q_head + offsets
+    k_at = token * k_token + (head - queries) * k_head + offsets
     low = tl.load(q + q_at, mask=inside & is_query, other=0.0).to(tl.float32)
     high = tl.load(q + q_at + half, mask=inside & is_query, other=0.0).to(tl.float32)
     low += tl.load(k + k_at, mask=inside & is_key, other=0.0).to(tl.float32)
     high += tl.load(k + k_at + half, mask=inside & is_key, other=0.0).to(tl.float32)
     first = ((low * cos_low).to(kind).to(tl.float32) + (-high * sin_low).to(kind).to(tl.float32)).to(kind)
     second = ((high * cos_high).to(kind).to(tl.float32) + (low * sin_high).to(kind).to(tl.float32)).to(kind)
-    out = (token * queries + head) * 2 * half + at
+    out = (token * queries + head) * 2 * half + offsets
     tl.store(q_out + out, first, mask=inside & is_query)
     tl.store(q_out + out + half, second, mask=inside & is_query)
-    out = (token * keys + head - queries) * 2 * half + at
+    out = (token * keys + head - queries) * 2 * half + offsets
     tl.store(k_out + out, first, mask=inside & is_key)
     tl.store(k_out + out + half, second, mask=inside & is_key)
-    v_at = token * v_token + (head - queries - keys) * v_head + at
-    out = (token * keys + head - queries - keys) * 2 * half + at
+    v_at = token * v_token + (head - queries - keys) * v_head + offsets
+    out = (token * keys + head - queries - keys) * 2 * half + offsets
     tl.store(v_out + out, tl.load(v + v_at, mask=inside & is_value, other=0.0), mask=inside & is_value)
     tl.store(
         v_out + out + half,
@@ -218,18 +218,18 @@ def _rotate_backward(dq, dk, dv, cos, sin, out, queries, keys, q_token, q_head, 
     """Some heads of one token: the gradient of all heads before rotary positions, next to each other."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * heads + tl.arange(0, heads)[:, None]
-    at = tl.arange(0, columns)[None]
-    inside = at < half
+    column = tl.arange(0, columns)[None]
+    inside = column < half
     kind = out.dtype.element_ty
-    cos_low = tl.load(cos + token * 2 * half + at, mask=inside, other=0.0).to(tl.float32)
-    cos_high = tl.load(cos + token * 2 * half + half + at, mask=inside, other=0.0).to(tl.float32)
-    sin_low = tl.load(sin + token * 2 * half + at, mask=inside, other=0.0).to(tl.float32)
-    sin_high = tl.load(sin + token * 2 * half + half + at, mask=inside, other=0.0).to(tl.float32)
+    cos_low = tl.load(cos + token * 2 * half + column, mask=inside, other=0.0).to(tl.float32)
+    cos_high = tl.load(cos + token * 2 * half + half + column, mask=inside, other=0.0).to(tl.float32)
+    sin_low = tl.load(sin + token * 2 * half + column, mask=inside, other=0.0).to(tl.float32)
+    sin_high = tl.load(sin + token * 2 * half + half + column, mask=inside, other=0.0).to(tl.float32)
     is_query, is_key = head < queries, (head >= queries) & (head < queries + keys)
     is_value = (head >= queries + keys) & (head < queries + 2 * keys)
-    q_at = token * q_token + head * q_head + at
-    k_at = token * k_token + (head - queries) * k_head + at
-    v_at = token * v_token + (head - queries - keys) * v_head + at
+    q_at = token * q_token + head * q_head + column
+    k_at = token * k_token + (head - queries) * k_head + column
+    v_at = token * v_token + (head - queries - keys) * v_head + column
     low = tl.load(dq + q_at, mask=inside & is_query, other=0.0).to(tl.float32)
     high = tl.load(dq + q_at + half, mask=inside & is_query, other=0.0).to(tl.float32)
     low += tl.load(dk + k_at, mask=inside & is_key, other=0.0).to(tl.float32)
@@ -238,10 +238,10 @@ def _rotate_backward(dq, dk, dv, cos, sin, out, queries, keys, q_token, q_head, 
     second = ((high * cos_high).to(kind).to(tl.float32) - (low * sin_low).to(kind).to(tl.float32)).to(kind)
     first = tl.where(is_value, tl.load(dv + v_at, mask=inside & is_value, other=0.0), first)
     second = tl.where(is_value, tl.load(dv + v_at + half, mask=inside & is_value, other=0.0), second)
-    place = (token * (queries + 2 * keys) + head) * 2 * half + at
-    there = inside & (head < queries + 2 * keys)
-    tl.store(out + place, first, mask=there)
-    tl.store(out + place + half, second, mask=there)
+    offsets = (token * (queries + 2 * keys) + head) * 2 * half + column
+    valid = inside & (head < queries + 2 * keys)
+    tl.store(out + offsets, first, mask=valid)
+    tl.store(out + offsets + half, second, mask=valid)
 
 
 def rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -271,13 +271,13 @@ def rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor
 @triton.jit  # type: ignore[untyped-decorator]
 def _gate(gate_up, lifted, width, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * columns + tl.arange(0, columns)
-    inside = at < width
+    offsets = tl.program_id(1) * columns + tl.arange(0, columns)
+    inside = offsets < width
     kind = lifted.dtype.element_ty
-    left = tl.load(gate_up + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
-    right = tl.load(gate_up + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
-    lit = (left * tl.sigmoid(left)).to(kind).to(tl.float32)
-    tl.store(lifted + row * width + at, (lit * right).to(kind), mask=inside)
+    gate = tl.load(gate_up + row * 2 * width + offsets, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(gate_up + row * 2 * width + width + offsets, mask=inside, other=0.0).to(tl.float32)
+    lit = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
+    tl.store(lifted + row * width + offsets, (lit * right).to(kind), mask=inside)
 
 
 def gate(gate_up: Tensor) -> Tensor:
@@ -290,21 +290,21 @@ def gate(gate_up: Tensor) -> Tensor:
 @triton.jit  # type: ignore[untyped-decorator]
 def _gate_gradient(gate_up, d_lifted, lifted, d_gate_up, width, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * columns + tl.arange(0, columns)
-    inside = at < width
+    offsets = tl.program_id(1) * columns + tl.arange(0, columns)
+    inside = offsets < width
     kind = lifted.dtype.element_ty
-    left = tl.load(gate_up + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
-    right = tl.load(gate_up + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
-    d = tl.load(d_lifted + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    sigmoid = tl.sigmoid(left)
-    lit = (left * sigmoid).to(kind).to(tl.float32)
-    tl.store(lifted + row * width + at, (lit * right).to(kind), mask=inside)
+    gate = tl.load(gate_up + row * 2 * width + offsets, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(gate_up + row * 2 * width + width + offsets, mask=inside, other=0.0).to(tl.float32)
+    d = tl.load(d_lifted + row * width + offsets, mask=inside, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    lit = (gate * sigmoid).to(kind).to(tl.float32)
+    tl.store(lifted + row * width + offsets, (lit * right).to(kind), mask=inside)
     tl.store(
-        d_gate_up + row * 2 * width + at,
-        (d * right * sigmoid * (1 + left * (1 - sigmoid))).to(kind),
+        d_gate_up + row * 2 * width + offsets,
+        (d * right * sigmoid * (1 + gate * (1 - sigmoid))).to(kind),
         mask=inside,
     )
-    tl.store(d_gate_up + row * 2 * width + width + at, (d * lit).to(kind), mask=inside)
+    tl.store(d_gate_up + row * 2 * width + width + offsets, (d * lit).to(kind), mask=inside)
 
 
 def gate_backward(gate_up: Tensor, d_lifted: Tensor) -> tuple[Tensor, Tensor]:
@@ -322,20 +322,20 @@ def _quantize_rows(x, columns_scale, codes, row_scale, width, has_scale: tl.cons
     row = tl.program_id(0).to(tl.int64)
     largest = tl.zeros([columns], dtype=tl.float32)
     for start in range(0, width, columns):
-        at = start + tl.arange(0, columns)
-        value = tl.load(x + row * width + at, mask=at < width, other=0.0).to(tl.float32)
+        offsets = start + tl.arange(0, columns)
+        value = tl.load(x + row * width + offsets, mask=offsets < width, other=0.0).to(tl.float32)
         if has_scale:
-            value *= tl.load(columns_scale + at, mask=at < width, other=0.0)
+            value *= tl.load(columns_scale + offsets, mask=offsets < width, other=0.0)
         largest = tl.maximum(largest, tl.abs(value))
     scale = tl.maximum(tl.max(largest, axis=0) / 448.0, 1e-12)
     tl.store(row_scale + row, scale)
     for start in range(0, width, columns):
-        at = start + tl.arange(0, columns)
-        value = tl.load(x + row * width + at, mask=at < width, other=0.0).to(tl.float32)
+        offsets = start + tl.arange(0, columns)
+        value = tl.load(x + row * width + offsets, mask=offsets < width, other=0.0).to(tl.float32)
         if has_scale:
-            value *= tl.load(columns_scale + at, mask=at < width, other=0.0)
+            value *= tl.load(columns_scale + offsets, mask=offsets < width, other=0.0)
         value = tl.minimum(tl.maximum(value / scale, -448.0), 448.0)
-        tl.store(codes + row * width + at, value.to(tl.float8e4nv), mask=at < width)
+        tl.store(codes + row * width + offsets, value.to(tl.float8e4nv), mask=offsets < width)
 
 
 def quantize_rows(x: Tensor, columns_scale: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -359,30 +359,30 @@ def _cross_entropy(logits, targets, weights, losses, width, factor, cap, capped:
     best = tl.full([columns], -1.0e30, dtype=tl.float32)
     total = tl.zeros([columns], dtype=tl.float32)
     for start in range(0, width, columns):
-        at = start + tl.arange(0, columns)
+        offsets = start + tl.arange(0, columns)
         value, _ = _ending(
-            tl.load(logits + at, mask=at < width, other=0.0).to(tl.float32), factor, cap, capped
+            tl.load(logits + offsets, mask=offsets < width, other=0.0).to(tl.float32), factor, cap, capped
         )
-        value = tl.where(at < width, value, -1.0e30)
+        value = tl.where(offsets < width, value, -1.0e30)
         higher = tl.maximum(best, value)
         total = total * tl.exp(best - higher) + tl.exp(value - higher)
         best = higher
     top = tl.max(best, axis=0)
     level = top + tl.log(tl.sum(total * tl.exp(best - top), axis=0))
-    own, _ = _ending(tl.load(logits + tl.maximum(target, 0)).to(tl.float32), factor, cap, capped)
+    target_value, _ = _ending(tl.load(logits + tl.maximum(target, 0)).to(tl.float32), factor, cap, capped)
     weight = tl.where(target >= 0, 1.0, 0.0)
-    tl.store(losses + row, level - own)
+    tl.store(losses + row, level - target_value)
     if gradient:
         if weighted:
             weight *= tl.load(weights + row)
         # Every thread must have read the target's logit before it is overwritten.
         tl.debug_barrier()
         for start in range(0, width, columns):
-            at = start + tl.arange(0, columns)
-            raw = tl.load(logits + at, mask=at < width, other=0.0).to(tl.float32)
+            offsets = start + tl.arange(0, columns)
+            raw = tl.load(logits + offsets, mask=offsets < width, other=0.0).to(tl.float32)
             value, slope = _ending(raw, factor, cap, capped)
-            d = (tl.exp(value - level) - tl.where(at == target, 1.0, 0.0)) * weight * slope
-            tl.store(logits + at, d.to(logits.dtype.element_ty), mask=at < width)
+            d = (tl.exp(value - level) - tl.where(offsets == target, 1.0, 0.0)) * weight * slope
+            tl.store(logits + offsets, d.to(logits.dtype.element_ty), mask=offsets < width)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -411,10 +411,10 @@ def cross_entropy(
 @triton.jit  # type: ignore[untyped-decorator]
 def _gather_rows(table, tokens, rows, width, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * columns + tl.arange(0, columns)
+    offsets = tl.program_id(1) * columns + tl.arange(0, columns)
     token = tl.load(tokens + row)
-    value = tl.load(table + token * width + at, mask=at < width)
-    tl.store(rows + row * width + at, value, mask=at < width)
+    value = tl.load(table + token * width + offsets, mask=offsets < width)
+    tl.store(rows + row * width + offsets, value, mask=offsets < width)
 
 
 def gather_rows(table: Tensor, tokens: Tensor) -> Tensor:
@@ -433,9 +433,9 @@ def _copy_strided(table, columns: tl.constexpr, to_half: tl.constexpr, add: tl.c
     rows, width = tl.load(entry + 2), tl.load(entry + 3)
     first = tl.program_id(1).to(tl.int64) * columns
     if first < rows * width:
-        at = first + tl.arange(0, columns)
-        inside = at < rows * width
-        row, column = at // width, at % width
+        offsets = first + tl.arange(0, columns)
+        inside = offsets < rows * width
+        row, column = offsets // width, offsets % width
         scale = tl.load((entry + 8).to(tl.pointer_type(tl.float64))).to(tl.float32)
         if to_half:
             source = tl.load(entry).to(tl.pointer_type(tl.float32))
@@ -447,10 +447,10 @@ def _copy_strided(table, columns: tl.constexpr, to_half: tl.constexpr, add: tl.c
             tl.load(source + row * tl.load(entry + 4) + column * tl.load(entry + 5), mask=inside, other=0.0)
             * scale
         )
-        place = target + row * tl.load(entry + 6) + column * tl.load(entry + 7)
+        pointers = target + row * tl.load(entry + 6) + column * tl.load(entry + 7)
         if add:
-            value += tl.load(place, mask=inside, other=0.0)
-        tl.store(place, value.to(target.dtype.element_ty), mask=inside)
+            value += tl.load(pointers, mask=inside, other=0.0)
+        tl.store(pointers, value.to(target.dtype.element_ty), mask=inside)
 
 
 class StridedCopies:
@@ -535,55 +535,55 @@ LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 def _scores(q, kt, rows, keys, lowest, scale, cap, capped: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
     """Scores [rows, keys] as powers of two, their slope before the scale, and which of them count."""
     raw = tl.dot(q, kt, input_precision="ieee")
-    seen = (keys[None, :] >= lowest[:, None]) & (keys[None, :] <= rows[:, None])
+    visible = (keys[None, :] >= lowest[:, None]) & (keys[None, :] <= rows[:, None])
     if capped:
         bent = 2 * tl.sigmoid(2 * (raw * (scale / cap))) - 1
-        return bent * (cap * LOG2_E), 1 - bent * bent, seen
-    return raw * (scale * LOG2_E), tl.full(raw.shape, 1.0, dtype=tl.float32), seen
+        return bent * (cap * LOG2_E), 1 - bent * bent, visible
+    return raw * (scale * LOG2_E), tl.full(raw.shape, 1.0, dtype=tl.float32), visible
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _forward(q, k, v, first, mixed, sums, tokens, heads, shared, q_token, q_head, k_token, k_head, v_token, v_head, width, scale, cap, window, capped: tl.constexpr, own: tl.constexpr, turn: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
     """Some queries of one head against all keys that they see."""
-    begin, head = tl.program_id(0) * own, tl.program_id(1)
-    rows, column = begin + tl.arange(0, own), tl.arange(0, columns)
-    there, wide = rows < tokens, column < width
+    own_start, head = tl.program_id(0) * own, tl.program_id(1)
+    rows, column = own_start + tl.arange(0, own), tl.arange(0, columns)
+    in_rows, wide = rows < tokens, column < width
     row_at = rows.to(tl.int64)
     queries = tl.load(
         q + row_at[:, None] * q_token + head * q_head + column[None, :],
-        mask=there[:, None] & wide[None, :],
+        mask=in_rows[:, None] & wide[None, :],
         other=0.0,
     )
-    lowest = tl.maximum(tl.load(first + rows, mask=there, other=tokens), rows - window + 1)
+    lowest = tl.maximum(tl.load(first + rows, mask=in_rows, other=tokens), rows - window + 1)
     best = tl.full([own], -1.0e30, dtype=tl.float32)
     total = tl.zeros([own], dtype=tl.float32)
-    found = tl.zeros([own, columns], dtype=tl.float32)
+    output = tl.zeros([own, columns], dtype=tl.float32)
     k += (head // shared) * k_head
     v += (head // shared) * v_head
-    for start in range(tl.min(lowest, axis=0) // turn * turn, tl.minimum(begin + own, tokens), turn):
+    for start in range(tl.min(lowest, axis=0) // turn * turn, tl.minimum(own_start + own, tokens), turn):
         keys = start + tl.arange(0, turn)
-        at, inside = keys.to(tl.int64), keys < tokens
+        key_at, inside = keys.to(tl.int64), keys < tokens
         kt = tl.load(
-            k + at[None, :] * k_token + column[:, None], mask=inside[None, :] & wide[:, None], other=0.0
+            k + key_at[None, :] * k_token + column[:, None], mask=inside[None, :] & wide[:, None], other=0.0
         )
-        scores, _, seen = _scores(queries, kt, rows, keys, lowest, scale, cap, capped)
+        scores, _, visible = _scores(queries, kt, rows, keys, lowest, scale, cap, capped)
         # Finite: a block of keys may have none that a row sees. What it adds there is wiped out later.
-        scores = tl.where(seen, scores, -1.0e30)
+        scores = tl.where(visible, scores, -1.0e30)
         higher = tl.maximum(best, tl.max(scores, axis=1))
         weights = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(best - higher)
         values = tl.load(
-            v + at[:, None] * v_token + column[None, :], mask=inside[:, None] & wide[None, :], other=0.0
+            v + key_at[:, None] * v_token + column[None, :], mask=inside[:, None] & wide[None, :], other=0.0
         )
         total = total * shrink + tl.sum(weights, axis=1)
-        found = tl.dot(weights.to(values.dtype), values, found * shrink[:, None], input_precision="ieee")
+        output = tl.dot(weights.to(values.dtype), values, output * shrink[:, None], input_precision="ieee")
         best = higher
     tl.store(
         mixed + (row_at[:, None] * heads + head) * width + column[None, :],
-        (found / total[:, None]).to(mixed.dtype.element_ty),
-        mask=there[:, None] & wide[None, :],
+        (output / total[:, None]).to(mixed.dtype.element_ty),
+        mask=in_rows[:, None] & wide[None, :],
     )
-    tl.store(sums + row_at * heads + head, best + tl.log2(total), mask=there)
+    tl.store(sums + row_at * heads + head, best + tl.log2(total), mask=in_rows)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -591,58 +591,61 @@ def _along(mixed, d_mixed, along, count, width, rows: tl.constexpr, columns: tl.
     """What the gradient of each row has along the row itself."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     column = tl.arange(0, columns)
-    at, inside = row[:, None] * width + column[None, :], (row < count)[:, None] & (column < width)[None, :]
-    product = tl.load(mixed + at, mask=inside, other=0.0).to(tl.float32)
-    product *= tl.load(d_mixed + at, mask=inside, other=0.0).to(tl.float32)
+    offsets, inside = (
+        row[:, None] * width + column[None, :],
+        (row < count)[:, None] & (column < width)[None, :],
+    )
+    product = tl.load(mixed + offsets, mask=inside, other=0.0).to(tl.float32)
+    product *= tl.load(d_mixed + offsets, mask=inside, other=0.0).to(tl.float32)
     tl.store(along + row, tl.sum(product, axis=1), mask=row < count)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _query_gradient(q, k, v, d_mixed, sums, along, first, dq, tokens, heads, shared, q_token, q_head, k_token, k_head, v_token, v_head, width, scale, cap, window, capped: tl.constexpr, own: tl.constexpr, turn: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
     """Some queries of one head, over all keys that they see."""
-    begin, head = tl.program_id(0) * own, tl.program_id(1)
-    rows, column = begin + tl.arange(0, own), tl.arange(0, columns)
-    there, wide = rows < tokens, column < width
+    own_start, head = tl.program_id(0) * own, tl.program_id(1)
+    rows, column = own_start + tl.arange(0, own), tl.arange(0, columns)
+    in_rows, wide = rows < tokens, column < width
     row_at = rows.to(tl.int64)
-    tile = there[:, None] & wide[None, :]
+    tile = in_rows[:, None] & wide[None, :]
     queries = tl.load(q + row_at[:, None] * q_token + head * q_head + column[None, :], mask=tile, other=0.0)
-    place = (row_at[:, None] * heads + head) * width + column[None, :]
-    d_own = tl.load(d_mixed + place, mask=tile, other=0.0)
-    total = tl.load(sums + row_at * heads + head, mask=there, other=0.0)
-    shift = tl.load(along + row_at * heads + head, mask=there, other=0.0)
-    lowest = tl.maximum(tl.load(first + rows, mask=there, other=tokens), rows - window + 1)
-    found = tl.zeros([own, columns], dtype=tl.float32)
+    offsets = (row_at[:, None] * heads + head) * width + column[None, :]
+    d_own = tl.load(d_mixed + offsets, mask=tile, other=0.0)
+    total = tl.load(sums + row_at * heads + head, mask=in_rows, other=0.0)
+    shift = tl.load(along + row_at * heads + head, mask=in_rows, other=0.0)
+    lowest = tl.maximum(tl.load(first + rows, mask=in_rows, other=tokens), rows - window + 1)
+    gradient = tl.zeros([own, columns], dtype=tl.float32)
     k += (head // shared) * k_head
     v += (head // shared) * v_head
-    for start in range(tl.min(lowest, axis=0) // turn * turn, tl.minimum(begin + own, tokens), turn):
+    for start in range(tl.min(lowest, axis=0) // turn * turn, tl.minimum(own_start + own, tokens), turn):
         keys = start + tl.arange(0, turn)
-        at, inside = keys.to(tl.int64), keys < tokens
+        key_at, inside = keys.to(tl.int64), keys < tokens
         turned = inside[None, :] & wide[:, None]
-        kt = tl.load(k + at[None, :] * k_token + column[:, None], mask=turned, other=0.0)
-        vt = tl.load(v + at[None, :] * v_token + column[:, None], mask=turned, other=0.0)
-        scores, slope, seen = _scores(queries, kt, rows, keys, lowest, scale, cap, capped)
-        weights = tl.where(seen, tl.exp2(scores - total[:, None]), 0.0)
+        kt = tl.load(k + key_at[None, :] * k_token + column[:, None], mask=turned, other=0.0)
+        vt = tl.load(v + key_at[None, :] * v_token + column[:, None], mask=turned, other=0.0)
+        scores, slope, visible = _scores(queries, kt, rows, keys, lowest, scale, cap, capped)
+        weights = tl.where(visible, tl.exp2(scores - total[:, None]), 0.0)
         d_scores = weights * (tl.dot(d_own, vt, input_precision="ieee") - shift[:, None]) * slope * scale
-        found = tl.dot(d_scores.to(kt.dtype), tl.trans(kt), found, input_precision="ieee")
-    tl.store(dq + place, found.to(dq.dtype.element_ty), mask=tile)
+        gradient = tl.dot(d_scores.to(kt.dtype), tl.trans(kt), gradient, input_precision="ieee")
+    tl.store(dq + offsets, gradient.to(dq.dtype.element_ty), mask=tile)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _key_gradient(q, k, v, d_mixed, sums, along, first, last, dk, dv, tokens, heads, shared, q_token, q_head, k_token, k_head, v_token, v_head, width, scale, cap, window, capped: tl.constexpr, own: tl.constexpr, turn: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
     """Some keys of one group, over all queries of all its heads that see them."""
-    begin, group = tl.program_id(0) * own, tl.program_id(1)
-    keys, column = begin + tl.arange(0, own), tl.arange(0, columns)
-    there, wide = keys < tokens, column < width
-    at = keys.to(tl.int64)
-    tile, turned = there[:, None] & wide[None, :], there[None, :] & wide[:, None]
-    kt = tl.load(k + at[None, :] * k_token + group * k_head + column[:, None], mask=turned, other=0.0)
-    vt = tl.load(v + at[None, :] * v_token + group * v_head + column[:, None], mask=turned, other=0.0)
-    seen_until = tl.minimum(tl.load(last + keys, mask=there, other=0), keys + window)
-    end = tl.max(tl.where(there, seen_until, 0), axis=0)
+    own_start, group = tl.program_id(0) * own, tl.program_id(1)
+    keys, column = own_start + tl.arange(0, own), tl.arange(0, columns)
+    in_keys, wide = keys < tokens, column < width
+    key_at = keys.to(tl.int64)
+    tile, turned = in_keys[:, None] & wide[None, :], in_keys[None, :] & wide[:, None]
+    kt = tl.load(k + key_at[None, :] * k_token + group * k_head + column[:, None], mask=turned, other=0.0)
+    vt = tl.load(v + key_at[None, :] * v_token + group * v_head + column[:, None], mask=turned, other=0.0)
+    seen_until = tl.minimum(tl.load(last + keys, mask=in_keys, other=0), keys + window)
+    end = tl.max(tl.where(in_keys, seen_until, 0), axis=0)
     d_keys = tl.zeros([own, columns], dtype=tl.float32)
     d_values = tl.zeros([own, columns], dtype=tl.float32)
     for head in range(group * shared, group * shared + shared):
-        for start in range(begin // turn * turn, end, turn):
+        for start in range(own_start // turn * turn, end, turn):
             rows = start + tl.arange(0, turn)
             row_at, inside = rows.to(tl.int64), rows < tokens
             strip = inside[:, None] & wide[None, :]
@@ -655,21 +658,21 @@ def _key_gradient(q, k, v, d_mixed, sums, along, first, last, dk, dv, tokens, he
             total = tl.load(sums + row_at * heads + head, mask=inside, other=0.0)
             shift = tl.load(along + row_at * heads + head, mask=inside, other=0.0)
             lowest = tl.maximum(tl.load(first + rows, mask=inside, other=tokens), rows - window + 1)
-            scores, slope, seen = _scores(queries, kt, rows, keys, lowest, scale, cap, capped)
-            weights = tl.where(seen & inside[:, None], tl.exp2(scores - total[:, None]), 0.0)
+            scores, slope, visible = _scores(queries, kt, rows, keys, lowest, scale, cap, capped)
+            weights = tl.where(visible & inside[:, None], tl.exp2(scores - total[:, None]), 0.0)
             d_scores = weights * (tl.dot(d_own, vt, input_precision="ieee") - shift[:, None]) * slope * scale
             d_values = tl.dot(tl.trans(weights.to(d_own.dtype)), d_own, d_values, input_precision="ieee")
             d_keys = tl.dot(tl.trans(d_scores.to(queries.dtype)), queries, d_keys, input_precision="ieee")
     groups = heads // shared
-    place = (at[:, None] * groups + group) * width + column[None, :]
-    tl.store(dk + place, d_keys.to(dk.dtype.element_ty), mask=tile)
-    tl.store(dv + place, d_values.to(dv.dtype.element_ty), mask=tile)
+    offsets = (key_at[:, None] * groups + group) * width + column[None, :]
+    tl.store(dk + offsets, d_keys.to(dk.dtype.element_ty), mask=tile)
+    tl.store(dv + offsets, d_values.to(dv.dtype.element_ty), mask=tile)
 
 
 def document_bounds(tokens: int, starts: Tensor) -> tuple[Tensor, Tensor]:
     """Of each token, where its document begins and ends."""
-    places = torch.arange(tokens, device=starts.device, dtype=starts.dtype)
-    document = torch.searchsorted(starts, places, right=True, out_int32=True)
+    positions = torch.arange(tokens, device=starts.device, dtype=starts.dtype)
+    document = torch.searchsorted(starts, positions, right=True, out_int32=True)
     return starts[document - 1], starts[document]
 
 
@@ -705,15 +708,15 @@ def attend_backward(
     )
     first, last = document_bounds(tokens, starts)
     sizes = (tokens, heads, heads // groups, *_strides(q, k, v), width, *rule, rule[1] > 0)
-    own = _blocks("queries", width, triton.cdiv(tokens, 64) * heads, q.device)
-    _query_gradient[(triton.cdiv(tokens, own.own), heads)](
-        q, k, v, d_mixed, sums, along, first, dq, *sizes, own.own, own.turn, columns,
-        num_warps=own.warps, num_stages=own.stages,
+    blocks = _blocks("queries", width, triton.cdiv(tokens, 64) * heads, q.device)
+    _query_gradient[(triton.cdiv(tokens, blocks.own), heads)](
+        q, k, v, d_mixed, sums, along, first, dq, *sizes, blocks.own, blocks.turn, columns,
+        num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
-    own = _blocks("keys", width, triton.cdiv(tokens, 64) * groups, q.device)
-    _key_gradient[(triton.cdiv(tokens, own.own), groups)](
-        q, k, v, d_mixed, sums, along, first, last, dk, dv, *sizes, own.own, own.turn, columns,
-        num_warps=own.warps, num_stages=own.stages,
+    blocks = _blocks("keys", width, triton.cdiv(tokens, 64) * groups, q.device)
+    _key_gradient[(triton.cdiv(tokens, blocks.own), groups)](
+        q, k, v, d_mixed, sums, along, first, last, dk, dv, *sizes, blocks.own, blocks.turn, columns,
+        num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     return dq, dk, dv
 

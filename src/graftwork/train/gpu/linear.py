@@ -52,15 +52,15 @@ def quantize_eight(
     rows, inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
     codes = torch.empty(rows, inputs, dtype=FLOAT8, device=device)
     scale = torch.empty(rows, 1, dtype=torch.float32, device=device)
-    begin = 0
+    start = 0
     for weight in weights:
-        for some in torch.split(weight.detach(), max(1, ROWS_AT_ONCE // inputs)):
-            wide = some.to(device).float()
-            own = (wide.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_(min=SMALLEST_SCALE)
-            end = begin + some.shape[0]
-            scale[begin:end] = own
-            codes[begin:end] = wide.div_(own).clamp_(-LARGEST, LARGEST)
-            begin = end
+        for chunk in torch.split(weight.detach(), max(1, ROWS_AT_ONCE // inputs)):
+            wide = chunk.to(device).float()
+            row_scale = (wide.abs().amax(dim=1, keepdim=True) / LARGEST).clamp_(min=SMALLEST_SCALE)
+            end = start + chunk.shape[0]
+            scale[start:end] = row_scale
+            codes[start:end] = wide.div_(row_scale).clamp_(-LARGEST, LARGEST)
+            start = end
     return EightBitWeight(codes, scale, codes.t().contiguous() if turned else None, bias)
 
 
@@ -80,11 +80,11 @@ def dequantize_nf4(tensors: list[Tensor], levels: Tensor, dtype: torch.dtype) ->
 
 @dequantize_nf4.register_kernel("cuda")
 def _(tensors: list[Tensor], levels: Tensor, dtype: torch.dtype) -> Tensor:
-    whole, begin = _room_for(tensors, dtype), 0
+    whole, start = _room_for(tensors, dtype), 0
     for part in _weights_of(tensors):
         rows = part.codes.shape[0]
-        dequantize_into(part, levels, whole[begin : begin + rows])
-        begin += rows
+        dequantize_into(part, levels, whole[start : start + rows])
+        start += rows
     return whole
 
 
@@ -95,7 +95,7 @@ def _(tensors: list[Tensor], levels: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _weights_of(tensors: list[Tensor]) -> list[Nf4Weight]:
     size = len(Nf4Weight._fields)
-    return [Nf4Weight(*tensors[at : at + size]) for at in range(0, len(tensors), size)]
+    return [Nf4Weight(*tensors[start : start + size]) for start in range(0, len(tensors), size)]
 
 
 def _room_for(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
@@ -249,13 +249,13 @@ def stacked_b(group: LoraGroup, dtype: torch.dtype) -> Tensor:
         return group.stack.b
     ranks = [b.shape[1] for b in group.b]
     strips = []
-    for place, out in enumerate(group.outs):
+    for layer, out in enumerate(group.outs):
         blocks = []
-        for at, rank in enumerate(ranks):
-            if group.places[at] == place:
-                blocks.append((group.b[at] * group.scales[at]).to(dtype))
+        for number, rank in enumerate(ranks):
+            if group.places[number] == layer:
+                blocks.append((group.b[number] * group.scales[number]).to(dtype))
             else:
-                blocks.append(torch.zeros(out, rank, dtype=dtype, device=group.b[at].device))
+                blocks.append(torch.zeros(out, rank, dtype=dtype, device=group.b[number].device))
         strips.append(torch.cat(blocks, dim=1))
     return torch.cat(strips)
 
@@ -296,11 +296,15 @@ def lora_gradient(
         return LoraGradient((), ())
     if group.stack is not None:
         _add_product(group.stack.da, dlow.t(), x)
-        at = 0
+        rank_start = 0
         for number, db in enumerate(group.stack.db):
-            begin = sum(group.outs[: group.places[number]])
-            _add_product(db, low[:, at : at + db.shape[0]].t(), dy[:, begin : begin + db.shape[1]])
-            at += db.shape[0]
+            output_start = sum(group.outs[: group.places[number]])
+            _add_product(
+                db,
+                low[:, rank_start : rank_start + db.shape[0]].t(),
+                dy[:, output_start : output_start + db.shape[1]],
+            )
+            rank_start += db.shape[0]
         return LoraGradient((), ())
     return _gradient(group, dlow.t() @ x, low.t() @ dy)
 
@@ -344,9 +348,9 @@ class LoraStacks:
         if self._refresh is None:
             parts = []
             for group, stack, number, ranks in self._adapters():
-                a, b, begin = group.a[number], group.b[number], sum(group.outs[: group.places[number]])
+                a, b, start = group.a[number], group.b[number], sum(group.outs[: group.places[number]])
                 parts.append((a.detach(), stack.a[ranks], 1.0))
-                rows = slice(begin, begin + b.shape[0])
+                rows = slice(start, start + b.shape[0])
                 parts.append((b.detach(), stack.b[rows, ranks], group.scales[number]))
             self._refresh = _copies(parts, add=False)
         self._refresh.run()
@@ -375,10 +379,10 @@ class LoraStacks:
         """Each adapter: its group, the stack, its number in the group, its ranks in the stack."""
         for group in self._used:
             assert group.stack is not None
-            at = 0
+            rank_start = 0
             for number, b in enumerate(group.b):
-                yield group, group.stack, number, slice(at, at + b.shape[1])
-                at += b.shape[1]
+                yield group, group.stack, number, slice(rank_start, rank_start + b.shape[1])
+                rank_start += b.shape[1]
 
 
 class _PlainCopies:
@@ -400,12 +404,16 @@ def _copies(copies: Sequence[tuple[Tensor, Tensor, float]], *, add: bool) -> Any
 
 def _gradient(group: LoraGroup, da: Tensor, db: Tensor) -> LoraGradient:
     """Cut the stacked gradients into those of each layer."""
-    starts = [sum(group.outs[:place]) for place in range(len(group.outs))]
-    ga, gb, at = [], [], 0
+    starts = [sum(group.outs[:layer]) for layer in range(len(group.outs))]
+    ga, gb, rank_start = [], [], 0
     for number, b in enumerate(group.b):
-        rank, begin = b.shape[1], starts[group.places[number]]
-        end = begin + group.outs[group.places[number]]
-        ga.append(da[at : at + rank].float().contiguous())
-        gb.append((db[at : at + rank, begin:end].t().float() * group.scales[number]).contiguous())
-        at += rank
+        rank, output_start = b.shape[1], starts[group.places[number]]
+        end = output_start + group.outs[group.places[number]]
+        ga.append(da[rank_start : rank_start + rank].float().contiguous())
+        gb.append(
+            (
+                db[rank_start : rank_start + rank, output_start:end].t().float() * group.scales[number]
+            ).contiguous()
+        )
+        rank_start += rank
     return LoraGradient(tuple(ga), tuple(gb))

@@ -122,21 +122,21 @@ def _group(layer: Any, paths: tuple[str, ...], tuning: Tuning, device: str) -> F
         return FourBitWeight(tuple(parts), torch.tensor(LEVELS, device=device), joined)
     biases = [linear.bias for linear in linears]
     bias = None if biases[0] is None else torch.cat([b.detach() for b in biases]).to(device)
-    weights, begin = [linear.weight.detach() for linear in linears], 0
+    weights, start = [linear.weight.detach() for linear in linears], 0
     if tuning.form == "eight":
         shared = quantize_eight(weights, bias, turned=tuning.turned, device=device)
         for path, linear in zip(paths, linears, strict=True):
             height, dtype = linear.out_features, linear.weight.dtype
-            _replace(layer, path, EightBitLinear(shared, begin=begin, rows=height, dtype=dtype))
-            begin += height
+            _replace(layer, path, EightBitLinear(shared, begin=start, rows=height, dtype=dtype))
+            start += height
         return shared
-    weight = torch.cat([own.to(device) for own in weights])
+    weight = torch.cat([part.to(device) for part in weights])
     for linear in linears:
-        rows = slice(begin, begin + linear.out_features)
+        rows = slice(start, start + linear.out_features)
         linear.weight = nn.Parameter(weight[rows], requires_grad=False)
         if bias is not None:
             linear.bias = nn.Parameter(bias[rows], requires_grad=False)
-        begin += linear.out_features
+        start += linear.out_features
     return WholeWeight(weight, bias)
 
 
@@ -228,8 +228,8 @@ def _norm_weights(norm: Any, layout: BlockLayout) -> NormWeights | None:
 def _lora_group(layers: list[Any]) -> LoraGroup:
     """The adapters of one product."""
     adapted = [
-        (place, layer)
-        for place, layer in enumerate(layers)
+        (index, layer)
+        for index, layer in enumerate(layers)
         if isinstance(layer, LoraLinear) and layer.active in layer.scales
     ]
     return LoraGroup(
@@ -237,5 +237,5 @@ def _lora_group(layers: list[Any]) -> LoraGroup:
         b=tuple(layer.lora_B[str(layer.active)] for _, layer in adapted),
         scales=tuple(layer.scales[str(layer.active)] for _, layer in adapted),
         outs=tuple(layer.out_features for layer in layers),
-        places=tuple(place for place, _ in adapted),
+        places=tuple(index for index, _ in adapted),
     )

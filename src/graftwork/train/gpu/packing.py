@@ -49,13 +49,13 @@ class PackedLayout(NamedTuple):
     @property
     def predicts(self) -> Tensor:
         """Places whose next token is trained on."""
-        begin = 2 * self.counts[0]
-        return self.flat[begin : begin + self.counts[1]]
+        start = 2 * self.counts[0]
+        return self.flat[start : start + self.counts[1]]
 
     @property
     def targets(self) -> Tensor:
-        begin = 2 * self.counts[0] + self.counts[1]
-        return self.flat[begin : begin + self.counts[1]]
+        start = 2 * self.counts[0] + self.counts[1]
+        return self.flat[start : start + self.counts[1]]
 
     def clone(self) -> "PackedLayout":
         flat = self.flat.clone()
@@ -82,12 +82,12 @@ def pack(
     bins = bin_rows([len(row.tokens) for row in rows], room=tuning.micro_tokens)
     return [
         pack_rows(
-            [rows[at] for at in some],
+            [rows[index] for index in indices],
             tuning,
             device=device,
-            weights=None if weights is None else [weights[at] for at in some],
+            weights=None if weights is None else [weights[index] for index in indices],
         )
-        for some in bins
+        for indices in bins
     ]
 
 
@@ -101,14 +101,14 @@ def pack_rows(
     lengths = [len(row.tokens) for row in rows] + ([fill] if fill else [])
     starts = [0, *np.cumsum(lengths).tolist()]
     tokens = np.zeros(starts[-1] + 1, dtype=np.int64)
-    for begin, row in zip(starts, rows, strict=False):
-        tokens[begin : begin + len(row.tokens)] = row.tokens
+    for start, row in zip(starts, rows, strict=False):
+        tokens[start : start + len(row.tokens)] = row.tokens
     # The token before a trained one predicts it.
-    places = [
-        np.arange(begin + row.trained_from - 1, begin + len(row.tokens) - 1)
-        for begin, row in zip(starts, rows, strict=False)
+    predicting = [
+        np.arange(start + row.trained_from - 1, start + len(row.tokens) - 1)
+        for start, row in zip(starts, rows, strict=False)
     ]
-    predicts = np.concatenate(places)
+    predicts = np.concatenate(predicting)
     idle = round_places(len(predicts), head_tokens=tuning.head_tokens) - len(predicts)
     bounds, at_most = _document_bounds(starts, lengths, max(tuning.longest, token_step(room, shapes)))
     padded = np.zeros(len(bounds) + len(bounds) % 2, dtype=np.int32)

@@ -56,7 +56,7 @@ class EpochOrder(PlannedOrder):
         self._rows = rows
 
     def batch(self, step: int) -> list[Row]:
-        return [self._rows[at] for at in self._steps[step - 1]]
+        return [self._rows[index] for index in self._steps[step - 1]]
 
     def peek(self, step: int) -> list[Row]:
         return self.batch(step)
@@ -146,8 +146,8 @@ def count_visits(weight: float, *, epoch: int, phase: float) -> int:
 def choose_training_rows(rows: Sequence[Row], *, settings: TrainSettings) -> list[Row]:
     """The rows of positive weight, at most `train.max_rows` of them."""
     weighted = [row for row in rows if row.weight > 0]
-    chosen = choose_rows(len(weighted), most=settings.max_rows, seed=settings.seed)
-    return [weighted[at] for at in chosen]
+    indices = choose_rows(len(weighted), most=settings.max_rows, seed=settings.seed)
+    return [weighted[index] for index in indices]
 
 
 def choose_rows(count: int, *, most: int | None, seed: int) -> tuple[int, ...]:
@@ -162,7 +162,12 @@ def shared_tokens(rows: Sequence[Row]) -> int:
     limit = min(row.trained_from for row in rows) - 1
     first = rows[0].tokens
     count = next(
-        (at for at in range(limit) if any(row.tokens[at] != first[at] for row in rows)), max(limit, 0)
+        (
+            position
+            for position in range(limit)
+            if any(row.tokens[position] != first[position] for row in rows)
+        ),
+        max(limit, 0),
     )
     return count if count >= WORTH_SHARING and len(rows) > 1 else 0
 

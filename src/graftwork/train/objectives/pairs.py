@@ -63,22 +63,22 @@ def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], Co
         texts.append((prompt, normalize(row.reply), normalize(row.rejected or "")))
     # Rows were cut to `data.max_tokens`; a rejected reply beyond the longest of them was not planned for.
     longest = max((len(row.tokens) for row in rows), default=0)
-    given = Counter(text for row, text in zip(rows, texts, strict=True) if row.rejected)
+    occurrences = Counter(text for row, text in zip(rows, texts, strict=True) if row.rejected)
     pairs: list[ReplyPair] = []
-    seen: set[tuple[str, str, str]] = set()
+    distinct: set[tuple[str, str, str]] = set()
     left_out: Counter[str] = Counter()
     for row, text in zip(rows, texts, strict=True):
-        prompt, chosen, rejected = text
+        prompt, reply, rejected = text
         if not row.rejected:
             left_out["without"] += 1
-        elif chosen == rejected:
+        elif reply == rejected:
             left_out["same"] += 1
-        elif (prompt, rejected, chosen) in given:
+        elif (prompt, rejected, reply) in occurrences:
             left_out["reversed"] += 1
-        elif text in seen:
+        elif text in distinct:
             left_out["repeated"] += 1
         else:
-            seen.add(text)
+            distinct.add(text)
             try:
                 tokens, start = render(row, row.rejected)
             except CannotProve:
@@ -99,8 +99,8 @@ def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], Co
 def describe_pairs(pairs: Sequence[ReplyPair], left_out: Mapping[str, int]) -> list[str]:
     """What a reader should know before training on them."""
     lengths = [[len(row.tokens) - row.trained_from for row in pair] for pair in pairs]
-    chosen, rejected = (median([length[at] for length in lengths] or [0]) for at in (0, 1))
-    notes = [f"{len(pairs)} pairs; median tokens: chosen {chosen:g}, rejected {rejected:g}"]
+    chosen_tokens, rejected = (median([length[column] for length in lengths] or [0]) for column in (0, 1))
+    notes = [f"{len(pairs)} pairs; median tokens: chosen {chosen_tokens:g}, rejected {rejected:g}"]
     notes += [f"{left_out[key]} rows {why} are left out" for key, why in LEFT_OUT.items() if left_out[key]]
     longer = {"chosen": sum(a > b for a, b in lengths), "rejected": sum(a < b for a, b in lengths)}
     notes += [
@@ -141,11 +141,13 @@ class PairOrder(PlannedOrder):
 
     def batch(self, step: int) -> list[TrainingSample]:
         # A pair of weight 2 can be in a step twice: its rows differ by their unit.
-        chosen = [
-            ReplyPair(*(row.model_copy(update={"unit": f"{row.unit}/{place}"}) for row in self._pairs[at]))
-            for place, at in enumerate(self._steps[step - 1])
+        pairs = [
+            ReplyPair(
+                *(row.model_copy(update={"unit": f"{row.unit}/{position}"}) for row in self._pairs[index])
+            )
+            for position, index in enumerate(self._steps[step - 1])
         ]
-        return scale_pairs(chosen)
+        return scale_pairs(pairs)
 
     def peek(self, step: int) -> Sequence[Row]:
         return self.batch(step)

@@ -37,39 +37,39 @@ class PolicyGradient:
         count = len(row.tokens) - row.trained_from
         if row.part == "sft":
             return torch.full((count,), row.scale)
-        kept = kept_tokens(row)
-        size = int(kept.sum())
+        mask = kept_tokens(row)
+        size = int(mask.sum())
         ratio, weights = torch.ones(size), torch.full((size,), row.advantage)
         if row.sampled is not None and now is not None:
-            ratio = importance_ratio(now.cpu()[kept], torch.tensor(row.sampled)[kept], self._settings)
+            ratio = importance_ratio(now.cpu()[mask], torch.tensor(row.sampled)[mask], self._settings)
             weights = clip_weights(ratio, row.advantage, self._settings)
         if self._settings.kl and row.reference is not None and now is not None:
             whole = self._settings.loss == "gspo"
-            start = torch.tensor(row.reference)[kept]
-            change = kl_weights(now.cpu()[kept], start, ratio, whole=whole)
+            start = torch.tensor(row.reference)[mask]
+            change = kl_weights(now.cpu()[mask], start, ratio, whole=whole)
             weights = weights + self._settings.kl * change
         if row.factors is None:
             return weights * row.scale
-        found = torch.zeros(count)
-        found[kept] = weights * torch.tensor(row.factors)[kept]
-        return found * row.scale
+        token_weights = torch.zeros(count)
+        token_weights[mask] = weights * torch.tensor(row.factors)[mask]
+        return token_weights * row.scale
 
     def measure(self, rows: Sequence[Row], log_probabilities: Sequence[Tensor]) -> dict[str, Tensor]:
         """KL to the start, mean log-probability and ratio to the sampler, for each token."""
-        found: dict[str, list[Tensor]] = {}
+        measures: dict[str, list[Tensor]] = {}
         for row, now in zip(cast("Sequence[TrainingSample]", rows), log_probabilities, strict=True):
             values = now.detach().float().cpu()
             if row.part == "sft":
-                found.setdefault("sft_loss", []).append(-values)
+                measures.setdefault("sft_loss", []).append(-values)
                 continue
-            kept = kept_tokens(row)
+            mask = kept_tokens(row)
             if row.reference is not None:
                 estimate = kl_to_reference(values, torch.tensor(row.reference))
-                found.setdefault("kl", []).append(estimate[kept])
+                measures.setdefault("kl", []).append(estimate[mask])
             if row.sampled is not None:
                 ratio = torch.exp(values - torch.tensor(row.sampled))
-                found.setdefault("ratio", []).append(ratio[kept])
-        return {name: torch.cat(parts) for name, parts in found.items()}
+                measures.setdefault("ratio", []).append(ratio[mask])
+        return {name: torch.cat(parts) for name, parts in measures.items()}
 
 
 def kept_tokens(row: TrainingSample) -> Tensor:
@@ -91,8 +91,8 @@ def clip_weights(ratio: Tensor, advantage: float, settings: PolicySettings) -> T
     """ratio · advantage where the clip does not act, else 0; CISPO caps the ratio and keeps every token."""
     if settings.loss == "cispo":
         return ratio.clamp(max=settings.cispo_cap) * advantage
-    held = ratio.clamp(1 - settings.epsilon_low, 1 + settings.epsilon_high)
-    return torch.where(ratio * advantage <= held * advantage, ratio * advantage, 0.0)
+    clipped = ratio.clamp(1 - settings.epsilon_low, 1 + settings.epsilon_high)
+    return torch.where(ratio * advantage <= clipped * advantage, ratio * advantage, 0.0)
 
 
 def kl_weights(now: Tensor, reference: Tensor, ratio: Tensor, *, whole: bool) -> Tensor:

@@ -70,15 +70,15 @@ class _PairObjective:
     def measure(self, rows: Sequence[Row], log_probabilities: Sequence[Tensor]) -> dict[str, Tensor]:
         """For each pair: its loss, the margin of its implicit rewards, and whether the order is right."""
         now = dict(zip(map(id, rows), log_probabilities, strict=True))
-        found: dict[str, list[Tensor]] = {}
+        measures: dict[str, list[Tensor]] = {}
         for chosen, rejected in find_pairs(rows):
             pair = _read_pair(chosen, rejected, now)
             values = self._measure(pair)
             # The supervised term is a mean over tokens, and the measure one over pairs.
             values[LOSS_MEASURE] -= self._supervised(chosen) / chosen.scale * pair.chosen.sum()
             for name, value in values.items():
-                found.setdefault(name, []).append(value)
-        return {name: torch.stack(values) for name, values in found.items()}
+                measures.setdefault(name, []).append(value)
+        return {name: torch.stack(values) for name, values in measures.items()}
 
     def _measure(self, pair: _PairLogps) -> dict[str, Tensor]:
         raise NotImplementedError
@@ -184,21 +184,21 @@ class KahnemanTversky:
         return 1.0
 
     def weights(self, rows: Sequence[Row], log_probabilities: Callable[[], list[Tensor]]) -> list[Tensor]:
-        found = []
+        token_weights = []
         for row, now in zip(cast("Sequence[TrainingSample]", rows), log_probabilities(), strict=True):
             value, sign = self._value(row, now)
             weight = sign * self._settings.beta * self._weight_of(row) * value * (1 - value)
-            found.append((weight * row.scale).expand(len(row.tokens) - row.trained_from))
-        return found
+            token_weights.append((weight * row.scale).expand(len(row.tokens) - row.trained_from))
+        return token_weights
 
     def measure(self, rows: Sequence[Row], log_probabilities: Sequence[Tensor]) -> dict[str, Tensor]:
         """For each reply its loss, and its implicit reward by its side."""
-        found: dict[str, list[Tensor]] = {}
+        measures: dict[str, list[Tensor]] = {}
         for row, now in zip(cast("Sequence[TrainingSample]", rows), log_probabilities, strict=True):
             value, _ = self._value(row, now)
-            found.setdefault(LOSS_MEASURE, []).append(self._weight_of(row) * (1 - value))
-            found.setdefault(f"{row.part}_reward", []).append(self._settings.beta * _gain(row, now))
-        return {name: torch.stack(values) for name, values in found.items()}
+            measures.setdefault(LOSS_MEASURE, []).append(self._weight_of(row) * (1 - value))
+            measures.setdefault(f"{row.part}_reward", []).append(self._settings.beta * _gain(row, now))
+        return {name: torch.stack(values) for name, values in measures.items()}
 
     def _value(self, row: TrainingSample, now: Tensor) -> tuple[Tensor, float]:
         """σ(± β(gain − baseline)) and the sign."""
@@ -220,13 +220,13 @@ def make_judged(
     """Replies that are desirable (`chosen`) and not: both sides of pairs, replies without a rejected one, and
     with `least_score` replies whose logged score is below it."""
     paired = {pair.chosen.id for pair in pairs}
-    found = [row for pair in pairs for row in pair]
+    judged = [row for pair in pairs for row in pair]
     for row in rows:
         if row.id in paired or row.rejected:
             continue
         is_good = least_score is None or row.reward is None or row.reward >= least_score
-        found.append(make_sample(row, unit=row.id, part="chosen" if is_good else "rejected"))
-    return found
+        judged.append(make_sample(row, unit=row.id, part="chosen" if is_good else "rejected"))
+    return judged
 
 
 def require_both_sides(samples: Sequence[TrainingSample]) -> None:
@@ -266,17 +266,17 @@ class JudgedOrder(PlannedOrder):
         self._baseline = 0.0
 
     def mismatched(self, step: int) -> list[TrainingSample]:
-        return mismatch([self._samples[at] for at in self._steps[step - 1]], self._samples)
+        return mismatch([self._samples[index] for index in self._steps[step - 1]], self._samples)
 
     def batch(self, step: int) -> list[TrainingSample]:
-        rows = [self._samples[at] for at in self._steps[step - 1]]
+        rows = [self._samples[index] for index in self._steps[step - 1]]
         crossed = mismatch(rows, self._samples)
         gains = [now - start for now, start in zip(self._now(crossed), self._start(crossed), strict=True)]
         self._baseline = max(fmean(gains), 0.0)
         fields = {"scale": 1 / len(rows), "baseline": self._baseline}
         return [
-            row.model_copy(update={**fields, "unit": f"{row.unit}/{row.part}/{place}"})
-            for place, row in enumerate(rows)
+            row.model_copy(update={**fields, "unit": f"{row.unit}/{row.part}/{position}"})
+            for position, row in enumerate(rows)
         ]
 
     def peek(self, step: int) -> Sequence[Row]:
@@ -295,20 +295,20 @@ def mismatch(rows: Sequence[TrainingSample], samples: Sequence[TrainingSample]) 
     A reply is cut where the row would become longer than every sample: memory is planned for those.
     """
     longest = max(len(row.tokens) for row in samples)
-    others = []
-    for place, row in enumerate(rows):
-        before = [*reversed(rows[:place]), *reversed(rows[place + 1 :])]
-        others.append(
-            next(other for other in (*before, *samples) if (row.id, row.part) != (other.id, other.part))
+    donors = []
+    for position, row in enumerate(rows):
+        before = [*reversed(rows[:position]), *reversed(rows[position + 1 :])]
+        donors.append(
+            next(donor for donor in (*before, *samples) if (row.id, row.part) != (donor.id, donor.part))
         )
     return [
         row.model_copy(
             update={
                 "id": f"{row.id}/crossed",
-                "unit": f"crossed/{place}",
-                "tokens": (*row.tokens[: row.trained_from], *other.tokens[other.trained_from :])[:longest],
+                "unit": f"crossed/{position}",
+                "tokens": (*row.tokens[: row.trained_from], *donor.tokens[donor.trained_from :])[:longest],
                 "reference": None,
             }
         )
-        for place, (row, other) in enumerate(zip(rows, others, strict=True))
+        for position, (row, donor) in enumerate(zip(rows, donors, strict=True))
     ]

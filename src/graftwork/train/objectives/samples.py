@@ -73,8 +73,8 @@ R = TypeVar("R", bound=Row)
 def split_units(rows: Iterable[R]) -> list[list[R]]:
     """The rows by their units, in the order of first occurrence; other rows are units of their own."""
     units: dict[object, list[R]] = {}
-    for place, row in enumerate(rows):
-        key = row.unit if isinstance(row, TrainingSample) else place
+    for position, row in enumerate(rows):
+        key = row.unit if isinstance(row, TrainingSample) else position
         units.setdefault(key, []).append(row)
     return list(units.values())
 
@@ -84,19 +84,19 @@ def join_units(units: Sequence[Sequence[R]], *, most: int | None) -> list[list[R
     rows together. No pair is torn apart."""
     groups = [list(unit) for unit in units if len(unit) > 2]
     portions = [
-        group[at : at + (most or len(group))]
+        group[start : start + (most or len(group))]
         for group in groups
-        for at in range(0, len(group), most or len(group))
+        for start in range(0, len(group), most or len(group))
     ]
-    rest: list[R] = []
+    current: list[R] = []
     for unit in units:
         if len(unit) > 2:
             continue
-        if rest and most is not None and len(rest) + len(unit) > most:
-            portions.append(rest)
-            rest = []
-        rest = [*rest, *unit]
-    return [*portions, rest] if rest else portions
+        if current and most is not None and len(current) + len(unit) > most:
+            portions.append(current)
+            current = []
+        current = [*current, *unit]
+    return [*portions, current] if current else portions
 
 
 def has_units(rows: Sequence[Row]) -> bool:
@@ -128,7 +128,8 @@ def scale_supervised(rows: Sequence[Row], *, unit: str, share: float = 1.0) -> l
     """Rows of supervised fine-tuning next to others: divided by their own tokens alone."""
     scale = share / max(count_trained(rows), 1)
     return [
-        make_sample(row, unit=f"{unit}/{place}", part="sft", scale=scale) for place, row in enumerate(rows)
+        make_sample(row, unit=f"{unit}/{position}", part="sft", scale=scale)
+        for position, row in enumerate(rows)
     ]
 
 

@@ -20,15 +20,15 @@ BROKEN_CALL = "error: a call is not JSON with name and arguments"
 
 def main(given: str) -> None:
     """Play and print the result; what the environment prints goes to standard error."""
-    asked = json.loads(given)
+    request = json.loads(given)
     output, sys.stdout = sys.stdout, sys.stderr
-    player = _Command(asked) if asked.get("command") else _PythonClass(asked)
-    found = player.open(asked["case"])
-    for reply in asked["replies"]:
-        found = player.answer(reply)
-        if found.get("done"):
+    player = _Command(request) if request.get("command") else _PythonClass(request)
+    answer = player.open(request["case"])
+    for reply in request["replies"]:
+        answer = player.answer(reply)
+        if answer.get("done"):
             break
-    output.write(json.dumps(found) + "\n")
+    output.write(json.dumps(answer) + "\n")
     output.flush()
 
 
@@ -51,19 +51,19 @@ class _PythonClass:
 
     def answer(self, reply: dict[str, Any]) -> dict[str, Any]:
         if hasattr(self._made, "step"):
-            given = self._made.step(reply["text"])
-            found = given if isinstance(given, dict) else {"text": given}
+            outcome = self._made.step(reply["text"])
+            observation = outcome if isinstance(outcome, dict) else {"text": outcome}
         elif reply["broken"]:
-            found = {"text": BROKEN_CALL}
+            observation = {"text": BROKEN_CALL}
         elif reply["calls"]:
-            found = {"text": "\n".join(self._call(call) for call in reply["calls"])}
+            observation = {"text": "\n".join(self._call(call) for call in reply["calls"])}
         else:
-            found = {"text": "", "done": True}
-        if found.get("reward") is None and hasattr(self._made, "reward"):
+            observation = {"text": "", "done": True}
+        if observation.get("reward") is None and hasattr(self._made, "reward"):
             reward = self._made.reward
             takes_text = len(inspect.signature(reward).parameters) > 0
-            found = {**found, "reward": reward(reply["text"]) if takes_text else reward()}
-        return found
+            observation = {**observation, "reward": reward(reply["text"]) if takes_text else reward()}
+        return observation
 
     def _tools(self) -> dict[str, Callable[..., Any]]:
         if hasattr(self._made, "step"):
@@ -84,10 +84,10 @@ class _PythonClass:
         except TypeError as error:
             return f"error: {error}"
         try:
-            given = tool(**arguments)
+            outcome = tool(**arguments)
         except ValueError as error:
             return f"error: {error}"
-        return given if isinstance(given, str) else json.dumps(given)
+        return outcome if isinstance(outcome, str) else json.dumps(outcome)
 
 
 def describe_tool(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
@@ -106,8 +106,8 @@ class _Command:
     """A program that gets a JSON line for the case and for each reply, and answers each with a JSON line."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
-        words = [sys.executable if word == "python" else word for word in asked["command"]]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable if word == "python" else word for word in asked["command"]]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def open(self, case: dict[str, Any]) -> dict[str, Any]:
         return self._ask({"case": case})
@@ -126,7 +126,7 @@ class _Command:
         line = self._process.stdout.readline()
         if not line:
             sys.exit(f"the command ended with exit code {self._process.wait()}")
-        found = json.loads(line)
-        if not isinstance(found, dict):
+        answer = json.loads(line)
+        if not isinstance(answer, dict):
             sys.exit("the command answered with something else than a JSON object")
-        return found
+        return answer

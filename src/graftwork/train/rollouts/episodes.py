@@ -48,8 +48,8 @@ class SampledAnswer(Record):
     @property
     def written(self) -> list[bool]:
         """Of each token, whether the model wrote it."""
-        given = {at for begin, end in self.given for at in range(begin, end)}
-        return [at not in given for at in range(len(self.tokens))]
+        by_environment = {index for start, end in self.given for index in range(start, end)}
+        return [index not in by_environment for index in range(len(self.tokens))]
 
 
 class AnswerVerdict(Record):
@@ -105,7 +105,7 @@ def read_extremes(folder: Path, *, most: int, batches: int) -> AnswerExtremes | 
     """The best and the worst answers of the last batches of a run; None for a run without rewards."""
     journal = EpisodeJournal(folder)
     numbers = journal.batches()
-    found = []
+    graded = []
     for batch in numbers[-batches:]:
         try:
             answers, verdicts = journal.answers(batch) or [], journal.verdicts(batch)
@@ -114,7 +114,7 @@ def read_extremes(folder: Path, *, most: int, batches: int) -> AnswerExtremes | 
         for answer in answers:
             verdict = verdicts.get(answer.key)
             if verdict is not None and verdict.reward is not None:
-                found.append(
+                graded.append(
                     GradedAnswer(
                         batch=batch,
                         prompt=answer.prompt,
@@ -125,9 +125,9 @@ def read_extremes(folder: Path, *, most: int, batches: int) -> AnswerExtremes | 
                         canary=answer.canary,
                     )
                 )
-    if not found:
+    if not graded:
         return None
-    ordered = sorted(found, key=lambda answer: (-answer.reward, answer.batch, answer.prompt))
+    ordered = sorted(graded, key=lambda answer: (-answer.reward, answer.batch, answer.prompt))
     return AnswerExtremes(
         batches=len(numbers), best=tuple(ordered[:most]), worst=tuple(reversed(ordered[-most:]))
     )

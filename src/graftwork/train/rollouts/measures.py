@@ -30,18 +30,18 @@ def group_advantages(
 
     `group` divides by the deviation of a sample (n − 1), as TRL does.
     """
-    known = [reward for reward in rewards if reward is not None]
-    if len(known) < 2:
+    graded = [reward for reward in rewards if reward is not None]
+    if len(graded) < 2:
         return [None if reward is None else 0.0 for reward in rewards]
-    mean = fmean(known)
-    divisor = stdev(known) + 1e-4 if scale == "group" else 1.0
+    mean = fmean(graded)
+    divisor = stdev(graded) + 1e-4 if scale == "group" else 1.0
     return [None if reward is None else (reward - mean) / divisor for reward in rewards]
 
 
 def is_dead(rewards: Sequence[float | None]) -> bool:
     """Whether all answers got the same: such a group says nothing."""
-    known = [reward for reward in rewards if reward is not None]
-    return len(known) < 2 or max(known) - min(known) < 1e-9
+    graded = [reward for reward in rewards if reward is not None]
+    return len(graded) < 2 or max(graded) - min(graded) < 1e-9
 
 
 @dataclass
@@ -106,22 +106,22 @@ def measure_groups(groups: Sequence[Sequence[GradedAnswer]]) -> dict[str, float]
     counted = [group for group in groups if not group[0][0].canary]
     pairs = [pair for group in counted for pair in group]
     rewards = [verdict.reward for _, verdict in pairs if verdict.reward is not None]
-    found: dict[str, float] = {}
+    measures: dict[str, float] = {}
     if not pairs:
-        return found
+        return measures
     by_group = [[verdict.reward for _, verdict in group] for group in counted]
-    found["reward"] = fmean(rewards) if rewards else 0.0
+    measures["reward"] = fmean(rewards) if rewards else 0.0
     for metric in sorted({name for _, verdict in pairs for name in verdict.parts}):
         values = [value for _, verdict in pairs if (value := verdict.parts.get(metric)) is not None]
         if values:
-            found[f"reward/{metric}"] = fmean(values)
+            measures[f"reward/{metric}"] = fmean(values)
     audits = [verdict.audit for _, verdict in pairs if verdict.audit is not None]
     if audits:
-        found["audit"] = fmean(audits)
-    found["pass@1"], found["pass@k"] = pass_rates(by_group)
-    found["dead_groups"] = fmean([is_dead(group) for group in by_group])
-    found["length"] = fmean([sum(answer.written) for answer, _ in pairs])
-    found["truncated"] = fmean([answer.truncated for answer, _ in pairs])
+        measures["audit"] = fmean(audits)
+    measures["pass@1"], measures["pass@k"] = pass_rates(by_group)
+    measures["dead_groups"] = fmean([is_dead(group) for group in by_group])
+    measures["length"] = fmean([sum(answer.written) for answer, _ in pairs])
+    measures["truncated"] = fmean([answer.truncated for answer, _ in pairs])
     logprobs = [
         value
         for answer, _ in pairs
@@ -130,48 +130,48 @@ def measure_groups(groups: Sequence[Sequence[GradedAnswer]]) -> dict[str, float]
     ]
     if any(answer.turns for answer, _ in pairs):
         replies = [sum(turn.by == "model" for turn in answer.turns) for answer, _ in pairs]
-        found["turns"] = fmean(replies)
-        found["failed_episodes"] = float(sum(bool(answer.failed) for answer, _ in pairs))
+        measures["turns"] = fmean(replies)
+        measures["failed_episodes"] = float(sum(bool(answer.failed) for answer, _ in pairs))
     if logprobs:
-        found["entropy"] = -fmean(logprobs)
-    found["failed_rewards"] = float(sum(bool(verdict.failed) for _, verdict in pairs))
-    found["reward_seconds"] = fmean([verdict.seconds for _, verdict in pairs])
+        measures["entropy"] = -fmean(logprobs)
+    measures["failed_rewards"] = float(sum(bool(verdict.failed) for _, verdict in pairs))
+    measures["reward_seconds"] = fmean([verdict.seconds for _, verdict in pairs])
     for metric in sorted({name for _, verdict in pairs for name in verdict.part_seconds}):
         took = [seconds for _, verdict in pairs if (seconds := verdict.part_seconds.get(metric)) is not None]
-        found[f"seconds/{metric}"] = fmean(took)
-    return found
+        measures[f"seconds/{metric}"] = fmean(took)
+    return measures
 
 
 def compare_with_audit(groups: Sequence[Sequence[GradedAnswer]]) -> tuple[float, float] | None:
     """Mean reward and mean audit of the answers that have both; None without any. Canaries do not count."""
-    found = [
+    audited = [
         (verdict.reward, verdict.audit)
         for group in groups
         for answer, verdict in group
         if not answer.canary and verdict.reward is not None and verdict.audit is not None
     ]
-    if not found:
+    if not audited:
         return None
-    return fmean([reward for reward, _ in found]), fmean([audit for _, audit in found])
+    return fmean([reward for reward, _ in audited]), fmean([audit for _, audit in audited])
 
 
 def find_extremes(groups: Sequence[Sequence[GradedAnswer]]) -> tuple[GradedAnswer, GradedAnswer] | None:
     """The best and the worst answer of a batch; of equals the shortest. Canaries do not count."""
-    known = [pair for group in groups for pair in group if pair[1].reward is not None and not pair[0].canary]
-    if not known:
+    graded = [pair for group in groups for pair in group if pair[1].reward is not None and not pair[0].canary]
+    if not graded:
         return None
-    best = max(known, key=lambda pair: (pair[1].reward or 0.0, -len(pair[0].tokens)))
-    worst = min(known, key=lambda pair: (pair[1].reward or 0.0, len(pair[0].tokens)))
+    best = max(graded, key=lambda pair: (pair[1].reward or 0.0, -len(pair[0].tokens)))
+    worst = min(graded, key=lambda pair: (pair[1].reward or 0.0, len(pair[0].tokens)))
     return best, worst
 
 
 def describe_extremes(groups: Sequence[Sequence[GradedAnswer]]) -> str:
     """The best and the worst answer of a batch on one line, for logs."""
-    found = find_extremes(groups)
-    if found is None:
+    extremes = find_extremes(groups)
+    if extremes is None:
         return "no answer was graded"
     lines = []
-    for answer, verdict in found:
+    for answer, verdict in extremes:
         text = answer.text if len(answer.text) <= MOST_SHOWN else f"{answer.text[: MOST_SHOWN - 1]}…"
         lines.append(f"{verdict.reward:.2f} {answer.prompt} {text!r}")
     return f"best {lines[0]}; worst {lines[1]}"
@@ -192,9 +192,9 @@ class FailureMessages:
     def report_rest(self) -> None:
         for (metric, why), count in self._counts.items():
             if count > MOST_NAMED:
-                more = count - MOST_NAMED
+                further = count - MOST_NAMED
                 self._report(
-                    f"the reward {metric} failed on {more} more answer{'s' * (more > 1)} of batch "
+                    f"the reward {metric} failed on {further} more answer{'s' * (further > 1)} of batch "
                     f"{self._batch}: {why}"
                 )
 
@@ -258,9 +258,9 @@ def advise(measures: Mapping[str, float]) -> str | None:
 def find_too_long(lengths: Mapping[str, int], *, longest_answer: int, positions: int) -> list[str]:
     """Prompts that leave no room for an answer in the positions that the base knows; UserMistake if that is
     all of them."""
-    found = [name for name, length in lengths.items() if length + longest_answer > positions]
-    if found and len(found) == len(lengths):
-        shortest = min(found, key=lambda name: lengths[name])
+    too_long = [name for name, length in lengths.items() if length + longest_answer > positions]
+    if too_long and len(too_long) == len(lengths):
+        shortest = min(too_long, key=lambda name: lengths[name])
         raise UserMistake(
             f"every prompt is longer than the base allows: the shortest, {shortest}, has "
             f"{lengths[shortest]:,} tokens",
@@ -268,13 +268,15 @@ def find_too_long(lengths: Mapping[str, int], *, longest_answer: int, positions:
             fix="shorten the prompts, lower `rollouts.max_tokens`, or take a base with a longer context",
             where="train.rollouts",
         )
-    return found
+    return too_long
 
 
 def describe_too_long(found: Sequence[str], lengths: Mapping[str, int], *, positions: int) -> str:
-    shown = ", ".join(f"{name} ({lengths[name]:,} tokens)" for name in found[:MOST_PROMPTS_NAMED])
-    more = f" and {len(found) - MOST_PROMPTS_NAMED} more" if len(found) > MOST_PROMPTS_NAMED else ""
-    return f"prompts without room for an answer in {positions:,} positions are left out: {shown}{more}"
+    examples = ", ".join(f"{name} ({lengths[name]:,} tokens)" for name in found[:MOST_PROMPTS_NAMED])
+    remainder = f" and {len(found) - MOST_PROMPTS_NAMED} more" if len(found) > MOST_PROMPTS_NAMED else ""
+    return (
+        f"prompts without room for an answer in {positions:,} positions are left out: {examples}{remainder}"
+    )
 
 
 def make_canaries(cases: Sequence[Case], *, count: int, seed: int) -> list[Case]:
@@ -313,12 +315,12 @@ def split_checks(case: Case, *, share: float, seed: int) -> tuple[Case, Case | N
     units = []
     for number, check in enumerate(case.checks):
         calls = check.get("python_calls")
-        units += [(number, at) for at in range(len(calls) if isinstance(calls, list) else 1)]
-    held = round(share * len(units))
-    if not held or held == len(units):
+        units += [(number, index) for index in range(len(calls) if isinstance(calls, list) else 1)]
+    audit_size = round(share * len(units))
+    if not audit_size or audit_size == len(units):
         return case, None
     ordered = sorted(units, key=lambda unit: uniform(seed, "audit", case.id, *unit))
-    audit = set(ordered[:held])
+    audit = set(ordered[:audit_size])
     return _keep_checks(case, set(units) - audit), _keep_checks(case, audit)
 
 
@@ -327,9 +329,9 @@ def _keep_checks(case: Case, kept: set[tuple[int, int]]) -> Case:
     for number, check in enumerate(case.checks):
         calls = check.get("python_calls")
         if isinstance(calls, list):
-            left = [call for at, call in enumerate(calls) if (number, at) in kept]
-            if left:
-                checks.append({**check, "python_calls": left})
+            remaining = [call for index, call in enumerate(calls) if (number, index) in kept]
+            if remaining:
+                checks.append({**check, "python_calls": remaining})
         elif (number, 0) in kept:
             checks.append(check)
     return case.model_copy(update={"checks": tuple(checks)})

@@ -47,12 +47,12 @@ class Environment:
 
     def open(self, cases: Sequence[Case]) -> list[tuple[str, tuple[dict[str, Any], ...]]]:
         """What it says first, and its tools, for each case; UserMistake where it does not start."""
-        found = []
+        openings = []
         for case, result in zip(cases, self._run([(case, ()) for case in cases]), strict=True):
             why = describe_failure(result)
-            given = {} if why else read_line(result)
-            is_text = isinstance(given.get("text"), str | None)
-            tools = given.get("tools")
+            fields = {} if why else read_line(result)
+            is_text = isinstance(fields.get("text"), str | None)
+            tools = fields.get("tools")
             are_tools = isinstance(tools, list | None) and all(isinstance(tool, dict) for tool in tools or ())
             if why or not is_text or not are_tools:
                 raise UserMistake(
@@ -64,8 +64,8 @@ class Environment:
                     where="train.rollouts.environment",
                 )
             cleaned = json.loads(clean_text(json.dumps(tools or [], ensure_ascii=False)))
-            found.append((clean_text(given.get("text") or ""), tuple(cleaned)))
-        return found
+            openings.append((clean_text(fields.get("text") or ""), tuple(cleaned)))
+        return openings
 
     def answer(self, episodes: Sequence[tuple[Case, Sequence[str]]]) -> list[EnvironmentAnswer]:
         """What the environment answers to the last reply of each episode."""
@@ -93,16 +93,16 @@ class Environment:
                 # `broken`: one of the calls cannot be read.
                 listed = [call._asdict() for call in calls or ()]
                 spoken.append({"text": text, "calls": listed, "broken": calls is None})
-            given = json.dumps({**environment, "case": described, "replies": spoken})
-            jobs.append(BatchJob(f"import {PRELUDE}\n{PRELUDE}.main({given!r})\n", self._files))
+            request = json.dumps({**environment, "case": described, "replies": spoken})
+            jobs.append(BatchJob(f"import {PRELUDE}\n{PRELUDE}.main({request!r})\n", self._files))
         source = Path(__file__).with_name("environment_inside.py").read_text()
         return run_batch(jobs, sandbox=self._sandbox, prelude=Prelude(PRELUDE, source, MODULES))
 
 
 def environment_files(settings: EnvironmentSettings) -> list[str]:
     """The files of the project that the environment gets in the sandbox."""
-    named = [settings.python.partition(":")[0]] if settings.python else []
-    return [*named, *settings.files]
+    modules = [settings.python.partition(":")[0]] if settings.python else []
+    return [*modules, *settings.files]
 
 
 def read_inner(folder: Path, name: str) -> str:
@@ -131,10 +131,10 @@ def describe_failure(result: SandboxResult) -> str:
 
 def read_line(result: SandboxResult) -> dict[str, Any]:
     try:
-        found = json.loads(result.stdout.strip().splitlines()[-1])
+        fields = json.loads(result.stdout.strip().splitlines()[-1])
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def clean_text(text: str) -> str:
@@ -148,8 +148,8 @@ def read_answer(result: SandboxResult) -> EnvironmentAnswer:
     """The answer, checked: nothing that an environment returns can break a run."""
     if why := describe_failure(result):
         return EnvironmentAnswer(failed=why)
-    given = read_line(result)
-    text, done, reward = given.get("text"), given.get("done", False), given.get("reward")
+    fields = read_line(result)
+    text, done, reward = fields.get("text"), fields.get("done", False), fields.get("reward")
     if text is not None and not isinstance(text, str):
         return EnvironmentAnswer(failed=f"it answered with {type(text).__name__} instead of text")
     if not isinstance(done, bool):
@@ -253,16 +253,16 @@ class EpisodeSampler:
                 [[self._ask(batch, turn, episode) for episode in group] for group in groups.values()],
                 progress=progress,
             )
-            for group, written in zip(groups.values(), replies, strict=True):
-                for episode, reply in zip(group, written, strict=True):
+            for group, group_replies in zip(groups.values(), replies, strict=True):
+                for episode, reply in zip(group, group_replies, strict=True):
                     text = self._renderer.decode(list(reply.spoken))
                     episode.turns.append(EpisodeTurn(by="model", text=text))
                     episode.tokens += reply.tokens
                     episode.logprobs += reply.logprobs
                     # The environment sees a reply that was cut, and the episode ends with it.
                     episode.truncated = not reply.ended
-            asked = [(self._cases[episode.prompt.id], episode.replies) for episode in waiting]
-            for episode, answer in zip(waiting, self._environment.answer(asked), strict=True):
+            requests = [(self._cases[episode.prompt.id], episode.replies) for episode in waiting]
+            for episode, answer in zip(waiting, self._environment.answer(requests), strict=True):
                 self._follow(episode, answer)
                 progress()
         for episode in episodes:
@@ -272,11 +272,11 @@ class EpisodeSampler:
 
     def _ask(self, batch: int, turn: int, episode: _OpenEpisode) -> AskedReply:
         room = self._limits.max_tokens - len(episode.tokens)
-        named = (self._seed, batch, episode.prompt.id, episode.number)
+        seed_parts = (self._seed, batch, episode.prompt.id, episode.number)
         return AskedReply(
             tokens=[*episode.prompt.tokens, *episode.tokens],
             max_tokens=min(self._settings.max_tokens, room),
-            seed=seed_of(*named, turn) if turn else seed_of(*named),
+            seed=seed_of(*seed_parts, turn) if turn else seed_of(*seed_parts),
         )
 
     def _follow(self, episode: _OpenEpisode, answer: EnvironmentAnswer) -> None:
@@ -296,10 +296,10 @@ class EpisodeSampler:
         if len(episode.tokens) + len(tokens) >= self._limits.max_tokens:
             episode.truncated = episode.ended = True
             return
-        begin = len(episode.tokens)
+        start = len(episode.tokens)
         episode.tokens += tokens
         episode.logprobs += [0.0] * len(tokens)
-        episode.given.append((begin, begin + len(tokens)))
+        episode.given.append((start, start + len(tokens)))
 
 
 def add_opening(case: Case, text: str, tools: Sequence[dict[str, Any]]) -> tuple[Message, ...]:

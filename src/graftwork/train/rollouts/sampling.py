@@ -86,14 +86,14 @@ class RolloutSampler:
     ) -> list[SampledAnswer]:
         settings = self._settings
         self.prepare(batch)
-        asked = [
+        requests = [
             [
                 AskedReply(prompt.tokens, settings.max_tokens, seed_of(self._seed, batch, prompt.id, answer))
                 for answer in range(settings.answers)
             ]
             for prompt in prompts
         ]
-        written = self.write(asked, progress=progress)
+        reply_groups = self.write(requests, progress=progress)
         return [
             SampledAnswer(
                 prompt=prompt.id,
@@ -104,7 +104,7 @@ class RolloutSampler:
                 truncated=not reply.ended,
                 canary=prompt.canary,
             )
-            for prompt, replies in zip(prompts, written, strict=True)
+            for prompt, replies in zip(prompts, reply_groups, strict=True)
             for number, reply in enumerate(replies)
         ]
 
@@ -156,7 +156,7 @@ class RolloutSampler:
         settings = self._settings
         # The activations of the last step: without this, the cache of answers comes on top of them.
         release_free_memory()
-        found: list[list[GenerationRequest]] = []
+        requests: list[list[GenerationRequest]] = []
         # Canaries come on top of the prompts that were planned for: they are answered behind them.
         at_once = settings.prompts_at_once or settings.prompts
         use_grouped_attention(self._model)
@@ -170,17 +170,19 @@ class RolloutSampler:
             )
         decoder = self._decoder
         decoder.update_adapters()
-        longest = max(len(asked.tokens) + asked.max_tokens for group in groups for asked in group)
+        longest = max(len(request.tokens) + request.max_tokens for group in groups for request in group)
         decoder.reserve(min(at_once, len(groups)) * settings.answers, longest)
         for number, group in enumerate(groups, 1):
-            found.append([])
-            for asked in group:
+            requests.append([])
+            for request in group:
                 # The loss is that of answers sampled at temperature 1.
-                sampling = Sampling(max_new_tokens=asked.max_tokens, temperature=1.0, seed=asked.seed)
+                sampling = Sampling(max_new_tokens=request.max_tokens, temperature=1.0, seed=request.seed)
                 options = TokenOptions(logprobs=0)
-                found[-1].append(GenerationRequest(asked.tokens, sampling, adapter=adapter, options=options))
-                decoder.submit(found[-1][-1])
-            if not self._recorded or len({tuple(asked.tokens) for asked in group}) > 1:
+                requests[-1].append(
+                    GenerationRequest(request.tokens, sampling, adapter=adapter, options=options)
+                )
+                decoder.submit(requests[-1][-1])
+            if not self._recorded or len({tuple(request.tokens) for request in group}) > 1:
                 # The group that joins alone reads what its answers share once. A card reads the prompts of
                 # all groups in one pass, where each group has a single one.
                 decoder.step()
@@ -193,7 +195,7 @@ class RolloutSampler:
             progress()
         if not self._recorded:
             self._give_back()
-        return found
+        return requests
 
     def _give_back(self) -> None:
         """A decoder's cache would wait for the garbage collector, and batches of them would pile up."""
@@ -249,11 +251,11 @@ class EndpointSampler(RolloutSampler):
     def write(
         self, groups: Sequence[Sequence[AskedReply]], *, progress: Callable[[], None]
     ) -> list[list[WrittenReply]]:
-        def ask(asked: AskedReply) -> WrittenReply:
+        def ask(request: AskedReply) -> WrittenReply:
             body = {
                 "model": self._served,
-                "prompt": asked.tokens,
-                "max_tokens": asked.max_tokens,
+                "prompt": request.tokens,
+                "max_tokens": request.max_tokens,
                 "temperature": 1.0,
                 "top_p": 1.0,
                 # A server may have other defaults from the model's folder: the trainer knows none of these.
@@ -264,7 +266,7 @@ class EndpointSampler(RolloutSampler):
                 "frequency_penalty": 0.0,
                 # The trainer's sampler ends a reply at one token only.
                 "ignore_eos": True,
-                "seed": asked.seed % 2**31,
+                "seed": request.seed % 2**31,
                 "logprobs": 0,
                 "stop_token_ids": [self._end],
                 "return_token_ids": True,
@@ -274,7 +276,7 @@ class EndpointSampler(RolloutSampler):
 
         with ThreadPoolExecutor(self._endpoint.concurrency, thread_name_prefix="rollouts") as pool:
             replies = []
-            for reply in pool.map(ask, [asked for group in groups for asked in group]):
+            for reply in pool.map(ask, [request for group in groups for request in group]):
                 replies.append(reply)
                 progress()
         in_order = iter(replies)
@@ -353,8 +355,8 @@ def correct_mismatch(
     corrected, gaps, left_out = [], [], 0
     for row, theirs, ours in zip(rows, sampled, now, strict=True):
         factors = []
-        given = row.factors or (1.0,) * len(theirs)
-        for factor, sampler, trainer in zip(given, theirs, ours, strict=True):
+        row_factors = row.factors or (1.0,) * len(theirs)
+        for factor, sampler, trainer in zip(row_factors, theirs, ours, strict=True):
             if not factor:
                 factors.append(0.0)
                 continue

@@ -79,18 +79,18 @@ class GroupRanking:
         for answer in answers:
             groups.setdefault(answer.prompt, []).append(answer)
         for prompt, group in groups.items():
-            known = [verdicts[answer.key] for answer in group]
-            rewards = [verdict.reward for verdict in known]
-            ranked = [_is_ranked(verdict) for verdict in known]
-            if group[0].canary or any(verdict.failed for verdict in known) or all(ranked):
+            graded = [verdicts[answer.key] for answer in group]
+            rewards = [verdict.reward for verdict in graded]
+            ranked = [_is_ranked(verdict) for verdict in graded]
+            if group[0].canary or any(verdict.failed for verdict in graded) or all(ranked):
                 continue
             alone = not self._others and None in rewards
             if not (any(ranked) or alone or (is_dead(rewards) and all(rewards))):
                 continue
             # What a killed run ranked already stays; so does the 0 of an answer that was cut off.
             open_places = [
-                at
-                for at, verdict in enumerate(known)
+                index
+                for index, verdict in enumerate(graded)
                 if not _is_ranked(verdict) and (self._others or verdict.reward is None)
             ]
             case, weight = prompts[prompt][0], self._others
@@ -99,15 +99,15 @@ class GroupRanking:
                 if grades is None:
                     report(f"the reward {judge.metric} could not rank the answers to {prompt}: {failed}")
                     continue
-                for at in open_places:
-                    grade = grades[at]
+                for index in open_places:
+                    grade = grades[index]
                     # `weight` is that of everything that is in the reward already.
-                    total = weight * (known[at].reward or 0.0) + judge.weight * grade
-                    parts = {**known[at].parts, judge.metric: grade}
+                    total = weight * (graded[index].reward or 0.0) + judge.weight * grade
+                    parts = {**graded[index].parts, judge.metric: grade}
                     reward = total / (weight + abs(judge.weight))
-                    known[at] = known[at].model_copy(update={"reward": reward, "parts": parts})
+                    graded[index] = graded[index].model_copy(update={"reward": reward, "parts": parts})
                 weight += abs(judge.weight)
-            yield from (known[at] for at in open_places if _is_ranked(known[at]))
+            yield from (graded[index] for index in open_places if _is_ranked(graded[index]))
 
 
 def _is_ranked(verdict: AnswerVerdict) -> bool:
@@ -187,33 +187,33 @@ class RolloutSource(TrainingCallback):
 
     def batch(self, step: int) -> Sequence[Row]:
         number = (step - 1) // self._rollouts.updates + 1
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         groups = self._groups(number)
         self._require_verdicts(number, groups)
         self._measures = measure_groups(groups) | self._seconds
         if self._seconds:
             self._parts.report(f"batch {number}: {describe_extremes(groups)}")
             self._seconds = {}
-        self._watch(number, groups, seconds=time.perf_counter() - begun)
-        kept = [group for group in groups if not is_dead([verdict.reward for _, verdict in group])]
-        kept = [group for group in kept if not group[0][0].canary]
+        self._watch(number, groups, seconds=time.perf_counter() - started_at)
+        live = [group for group in groups if not is_dead([verdict.reward for _, verdict in group])]
+        live = [group for group in live if not group[0][0].canary]
         groups = [group for group in groups if not group[0][0].canary]
         groups = [group for group in groups if any(verdict.reward is not None for _, verdict in group)]
         rl, sft = self._settings.mix.shares(step, self.steps)
-        self._has_signal = bool(kept) or (self._epochs is not None and sft > 0)
-        rows = [row for group in kept or groups[:1] for row in self._samples(number, group)]
+        self._has_signal = bool(live) or (self._epochs is not None and sft > 0)
+        rows = [row for group in live or groups[:1] for row in self._samples(number, group)]
         rows = self._correct(rows, number)
         if self._parts.reference is not None and rows:
             # The start's log-probabilities: of every row where KL is in the loss, else of one row a group.
             first = {row.unit: row for row in reversed(rows)}
-            asked = rows if self._settings.policy.kl else list(first.values())
-            values = dict(zip([row.id for row in asked], self._parts.reference(asked), strict=True))
+            compared = rows if self._settings.policy.kl else list(first.values())
+            values = dict(zip([row.id for row in compared], self._parts.reference(compared), strict=True))
             rows = [row.model_copy(update={"reference": values.get(row.id)}) for row in rows]
         scaled: list[TrainingSample] = scale_policy(
             rows,
             how=self._settings.policy.normalize,
             max_tokens=self._rollouts.longest_answer,
-            share=rl if kept else 0.0,
+            share=rl if live else 0.0,
         )
         if self._epochs is not None and sft:
             supervised = self._epochs.batch((step - 1) % self._epochs.steps + 1)
@@ -295,12 +295,12 @@ class RolloutSource(TrainingCallback):
         described = describe_signal(self._measures, prompts=self._rollouts.prompts, seconds=spent)
         if number == 1:
             self._parts.report(described)
-        known = sum(not name.startswith(CANARY) for name in self._parts.prompts)
+        prompt_count = sum(not name.startswith(CANARY) for name in self._parts.prompts)
         advice = advise(self._measures)
         self._looked = self._looked.after(number, prompts=0 if advice is None else self._rollouts.prompts)
         if advice is None:
             return
-        enough = min(ENOUGH_PROMPTS, known)
+        enough = min(ENOUGH_PROMPTS, prompt_count)
         if self._looked.prompts >= enough or number == self._rollouts.steps:
             raise AnswerIsNo(
                 "there is nothing to learn from these prompts",
@@ -317,28 +317,28 @@ class RolloutSource(TrainingCallback):
         if self._held is not None and self._held[0] == number:
             return self._held[1]
         answers = self._parts.journal.answers(number)
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         if answers is None:
             self._parts.progress("rollouts")
-            chosen = choose_prompts(
+            names = choose_prompts(
                 [name for name in self._parts.prompts if not name.startswith(CANARY)],
                 self._history,
                 count=self._rollouts.prompts,
                 seed=self._settings.seed,
                 batch=number,
             )
-            asked = [AskedPrompt(name, self._parts.prompts[name][1]) for name in chosen]
+            prompts = [AskedPrompt(name, self._parts.prompts[name][1]) for name in names]
             if number == 1:
                 canaries = (name for name in self._parts.prompts if name.startswith(CANARY))
-                asked += [AskedPrompt(name, self._parts.prompts[name][1], canary=True) for name in canaries]
+                prompts += [AskedPrompt(name, self._parts.prompts[name][1], canary=True) for name in canaries]
             answers = self._parts.sampler.sample(
-                number, asked, progress=lambda: self._parts.progress("rollouts")
+                number, prompts, progress=lambda: self._parts.progress("rollouts")
             )
             self._parts.journal.write_answers(number, answers)
             self._has_sampled = True
         sampled = time.perf_counter()
         verdicts = self._grade(number, answers)
-        spent = (sampled - begun, time.perf_counter() - sampled)
+        spent = (sampled - started_at, time.perf_counter() - sampled)
         self._seconds = dict(zip(SAMPLING_SECONDS, spent, strict=True))
         groups: dict[str, list[tuple[SampledAnswer, AnswerVerdict]]] = {}
         for answer in answers:

@@ -95,9 +95,9 @@ class StreamedAdam:
             return
         gradient = torch.empty(min(self._slice, unit.elements), dtype=torch.float32)
         for part in self._slices(unit.elements):
-            some = gradient[: part.stop - part.start]
-            some.copy_(unit.gradient[part]).mul_(scale)
-            tensors = (unit.master[part], some, unit.moments[0][part], unit.moments[1][part])
+            gradient_part = gradient[: part.stop - part.start]
+            gradient_part.copy_(unit.gradient[part]).mul_(scale)
+            tensors = (unit.master[part], gradient_part, unit.moments[0][part], unit.moments[1][part])
             self._step(tensors, unit.updates, rate)
             if unit.working is not unit.master:
                 unit.working[part].copy_(unit.master[part])
@@ -112,14 +112,14 @@ class StreamedAdam:
             buffers, size = self._buffers[number % 2], part.stop - part.start
             with buffers.apart():
                 master, first, second, gradient = (buffer[:size] for buffer in buffers.tensors)
-                held = (unit.master[part], unit.moments[0][part], unit.moments[1][part])
-                for target, source in zip((master, first, second), held, strict=True):
+                host_parts = (unit.master[part], unit.moments[0][part], unit.moments[1][part])
+                for target, source in zip((master, first, second), host_parts, strict=True):
                     target.copy_(source, non_blocking=True)
                 sent = buffers.sent(size, unit.gradient.dtype)
                 sent.copy_(unit.gradient[part], non_blocking=True)
                 gradient.copy_(sent).mul_(scale)
                 self._step((master, gradient, first, second), unit.updates, rate)
-                for target, source in zip(held, (master, first, second), strict=True):
+                for target, source in zip(host_parts, (master, first, second), strict=True):
                     target.copy_(source, non_blocking=True)
                 if unit.working is not unit.master:
                     sent = buffers.sent(size, unit.working.dtype)
@@ -129,7 +129,7 @@ class StreamedAdam:
             buffers.synchronize()
 
     def _slices(self, elements: int) -> list[slice]:
-        return [slice(begin, min(begin + self._slice, elements)) for begin in range(0, elements, self._slice)]
+        return [slice(start, min(start + self._slice, elements)) for start in range(0, elements, self._slice)]
 
     def _step(self, tensors: tuple[Tensor, Tensor, Tensor, Tensor], updates: int, rate: float) -> None:
         weights, gradient, first, second = tensors
@@ -239,22 +239,22 @@ class StreamedEngine(TrainingEngine):
         overlapped: bool | None = None,
     ) -> None:
         self.step = step
-        place = torch.device(device)
-        card = place.type == "cuda"
+        torch_device = torch.device(device)
+        card = torch_device.type == "cuda"
         if card:
             limit_gpu_memory(step.limit_gib)
         dtype: torch.dtype = getattr(torch, step.dtype)
-        shell = DecoderShell(model, device=place, dtype=dtype)
+        shell = DecoderShell(model, device=torch_device, dtype=dtype)
         self._units = cut_up(model, dtype, pinned=card, pinned_states=card and step.update == "card")
         adam = StreamedAdam(
             self._units.in_order(),
             weight_decay=settings.weight_decay,
             on=step.update,
-            device=place,
+            device=torch_device,
             # On a processor the update would only compete with the forward pass.
             overlapped=card if overlapped is None else overlapped,
         )
-        self.device_memory = DeviceMemory(place, dtype)
+        self.device_memory = DeviceMemory(torch_device, dtype)
         self._passes = StreamedPasses(
             shell,
             self._units,
@@ -300,7 +300,7 @@ class StreamedEngine(TrainingEngine):
     @torch.no_grad()
     def log_probabilities(self, rows: Sequence[Row]) -> list[Tensor]:
         batch = TokenBatch(rows, device=self._device, share_beginning=False)
-        return batch.by_row(-self._passes.lose([batch])[0])
+        return batch.by_row(-self._passes.compute_losses([batch])[0])
 
     @torch.no_grad()
     def mean_loss(self, rows: Sequence[Row], *, batch_size: int) -> float | None:
@@ -310,11 +310,11 @@ class StreamedEngine(TrainingEngine):
         ordered = sorted(rows, key=lambda row: len(row.tokens))
         size = min(batch_size, self._step.micro_rows or batch_size)
         batches = [
-            TokenBatch(ordered[at : at + size], device=self._device, share_beginning=False)
-            for at in range(0, len(ordered), size)
+            TokenBatch(ordered[start : start + size], device=self._device, share_beginning=False)
+            for start in range(0, len(ordered), size)
         ]
         with eval_mode(self.model):
-            total = sum(float(losses.sum()) for losses in self._passes.lose(batches))
+            total = sum(float(losses.sum()) for losses in self._passes.compute_losses(batches))
         return total / count_trained(rows)
 
     def learned(self) -> dict[str, Tensor]:
@@ -328,9 +328,9 @@ class StreamedEngine(TrainingEngine):
     def state(self) -> dict[str, Tensor]:
         """The tensors themselves: a copy would need as much host memory again."""
         tensors = {f"adapter/{name}": tensor for name, tensor in self.learned().items()}
-        for place, parameter in enumerate(self.parameters):
-            held = self.strategy.optimizer_state(parameter)
-            tensors |= {f"optimizer/{place}/{key}": tensor for key, tensor in held.items()}
+        for index, parameter in enumerate(self.parameters):
+            moments = self.strategy.optimizer_state(parameter)
+            tensors |= {f"optimizer/{index}/{key}": tensor for key, tensor in moments.items()}
         return {**tensors, **random_states()}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:

@@ -81,11 +81,11 @@ class DecoderShell:
         weight = self.embedding.weight
         tokens = torch.tensor([[0, weight.shape[0] - 1]], device=weight.device)
         ones = torch.ones((), dtype=dtype, device=weight.device)
-        nothing, found = (
+        nothing, scaled = (
             self.embed(tokens, {"weight": (ones * value).expand(weight.shape)}) for value in (0, 1)
         )
-        factor = float(found.flatten()[0])
-        if not factor or nothing.any() or not bool((found == factor).all()):
+        factor = float(scaled.flatten()[0])
+        if not factor or nothing.any() or not bool((scaled == factor).all()):
             raise UserMistake(
                 f"{type(self.embedding).__name__} cannot be streamed",
                 why="it does more to a row of its table than to scale it",
@@ -120,12 +120,12 @@ class DecoderShell:
             fix="set `train.strategy: fsdp`, or remove `train.offload`",
         )
 
-    def run(self, at: int, weights: Mapping[str, Tensor], hidden: Tensor, call: BlockCall) -> Tensor:
+    def run(self, index: int, weights: Mapping[str, Tensor], hidden: Tensor, call: BlockCall) -> Tensor:
         """One block."""
-        given = () if call.by_name else (hidden,)
-        named = {HIDDEN: hidden, **call.named} if call.by_name else call.named
-        with weights_of_call(self.blocks[at], weights):
-            out: Any = self.blocks[at](*given, *call.arguments, **named)
+        positional = () if call.by_name else (hidden,)
+        keywords = {HIDDEN: hidden, **call.named} if call.by_name else call.named
+        with weights_of_call(self.blocks[index], weights):
+            out: Any = self.blocks[index](*positional, *call.arguments, **keywords)
         self._in_tuple = isinstance(out, tuple)
         result: Tensor = out[0] if self._in_tuple else out
         return result
@@ -134,31 +134,31 @@ class DecoderShell:
         """What the decoder makes of the last block's hidden states."""
         last = len(self.blocks) - 1
 
-        def answer(at: int) -> Callable[..., Any]:
+        def answer(index: int) -> Callable[..., Any]:
             def forward(*given: Any, **named: Any) -> Any:
-                out = hidden if at == last else (given[0] if given else named[HIDDEN])
+                out = hidden if index == last else (given[0] if given else named[HIDDEN])
                 return (out,) if self._in_tuple else out
 
             return forward
 
         nothing = torch.zeros((), device=hidden.device, dtype=hidden.dtype).expand(hidden.shape)
         with self._blocks_do(answer):
-            found: Tensor = self._call(nothing, attended, outer).last_hidden_state
-        return found
+            output: Tensor = self._call(nothing, attended, outer).last_hidden_state
+        return output
 
     def logits(self, hidden: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         with weights_of_call(self._head, weights):
             return self._logits(hidden)
 
     def _call(self, embedded: Tensor, attended: Tensor, outer: Mapping[str, Tensor]) -> Any:
-        named = {"inputs_embeds": embedded, "attention_mask": attended, "use_cache": False}
+        keywords = {"inputs_embeds": embedded, "attention_mask": attended, "use_cache": False}
         with weights_of_call(self._decoder, outer):
-            return self._decoder(**named)
+            return self._decoder(**keywords)
 
     @contextmanager
     def _blocks_do(self, forward: Callable[[int], Callable[..., Any]]) -> Iterator[None]:
-        for at, block in enumerate(self.blocks):
-            block.forward = forward(at)
+        for index, block in enumerate(self.blocks):
+            block.forward = forward(index)
         try:
             yield
         finally:
@@ -169,16 +169,16 @@ class DecoderShell:
 @contextmanager
 def weights_of_call(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """The module computes with these weights for a moment; its own are put back, ties included."""
-    places = [
+    owners = [
         (module.get_submodule(path), leaf) for path, _, leaf in (name.rpartition(".") for name in weights)
     ]
-    own = [owner._parameters[leaf] for owner, leaf in places]
-    for (owner, leaf), weight in zip(places, weights.values(), strict=True):
+    originals = [owner._parameters[leaf] for owner, leaf in owners]
+    for (owner, leaf), weight in zip(owners, weights.values(), strict=True):
         owner._parameters[leaf] = weight  # type: ignore[assignment]
     try:
         yield
     finally:
-        for (owner, leaf), parameter in zip(places, own, strict=True):
+        for (owner, leaf), parameter in zip(owners, originals, strict=True):
             owner._parameters[leaf] = parameter
 
 
@@ -213,7 +213,9 @@ class StreamedPasses:
         self._gradients = GradientSlots(units.blocks, memory)
         self._inputs = BlockInputs(memory, on_host=host_inputs)
         self._lane = CopyLane(memory.device)
-        self._lowest = next((at for at, unit in enumerate(units.blocks) if unit.trained), len(units.blocks))
+        self._lowest = next(
+            (index for index, unit in enumerate(units.blocks) if unit.trained), len(units.blocks)
+        )
 
     def forget_weights(self) -> None:
         """The weights on the host have changed."""
@@ -238,27 +240,27 @@ class StreamedPasses:
         return losses
 
     @torch.no_grad()
-    def lose(self, batches: Sequence[TokenBatch]) -> list[Tensor]:
+    def compute_losses(self, batches: Sequence[TokenBatch]) -> list[Tensor]:
         """-log p of every trained token of each batch."""
         outer = self._outer(learn=False)
         portions = self._enter(batches, outer)
         self._forward(portions, keep=False)
         head = self._fetch(self._head)
-        found = []
+        losses = []
         for portion in portions:
             states = self._shell.leave(portion.hidden, portion.batch.attended, outer)
-            chosen, targets = states[portion.batch.predicts], portion.batch.targets
-            found.append(
+            predicting, targets = states[portion.batch.predicts], portion.batch.targets
+            losses.append(
                 torch.cat(
                     [
-                        token_losses(self._shell.logits(chosen[part], head), targets[part])
+                        token_losses(self._shell.logits(predicting[part], head), targets[part])
                         for part in self._chunks(len(targets))
                     ]
                 )
             )
         self._drop(self._head)
         self._exit(portions)
-        return found
+        return losses
 
     def _outer(self, *, learn: bool) -> dict[str, Tensor]:
         """Weights outside of the blocks: few, and on the device for the whole step."""
@@ -291,15 +293,15 @@ class StreamedPasses:
 
     @torch.no_grad()
     def _forward(self, portions: list[Portion], *, keep: bool) -> None:
-        for at in range(len(self._units.blocks)):
+        for index in range(len(self._units.blocks)):
             self._progress("forward")
-            weights = self._weights.use(at)
-            self._weights.prefetch(at + 1)
+            weights = self._weights.use(index)
+            self._weights.prefetch(index + 1)
             for number, portion in enumerate(portions):
                 hidden = portion.hidden
-                if keep and at >= self._lowest:
-                    self._inputs.put(at, number, hidden)
-                portion.hidden = self._shell.run(at, weights, hidden, portion.calls[at])
+                if keep and index >= self._lowest:
+                    self._inputs.put(index, number, hidden)
+                portion.hidden = self._shell.run(index, weights, hidden, portion.calls[index])
 
     @property
     def _head(self) -> HostUnit:
@@ -317,7 +319,7 @@ class StreamedPasses:
 
     def _chunks(self, count: int) -> list[slice]:
         size = self._head_tokens or max(count, 1)
-        return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def _learn_head(
         self, portions: list[Portion], outer: dict[str, Tensor], normalizer: float
@@ -338,16 +340,16 @@ class StreamedPasses:
             batch = portion.batch
             leaf = portion.hidden.detach().requires_grad_()
             states = self._shell.leave(leaf, batch.attended, outer)
-            chosen = states.detach()[batch.predicts]
+            predicting = states.detach()[batch.predicts]
             back = torch.zeros_like(states)
-            loss, back[batch.predicts] = self._learn_chunks(chosen, batch, head, summed, normalizer)
+            loss, back[batch.predicts] = self._learn_chunks(predicting, batch, head, summed, normalizer)
             losses.append(loss)
-            asked = list(outer.values()) if sums is not None else []
-            gradients = torch.autograd.grad(states, [leaf, *asked], back, allow_unused=True)
+            trained = list(outer.values()) if sums is not None else []
+            gradients = torch.autograd.grad(states, [leaf, *trained], back, allow_unused=True)
             portion.hidden = gradients[0]
             if sums is not None:
                 sums.add(dict(zip(outer, gradients[1:], strict=True)))
-            del states, back, chosen, leaf, gradients
+            del states, back, predicting, leaf, gradients
         if summed is not None:
             self._send(summed, "head")
         self._drop(self._head)
@@ -369,8 +371,8 @@ class StreamedPasses:
             logits = self._shell.logits(leaf, head)
             loss = weighted_loss(logits, batch.targets[part], weights) / normalizer
             del logits
-            asked = list(head.values()) if summed is not None else []
-            gradients = torch.autograd.grad(loss, [leaf, *asked])
+            trained = list(head.values()) if summed is not None else []
+            gradients = torch.autograd.grad(loss, [leaf, *trained])
             back[part] = gradients[0]
             total = total + loss.detach()
             if summed is not None:
@@ -398,29 +400,29 @@ class StreamedPasses:
 
     def _backward(self, portions: list[Portion]) -> None:
         blocks = self._units.blocks
-        for at in reversed(range(self._lowest, len(blocks))):
+        for index in reversed(range(self._lowest, len(blocks))):
             self._progress("backward")
-            weights = self._weights.use(at)
-            self._weights.prefetch(at - 1 if at > self._lowest else -1)
+            weights = self._weights.use(index)
+            self._weights.prefetch(index - 1 if index > self._lowest else -1)
             leaves = {name: view.detach().requires_grad_() for name, view in weights.items()}
-            summed = self._gradients.begin(blocks[at], passes=len(portions))
-            onwards = at > self._lowest or self._units.table.trained
+            summed = self._gradients.begin(blocks[index], passes=len(portions))
+            onwards = index > self._lowest or self._units.table.trained
             for number, portion in enumerate(portions):
                 # The next input that will be asked for is fetched while this one is computed with.
                 if number + 1 < len(portions):
-                    self._inputs.prefetch(at, number + 1)
-                elif at > self._lowest:
-                    self._inputs.prefetch(at - 1, 0)
-                hidden = self._inputs.take(at, number).detach().requires_grad_(onwards)
-                out = self._shell.run(at, leaves, hidden, portion.calls[at])
-                asked = [hidden, *leaves.values()] if onwards else list(leaves.values())
-                gradients: Sequence[Any] = torch.autograd.grad(out, asked, portion.hidden, allow_unused=True)
+                    self._inputs.prefetch(index, number + 1)
+                elif index > self._lowest:
+                    self._inputs.prefetch(index - 1, 0)
+                hidden = self._inputs.take(index, number).detach().requires_grad_(onwards)
+                out = self._shell.run(index, leaves, hidden, portion.calls[index])
+                inputs = [hidden, *leaves.values()] if onwards else list(leaves.values())
+                gradients: Sequence[Any] = torch.autograd.grad(out, inputs, portion.hidden, allow_unused=True)
                 del out
                 if onwards:
                     portion.hidden = gradients[0]
                     gradients = gradients[1:]
                 summed.add(dict(zip(leaves, gradients, strict=True)))
-                del gradients, hidden, asked
+                del gradients, hidden, inputs
             summed.finish()
             self._gradients.send(summed)
 
@@ -438,11 +440,11 @@ class StreamedPasses:
             back = portion.hidden
             if portion.entered is not None:
                 embedded, first = portion.entered
-                asked = [embedded, *(outer.values() if sums is not None else ())]
-                found = torch.autograd.grad(first, asked, back, allow_unused=True)
-                back = found[0]
+                inputs = [embedded, *(outer.values() if sums is not None else ())]
+                gradients = torch.autograd.grad(first, inputs, back, allow_unused=True)
+                back = gradients[0]
                 if sums is not None:
-                    sums.add(dict(zip(outer, found[1:], strict=True)))
+                    sums.add(dict(zip(outer, gradients[1:], strict=True)))
             back = back * self._shell.row_scale if self._shell.row_scale != 1 else back
             add_rows(table, portion.batch.tokens, back, padding=self._shell.padding)
         if table.trained:

@@ -47,8 +47,8 @@ class HostUnit:
 
     def view(self, name: str, flat: Tensor) -> Tensor:
         """The part of a flat buffer that is a parameter's."""
-        begin, parameter = self.begins[name], self.parameters[name]
-        return flat[begin : begin + parameter.numel()].view(parameter.shape)
+        start, parameter = self.begins[name], self.parameters[name]
+        return flat[start : start + parameter.numel()].view(parameter.shape)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         return {name: self.view(name, flat) for name in self.parameters}
@@ -103,9 +103,9 @@ def cut_up(
         name: parameter for name, parameter in parts.decoder.named_parameters() if id(parameter) not in apart
     }
     tied = any(id(parameter) in in_table for parameter in parts.head.parameters())
-    known = apart | {id(parameter) for parameter in outer.values()}
+    assigned = apart | {id(parameter) for parameter in outer.values()}
     for name, parameter in model.named_parameters():
-        if id(parameter) not in known:
+        if id(parameter) not in assigned:
             raise _cannot(f"{name} belongs neither to its decoder nor to its head")
     if len(in_table) > 1 or (tied and head):
         raise _cannot("its embedding or its head has more than one weight")
@@ -115,27 +115,29 @@ def cut_up(
         for key, parameter in parameters.items():
             begins[key] = end
             end += aligned(parameter.numel())
-        own = dtype == torch.float32
-        master = host_buffer(end, torch.float32, pinned=pinned_states or (pinned and own))
-        working = master if own else host_buffer(end, dtype, pinned=pinned)
-        made = HostUnit(name, begins, parameters, master, working)
+        is_float32 = dtype == torch.float32
+        master = host_buffer(end, torch.float32, pinned=pinned_states or (pinned and is_float32))
+        working = master if is_float32 else host_buffer(end, dtype, pinned=pinned)
+        host_unit = HostUnit(name, begins, parameters, master, working)
         for key, parameter in parameters.items():
-            view = made.view(key, master)
+            view = host_unit.view(key, master)
             view.copy_(parameter.detach())
             parameter.data = view
-        made.refresh()
+        host_unit.refresh()
         if any(parameter.requires_grad for parameter in parameters.values()):
             # Rows of the table are added up on the host, in float32.
             kind = torch.float32 if name == "embedding" else dtype
-            made.gradient = host_buffer(end, kind, pinned=pinned)
+            host_unit.gradient = host_buffer(end, kind, pinned=pinned)
             first, second = (host_buffer(end, torch.float32, pinned=pinned_states) for _ in range(2))
-            made.moments = (first, second)
-        return made
+            host_unit.moments = (first, second)
+        return host_unit
 
     return ModelUnits(
         table=unit("embedding", dict(embedding.named_parameters())),
         outer=unit("outer", outer),
-        blocks=[unit(f"block {at}", dict(block.named_parameters())) for at, block in enumerate(parts.blocks)],
+        blocks=[
+            unit(f"block {index}", dict(block.named_parameters())) for index, block in enumerate(parts.blocks)
+        ],
         head=unit("head", head) if not tied else None,
     )
 
@@ -203,22 +205,22 @@ class WeightSlots:
         self._used = 0
         """The slot that is computed with."""
 
-    def use(self, at: int) -> dict[str, Tensor]:
+    def use(self, index: int) -> dict[str, Tensor]:
         """The weights of a block, for everything that is computed from now on."""
-        self.prefetch(at)
-        self._used = self._holds.index(at)
+        self.prefetch(index)
+        self._used = self._holds.index(index)
         self._marks[self._used].wait()
-        unit = self._units[at]
+        unit = self._units[index]
         return unit.views(self._slots[self._used][: unit.elements])
 
-    def prefetch(self, at: int) -> None:
+    def prefetch(self, index: int) -> None:
         """Begin to fetch a block into the slot that is not in use, after what is computed until now."""
-        if not 0 <= at < len(self._units) or at in self._holds:
+        if not 0 <= index < len(self._units) or index in self._holds:
             return
         slot = 1 - self._used
-        unit = self._units[at]
+        unit = self._units[index]
         self._ready(unit)
-        self._holds[slot] = at
+        self._holds[slot] = index
         self._marks[slot] = self._lane.copy(self._slots[slot][: unit.elements], unit.working)
 
     def forget(self) -> None:
@@ -354,5 +356,5 @@ class BlockInputs:
         """Forget everything: the step was abandoned."""
         self._arrive()
         self._up.synchronize()
-        for kept in (self._there, self._away, self._coming):
-            kept.clear()
+        for states in (self._there, self._away, self._coming):
+            states.clear()
