@@ -16,7 +16,7 @@ from graftwork.model.shape import (
     trained_by,
 )
 from graftwork.records.base import GIB, NF4_BYTES
-from graftwork.records.plan import ModelShape, PlainStep, ProcessorStep, Workload
+from graftwork.records.plan import CpuStepPlan, ModelShape, PlainStep, Workload
 
 WIDTH = 4
 """It works in float32 alone."""
@@ -251,7 +251,7 @@ def _plain_flops(shape: ModelShape, work: Workload) -> dict[str, float]:
     }
 
 
-def _own_flops(shape: ModelShape, work: Workload, own: ProcessorStep) -> dict[str, float]:
+def _own_flops(shape: ModelShape, work: Workload, own: CpuStepPlan) -> dict[str, float]:
     """The step written for CPUs: frozen blocks once a row and not once an epoch where their output is
     cached; the last block beyond keys and values only where a reply is predicted; adapters besides."""
     tokens, layer, scores = _read_tokens(work), layer_parameters(shape), _scores(shape, work)
@@ -325,7 +325,7 @@ def reached_share(work: Workload, cores: float) -> float:
     return reached / (1 + OWN_SERIAL_SHARE * max(cores - MEASURED_CORES, 0))
 
 
-def _pass_flops(shape: ModelShape, work: Workload, own: ProcessorStep) -> float:
+def _pass_flops(shape: ModelShape, work: Workload, own: CpuStepPlan) -> float:
     """What all passes of a run cost besides their tokens, as operations."""
     frozen = shape.layers - work.adapted_layers if own.kept == "nowhere" else 0
     a_token = layer_parameters(shape) * (4.0 * work.adapted_layers + 2.0 * frozen)

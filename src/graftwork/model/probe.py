@@ -146,7 +146,7 @@ THIN_MATRICES = 8
 def _median_rate(
     work: Callable[[], object], seconds: float, *, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Calls a second of the clock."""
+    """Calls per second of the clock."""
     work()
     rates: list[float] = []
     until = time.perf_counter() + seconds
@@ -268,7 +268,7 @@ def _product(tokens: int, inputs: int, outputs: int, dtype: str, device: str) ->
 
 
 def measure_copy(*, device: str) -> float:
-    """Bytes read and written a second, together, by a plain copy that no cache holds."""
+    """Bytes read and written per second, together, by a plain copy that no cache holds."""
     import torch
 
     count = COPIED_BYTES[device]
@@ -347,7 +347,7 @@ def measure_context(before: float | None) -> float | None:
 
 
 def measure_transfers() -> tuple[float, float]:
-    """Bytes a second from pinned host memory to the GPU, and back."""
+    """Bytes per second from pinned host memory to the GPU, and back."""
     import torch
 
     host = torch.empty(TRANSFERRED_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -358,8 +358,8 @@ def measure_transfers() -> tuple[float, float]:
 
 
 def measure_disk(folder: Path) -> tuple[float, float | None] | None:
-    """Bytes a second of a file written through to the disk, and read past the system's cache (None where the
-    system would answer from memory). None where there is no room."""
+    """Bytes per second of a file written through to the disk, and read past the system's cache (None where
+    the system would answer from memory). None where there is no room."""
     if shutil.disk_usage(folder).free < 4 * DISK_BYTES:
         return None
     file = folder / f".probe-{uuid.uuid4().hex[:8]}.part"

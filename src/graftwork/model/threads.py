@@ -17,7 +17,7 @@ from pathlib import Path
 
 TASKS = Path("/proc/self/task")
 LOOK_SECONDS = 0.25
-CONTENDED, CONTENDED_A_THREAD = 0.25, 0.03
+CONTENDED, CONTENDED_PER_THREAD = 0.25, 0.03
 """Seconds that our threads wait for a core, together, per second: from here on spinning is shortened. Two
 threads next to one busy process wait about 1.0, on an idle machine 0.01. More threads wait longer."""
 FIRST_HOLD, LONGEST_HOLD = 2.0, 8.0
@@ -59,7 +59,7 @@ class Contention:
     """
 
     def __init__(self, threads: int = 2) -> None:
-        self._contended = max(CONTENDED, CONTENDED_A_THREAD * threads)
+        self._contended = max(CONTENDED, CONTENDED_PER_THREAD * threads)
         self._hold = FIRST_HOLD
         self._until = 0.0
         self._free_since: float | None = None

@@ -44,10 +44,10 @@ from graftwork.records.base import MIB, Figure, Record
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import (
+    CpuStepPlan,
     DeviceFacts,
     ModelShape,
     Plan,
-    ProcessorStep,
     Residual,
     RunPlan,
     StagePlan,
@@ -342,7 +342,7 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
     own_step = None
     if device.kind == "cpu" and not why_plain_step(settings, shape, device="cpu", precision="float32"):
         # The step that is written for processors, with the usual savings.
-        own_step = ProcessorStep(
+        own_step = CpuStepPlan(
             packed=True, kept="memory", distinct_tokens=length * counted, restarted=repeated is not None
         )
     load = Workload(

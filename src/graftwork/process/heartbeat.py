@@ -79,7 +79,7 @@ class Sampler:
         self._resident.append((now, resident))
         while now - self._resident[0][0] > GROWTH_WINDOW_SECONDS:
             self._resident.popleft()
-        # Cores kept busy and MiB swapped a second, since the sample before.
+        # Cores kept busy and MiB swapped per second, since the sample before.
         used, pages = time.process_time(), swapped_pages()
         before, self._last = self._last, (now, used, pages)
         cores: float | None = None
@@ -117,7 +117,7 @@ def seconds_between_lines(elapsed: float, *, every: float = SAMPLE_SECONDS) -> f
 
 
 def growth_per_minute(samples: list[tuple[float, float]]) -> float:
-    """GiB a minute that memory grows by: the least of the later half over the least of the earlier one.
+    """GiB per minute that memory grows by: the least of the later half over the least of the earlier one.
 
     What is taken and given back in every step lifts single samples, not the least of many.
     """

@@ -55,7 +55,7 @@ class DeviceFacts(Record):
     threads: int
     gflops: float | None = None
     weights_s: float | None = None
-    """Bytes a second that a CPU reads of weights which it multiplies with a single row."""
+    """Bytes per second that a CPU reads of weights which it multiplies with a single row."""
     core_share: float | None = None
     """The part of the cores that the measurement of a CPU got; small on a busy machine."""
     core_gflops: float | None = None
@@ -121,7 +121,7 @@ class Tuning(Record):
     """Memory beyond the limit that is set apart for answers sampled between steps."""
 
 
-class ProcessorStep(Record):
+class CpuStepPlan(Record):
     """How the step that is written for CPUs spends memory to save work."""
 
     packed: bool
@@ -229,7 +229,7 @@ class Workload(Record):
     """Most trained tokens of one batch; 0 where only the mean is known."""
     experts: bool = False
     """Experts have adapters too."""
-    processor: ProcessorStep | None = None
+    processor: CpuStepPlan | None = None
     """None where the run takes a GPU's step or the plain one."""
     rollouts: RolloutLoad | None = None
     """Answers that the model samples before each step; None but for reinforcement learning."""
@@ -619,7 +619,7 @@ class ProbedStep(Record):
 
 
 class ProbeFacts(Record):
-    """The device as it was found, in bytes, seconds and operations a second. None: could not be measured."""
+    """The device as it was found, in bytes, seconds and operations per second; None where not measured."""
 
     device: DeviceName
     memory_gib: float

@@ -13,7 +13,7 @@ from pydantic import AfterValidator
 from graftwork.records.base import Record
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-MINUTES_A_DAY = 24 * 60
+MINUTES_PER_DAY = 24 * 60
 
 _CLOCK = r"(?:[01]?\d|2[0-3]):[0-5]\d|24:00"
 _DAY = "|".join(DAYS)
@@ -38,7 +38,7 @@ def parse_window(text: str) -> WeeklyWindow:
     start, end = _minutes(match["start"]), _minutes(match["end"])
     if start == end:
         raise ValueError(f"{text!r} is empty: write 00:00-24:00 for the whole day")
-    return WeeklyWindow(_days(match["days"]), start, end if end > start else end + MINUTES_A_DAY)
+    return WeeklyWindow(_days(match["days"]), start, end if end > start else end + MINUTES_PER_DAY)
 
 
 def parse_moment(text: str) -> tuple[int | None, int]:

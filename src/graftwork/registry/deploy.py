@@ -50,7 +50,7 @@ from graftwork.serve.own_endpoint import OwnEndpoint, gateway_folder
 ENOUGH_SECONDS = 1.0
 """Before that the rate is chance."""
 BETWEEN_SECONDS = 0.1
-"""Between two reports of the same phase: a fast disk has a thousand chunks a second."""
+"""Between two reports of the same phase: a fast disk has a thousand chunks per second."""
 
 
 def report_bytes(

@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from graftwork.records.week import (
-    MINUTES_A_DAY,
+    MINUTES_PER_DAY,
     ShownSession,
     WeeklyWindow,
     WeekSchedule,
@@ -31,7 +31,7 @@ def minutes_since(start: datetime, moment: datetime) -> int:
 
 def local_moment(day: date, minute: int, zone: ZoneInfo) -> datetime:
     """The moment at which the clock shows this minute of the day; 1440 is the next midnight."""
-    extra_days, minute = divmod(minute, MINUTES_A_DAY)
+    extra_days, minute = divmod(minute, MINUTES_PER_DAY)
     local = datetime.combine(day + timedelta(days=extra_days), time(minute // 60, minute % 60), tzinfo=zone)
     back = local.astimezone(UTC).astimezone(zone)
     if back.replace(tzinfo=None) != local.replace(tzinfo=None):
@@ -99,7 +99,7 @@ def periods_of(
 def _days_around(start: datetime, length: int, zone: ZoneInfo) -> list[date]:
     """Local days from a week before the start to a week after the end: a period may begin that early."""
     first = start.astimezone(zone).date() - timedelta(days=8)
-    count = length // MINUTES_A_DAY + 18
+    count = length // MINUTES_PER_DAY + 18
     return [first + timedelta(days=number) for number in range(count)]
 
 

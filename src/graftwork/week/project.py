@@ -38,7 +38,7 @@ from graftwork.records.hardware import PlaceTerms
 from graftwork.records.run import TrainStep
 from graftwork.records.week import (
     DAYS,
-    MINUTES_A_DAY,
+    MINUTES_PER_DAY,
     Scenario,
     Session,
     WeekSchedule,
@@ -584,7 +584,7 @@ def _before_the_week(places: Sequence[WeekPlace], asked: WeekRequest) -> list[st
         for provider in places
         if provider.name not in metered
         and (
-            any(rolling.window > MINUTES_A_DAY for rolling in provider.rolling)
+            any(rolling.window > MINUTES_PER_DAY for rolling in provider.rolling)
             or any(period.start < 0 < period.end for quota in provider.periods for period in quota)
         )
     ]

@@ -25,7 +25,7 @@ from graftwork.model.shape import adapter_parameters, shape_of, total_parameters
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import PlanInputs, correct_memory, learned_memory, make_plan
 from graftwork.plan.settings import PlanSettings
-from graftwork.records.plan import DeviceFacts, ProcessorStep, Residual, RolloutLoad, Workload
+from graftwork.records.plan import CpuStepPlan, DeviceFacts, Residual, RolloutLoad, Workload
 
 SHAPE = find_model("smollm2-135m").shape
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -35,7 +35,7 @@ DEVICE = DeviceFacts(kind="cpu", name="test", memory_gib=16, threads=2, gflops=1
 def work_of(*, step=True, **changes):
     """The demo's 48 shortest rows, two epochs: what was measured step by step."""
     lengths = (115,) * 8 + (123,) * 8 + (134,) * 8 + (128,) * 8 + (157,) * 8 + (146,) * 8
-    own = ProcessorStep(packed=True, kept="memory", distinct_tokens=sum(lengths) - 51 * 48)
+    own = CpuStepPlan(packed=True, kept="memory", distinct_tokens=sum(lengths) - 51 * 48)
     values = {
         "lengths": lengths,
         "trained_tokens": 1209,
@@ -95,7 +95,7 @@ MEASURED = (
 @pytest.mark.parametrize(("adapted", "rows", "batches", "tokens", "replies", "peak"), MEASURED)
 def test_other_settings_are_predicted_within_five_percent(adapted, rows, batches, tokens, replies, peak):
     lengths = (100,) * (rows * (batches - 1)) + (tokens // rows,) * rows
-    step = ProcessorStep(
+    step = CpuStepPlan(
         packed=True,
         kept="nowhere" if adapted == SHAPE.layers else "memory",
         distinct_tokens=sum(lengths) - 51 * len(lengths),
@@ -118,7 +118,7 @@ def test_speed_is_what_was_measured():
 
 
 def test_kept_activations_are_not_recomputed():
-    kept, again = work_of(), work_of(processor=ProcessorStep(packed=True, kept="nowhere", distinct_tokens=1))
+    kept, again = work_of(), work_of(processor=CpuStepPlan(packed=True, kept="nowhere", distinct_tokens=1))
     assert training_flops(SHAPE, kept) < 0.9 * training_flops(SHAPE, again)
     # Each further epoch costs the same with nothing kept, and less than the first with it.
     costs = [training_flops(SHAPE, kept.model_copy(update={"epochs": n})) for n in (1, 2, 3)]
@@ -132,7 +132,7 @@ def test_the_processors_step_does_less_than_the_plain_one():
 
 def test_states_take_memory_only_where_they_are_kept_there():
     for kept in ("memory", "file", "nowhere"):
-        step = ProcessorStep(packed=False, kept=kept, distinct_tokens=1000)
+        step = CpuStepPlan(packed=False, kept=kept, distinct_tokens=1000)
         parts = memory_of(work_of(processor=step))
         assert parts["packed"] == 0
         assert parts["states"] == (states_bytes(SHAPE, 1000) if kept == "memory" else 0)
@@ -148,7 +148,7 @@ def test_scattering_grows_with_the_batches_of_an_epoch_and_ends(steps):
 )
 def test_longer_rows_and_more_layers_never_take_less(rows, length, layers, batch):
     def made(rows, length, layers):
-        own = ProcessorStep(packed=True, kept="memory", distinct_tokens=rows * (length - 51))
+        own = CpuStepPlan(packed=True, kept="memory", distinct_tokens=rows * (length - 51))
         return work_of(
             lengths=(length,) * rows,
             trained_tokens=5 * rows,
@@ -291,7 +291,7 @@ def test_the_same_rows_in_more_passes_take_longer():
 def test_a_pass_of_one_core_takes_what_was_measured():
     # 8 rows of 110 tokens and 4 of them, 22 trained: 5.6 and 2.9 processor seconds at 85 GFLOP/s.
     for rows, measured in ((8, 5.6), (4, 2.9)):
-        own = ProcessorStep(packed=True, kept="nowhere", distinct_tokens=110 * rows)
+        own = CpuStepPlan(packed=True, kept="nowhere", distinct_tokens=110 * rows)
         work = work_of(
             lengths=(110,) * rows,
             trained_tokens=22 * rows,
@@ -307,7 +307,7 @@ def test_a_pass_of_one_core_takes_what_was_measured():
 def rollouts_of(**changes):
     values = {"prompts": 2, "answers": 8, "prompt_tokens": 137, "max_tokens": 32, "answer_tokens": 30.4}
     load = RolloutLoad(**{**values, "reference_rows": 2, **changes})
-    own = ProcessorStep(packed=True, kept="nowhere", distinct_tokens=2700)
+    own = CpuStepPlan(packed=True, kept="nowhere", distinct_tokens=2700)
     return work_of(
         lengths=(169,) * 16,
         trained_tokens=512,

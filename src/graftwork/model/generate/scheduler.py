@@ -157,7 +157,7 @@ def _matching(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 MOST_ROWS = 256
-"""More rows answer hardly more a second: by then the products keep the GPU busy."""
+"""More rows answer hardly more per second: by then the products keep the GPU busy."""
 SHARE = 0.8
 """Of the free memory; the rest is for what the allocator cannot use in one piece."""
 HALF = 2

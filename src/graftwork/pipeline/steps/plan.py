@@ -41,7 +41,7 @@ from graftwork.project.settings import FROM_MAIN
 from graftwork.records.base import GIB, Figure, fingerprint
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, UserMistake
-from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
+from graftwork.records.plan import CpuStepPlan, DeviceFacts, ModelShape, Plan, Workload
 from graftwork.records.run import TrainOutcome
 from graftwork.train.callbacks import STEPS_BEFORE_CRASH
 from graftwork.train.engine_choice import choose_precision, has_amx_here, streams_layers, why_plain_step
@@ -203,7 +203,7 @@ def _as_on_processor(
         return ahead
     adapted = ahead.load.adapted_layers
     memory = machine_memory().get("limit", device.memory_gib) * GIB
-    step = ProcessorStep(
+    step = CpuStepPlan(
         packed=packed_bytes(shape, adapted=adapted, method=settings.method) <= memory * MEMORY_SHARE,
         kept=choose_kept(
             shape,

@@ -38,7 +38,7 @@ from graftwork.plan.fit.candidates import (
 from graftwork.plan.fit.question import gpu_room, half_precision, host_room, rollout_load, why_plain
 from graftwork.records.base import ELEMENT_BYTES, GIB, Figure
 from graftwork.records.hardware import Cpu
-from graftwork.records.plan import FitQuestion, Level, MemoryPeak, Offload, ProcessorStep, Sharding, Workload
+from graftwork.records.plan import CpuStepPlan, FitQuestion, Level, MemoryPeak, Offload, Sharding, Workload
 
 ON_HOST = Distribution("none", "weights", 1)
 HOST_RANGE = (0.98, 1.03)
@@ -177,7 +177,7 @@ def _cpu_work(question: FitQuestion, cpu: Cpu) -> Workload:
     if why_plain(question) is not None:
         return work
     memory, distinct = question.machine.ram_gib * GIB, sum(lengths) - len(lengths)
-    cpu_step = ProcessorStep(
+    cpu_step = CpuStepPlan(
         packed=packed_bytes(question.shape, adapted=work.adapted_layers, method=work.method)
         <= memory * MEMORY_SHARE,
         kept=choose_kept(
