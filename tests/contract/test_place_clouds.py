@@ -271,7 +271,7 @@ def test_lambda_offers_machines_with_one_card_that_a_region_has(tmp_path, monkey
         assert sorted(offers) == ["gpu_1x_rtx3090", "gpu_1x_rtx4090"]
         assert offers["gpu_1x_rtx4090"].region == "us-east-1"
         monkeypatch.setattr(found.api, "types", dict)
-        with pytest.raises(Refused, match="no machine with the card"):
+        with pytest.raises(Refused, match="no machine with the GPU"):
             found.place().submit(ordered(found, ""), secrets={})
 
 

@@ -337,7 +337,7 @@ Cases = Annotated[int, typer.Option("--cases", min=1, help="Prompts to try every
 
 @reward_app.command("check")
 def check(project: Folder = None, model: Model = None, cases: Cases = 4, json: Json = False) -> None:
-    """Try the reference, an empty answer and a catalogue of hacks against the rewards of graft.yaml.
+    """Try the reference, an empty answer and a catalog of hacks against the rewards of graft.yaml.
 
     Exit code 0 if every reference is rewarded and no hack is, 1 if not. Needs a prepared dataset, or a file
     of cases under `train.rollouts.source`.
@@ -346,7 +346,7 @@ def check(project: Folder = None, model: Model = None, cases: Cases = 4, json: J
     """
     from graftwork.pipeline.preflight import check_rewards
 
-    with opened(project, model) as work, stderr.status("trying the reference and the catalogue of hacks"):
+    with opened(project, model) as work, stderr.status("trying the reference and the catalog of hacks"):
         found = check_rewards(work, cases=cases)
     if json:
         print_json({**found.model_dump(mode="json"), "sound": found.sound})

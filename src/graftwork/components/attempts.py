@@ -136,7 +136,7 @@ def check_chain(entries: list[dict[str, Any]]) -> str:
     previous = FIRST
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict) or "hash" not in entry:
-            return f"entry {number} is no entry of a journal"
+            return f"entry {number} is not an entry of a journal"
         if entry.get("previous") != previous:
             return f"entry {number} does not follow the one before it: an entry was removed or added"
         if entry_hash(entry) != entry["hash"]:
@@ -222,7 +222,7 @@ class RecordedAnswers:
                 texts[_whole(row.get("sample", len(texts)))] = str(row["text"])
             except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
                 raise UserMistake(
-                    "this is no recorded answer",
+                    "this is not a recorded answer",
                     why="every line is a JSON object with the keys component, stage (a number) and text",
                     fix="correct the line, or name another file as recorded:FILE",
                     where=f"{path}:{number}",
@@ -386,7 +386,7 @@ class Attempts:
             ) from error
 
     def is_prose(self, attempt: Attempt) -> bool:
-        """Whether its answer has no code block and is no code itself."""
+        """Whether its answer has no code block and is not code itself."""
         entry = self._journal.find(ANSWER, attempt.key)
         return entry is not None and "```" not in entry["text"] and bool(attempt.verdict.facts.syntax)
 

@@ -57,7 +57,7 @@ FIXES = {
     "cycle": "remove one of these dependencies",
     "field_unread": "write it in one of the forms that docs/components.md shows",
     "parameter_renamed": "write a name that Python accepts",
-    "type_missing": "write the type behind the name",
+    "type_missing": "write the type after the name",
     "type_unknown": "write a Python type, such as str, int, list[str] or dict",
     "type_foreign": "nothing is wrong; the Python type is what components are asked for",
     "case_dangling": "correct the id in the file of cases, in quotes",
@@ -169,7 +169,7 @@ def _check_ids(tree: SpecTree) -> Iterator[SpecFinding]:
 
 
 def _check_names(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
-    """Each component is a module of the package: names differ, and are no words of Python."""
+    """Each component is a module of the package: names differ, and are not words of Python."""
     by_function: dict[str, SpecNode] = {}
     for node in component_nodes(tree, cases):
         function = function_of(node, cases.components.get(node.id, ComponentCases()))
@@ -190,7 +190,7 @@ def _check_fields(tree: SpecTree) -> Iterator[SpecFinding]:
             yield _found(level, "field_unread", node, message, line)
         for parameter in parameters_of(node, "inputs"):
             if (name := to_identifier(parameter.name)) != parameter.name:
-                message = f"the input {parameter.name!r} is no Python name: it becomes {name}"
+                message = f"the input {parameter.name!r} is not a Python name: it becomes {name}"
                 yield _found("warning", "parameter_renamed", node, message, parameter.line)
 
 
@@ -199,7 +199,7 @@ def _check_references(tree: SpecTree) -> Iterator[SpecFinding]:
     for node in tree.walk():
         for name, line in dependencies_of(node):
             if name not in names:
-                message = f"{node.id or UNNAMED} depends on {name}, which is no node of this tree"
+                message = f"{node.id or UNNAMED} depends on {name}, which is not a node of this tree"
                 yield _found("warning", "dangling", node, message, line)
         for reference in _REFERENCE.finditer(node.tail + "\n" + node.body):
             target = _STARS.sub(".", reference[1].strip()).strip(".")
@@ -214,7 +214,7 @@ def _check_references(tree: SpecTree) -> Iterator[SpecFinding]:
         for number, name in enumerate(listed if isinstance(listed, list) else []):
             if str(name) not in names:
                 line = tree.root.line_of("stages", stage, "components", str(number))
-                message = f"{stage} names the component {name}, which is no node of this tree"
+                message = f"{stage} names the component {name}, which is not a node of this tree"
                 yield _found("error", "dangling", tree.root, message, line)
 
 
@@ -243,12 +243,12 @@ def _check_cases(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
     for identifier, component_cases in cases.components.items():
         if identifier not in nodes:
             yield _found(
-                "error", "case_dangling", tree.root, f"there are cases for {identifier}, which is no node"
+                "error", "case_dangling", tree.root, f"there are cases for {identifier}, which is not a node"
             )
             continue
         stated = {text for text, _ in requirements_of(nodes[identifier])}
         for text in sorted(covered_by(component_cases) - stated):
-            message = f"a case covers {text!r}, which is no requirement of {identifier}"
+            message = f"a case covers {text!r}, which is not a requirement of {identifier}"
             yield _found("warning", "covers_nothing", nodes[identifier], message)
         parameter_count = len(parameters_of(nodes[identifier], "inputs"))
         for call in component_cases.calls:

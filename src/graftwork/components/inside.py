@@ -610,13 +610,13 @@ class _Mutate(ast.NodeTransformer):
         return ast.copy_location(ast.Pass(), node) if self._is_it(node) else node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        """Bodies only: types and decorators are no behaviour."""
+        """Bodies only: types and decorators are not behavior."""
         node.args.defaults = [self.visit(child) for child in node.args.defaults]
         node.body = [self.visit(child) for child in node.body]
         return node
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        """The text of a message is no behaviour that a case decides."""
+        """The text of a message is not behavior that a case decides."""
         return ast.copy_location(ast.Pass(), node) if self._is_it(node) else node
 
 

@@ -122,7 +122,7 @@ class PropertyCase(Record):
             try:
                 compile(self.holds.strip(), "holds", "eval")
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                raise ValueError(f"`holds` is no Python expression: {error}") from error
+                raise ValueError(f"`holds` is not a Python expression: {error}") from error
         return self
 
     @property
@@ -553,7 +553,7 @@ def _require_ids(tree: SpecTree, cases: CaseFile, *, where: str) -> None:
         lines[node.id] = node.line
     if unknown := [identifier for identifier in cases.components if identifier not in lines]:
         raise UserMistake(
-            f"there are cases for {unknown[0]}, which is no node of the specification",
+            f"there are cases for {unknown[0]}, which is not a node of the specification",
             fix="correct the id in the cases, in quotes; `graft spec show` lists the nodes",
             where=f"components.{unknown[0]}",
         )

@@ -8,8 +8,8 @@ writes it back the same way; `1.10`, `yes` and dates stay text, so that nothing 
 
 Outline: a title line, then numbered headings `*1 Title`, `*1**2 Title`, with prose below; written back, it
 has the bytes that it was read from. Fields that an outline has no place for are in a fenced block `spec`
-directly below a heading. Stars in prose and in fenced code are no headings. Headings of stars without numbers
-are numbered in order, if the file has no others.
+directly below a heading. Stars in prose and in fenced code are not headings. Headings of stars without
+numbers are numbered in order, if the file has no others.
 
 JSON Schema and OpenAPI: one leaf for each operation or definition, with inputs and outputs; examples of a
 schema are requirements that can be run.
@@ -125,10 +125,10 @@ def plain_scalar(text: str, kind: str) -> Any:
 
 
 def read_yaml_tree(text: str, *, where: str) -> SpecTree:
-    """UserMistake with its line where this is no YAML or no tree."""
+    """UserMistake with its line where this is not YAML or not a tree."""
     document = parse_yaml(text, where=where)
     if not isinstance(document.root, yaml.MappingNode):
-        raise UserMistake("this is no mapping", fix="begin with id, name and children", where=where)
+        raise UserMistake("this is not a mapping", fix="begin with id, name and children", where=where)
     reader = _Reader()
     try:
         root = reader.node(document.root)
@@ -412,7 +412,7 @@ def parse_spec(text: str, *, where: str) -> SpecTree:
     except UserMistake as error:
         if len(_MEANT_AS_YAML.findall(text)) > 1:
             raise
-        raise _free_text(text, where=where, why=f"it is no YAML ({error.what})") from error
+        raise _free_text(text, where=where, why=f"it is not YAML ({error.what})") from error
     if is_schema(content):
         raise UserMistake(
             "this is an OpenAPI document or a JSON Schema",
@@ -452,7 +452,7 @@ def _free_text(text: str, *, where: str, why: str) -> UserMistake:
         if headings and description == "free text":
             description += f" with {headings} Markdown heading{'s' if headings > 1 else ''}"
     return UserMistake(
-        f"this is no specification: {description}",
+        f"this is not a specification: {description}",
         why=f"it has no numbered headings (*1, *1**1), and {why}",
         fix="write a YAML tree with id, name and children, or an outline of numbered headings",
         where=where,
@@ -532,7 +532,7 @@ def from_json_schema(document: dict[str, Any], *, where: str) -> SpecTree:
     """One leaf for each definition: a function that checks or builds such a value."""
     defined = document.get("$defs") or document.get("definitions") or {}
     if not isinstance(defined, dict):
-        raise UserMistake("the definitions of this schema are no mapping", fix="check $defs", where=where)
+        raise UserMistake("the definitions of this schema are not a mapping", fix="check $defs", where=where)
     title = str(document.get("title") or "Schema")
     schemas = {**({title: document} if "properties" in document else {}), **defined}
     leaves = [

@@ -454,7 +454,7 @@ class _Links:
 
 
 def verify_package(out: Path, *, plan: ComponentPlan | None = None) -> ProvenanceReport:
-    """UserMistake where this is no folder of a generation."""
+    """UserMistake where this is not the folder of a generation."""
     manifest = read_manifest(out)
     if manifest is None:
         raise UserMistake(
@@ -560,7 +560,7 @@ class EpisodeFiles(Record):
     left_out: int = 0
     """Episodes whose prompt a project holds out."""
     with_dependencies: int = 0
-    """Components that are no prompt for rollouts: their calls need other components."""
+    """Components that are not prompts for rollouts: their calls need other components."""
     files: dict[str, str] = {}
 
 

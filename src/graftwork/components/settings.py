@@ -26,7 +26,7 @@ class GenerateSettings(Record):
     samples: int = Field(4, ge=1, le=256, description="Answers for each component, stage and round.")
     rounds: int = Field(2, ge=1, le=16, description="Rounds with feedback per component.")
     max_tokens: int = Field(768, ge=16, description="The longest answer.")
-    hacks: bool = Field(True, description="Try the catalogue of hacks on the cases before anything is asked.")
+    hacks: bool = Field(True, description="Try the catalog of hacks on the cases before anything is asked.")
     thresholds: ScoreThresholds = Field(
         default_factory=ScoreThresholds, description="Gates of the score card."
     )

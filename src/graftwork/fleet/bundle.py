@@ -109,7 +109,7 @@ DATASET = "dataset"
 BASE = "base"
 START_ADAPTER = "start_adapter"
 RESUME = "resume"
-TRAVELLING_SPLITS = ("train", "validation")
+TRAVELING_SPLITS = ("train", "validation")
 """Held-out cases stay here: a place that trains does not need them."""
 
 
@@ -126,7 +126,7 @@ class BundleParts:
     """Copied into the bundle for a base of the kind `bundled`."""
     dataset_folder: Path | None = None
     dataset_there: str = ""
-    splits: tuple[str, ...] = TRAVELLING_SPLITS
+    splits: tuple[str, ...] = TRAVELING_SPLITS
     start_adapter: Path | None = None
     checkpoint: Path | None = None
     """The folder of the checkpoint to go on from."""
@@ -143,7 +143,7 @@ def build_bundle(parts: BundleParts, root: Path) -> tuple[Path, Bundle]:
         build_wheel(folder)
         shutil.copyfile(Path(__file__).with_name(BOOTSTRAP), folder / BOOTSTRAP)
         (folder / JOB_FILE).write_text(json.dumps({**parts.job, "run_id": parts.run_id}, indent=2))
-        for name, source in _travelling(parts):
+        for name, source in _traveling(parts):
             _link(source, folder / name)
         files = {
             path.relative_to(folder).as_posix(): BundleFile(
@@ -172,7 +172,7 @@ def build_bundle(parts: BundleParts, root: Path) -> tuple[Path, Bundle]:
     return final, bundle
 
 
-def _travelling(parts: BundleParts) -> Iterator[tuple[str, Path]]:
+def _traveling(parts: BundleParts) -> Iterator[tuple[str, Path]]:
     """Names in the bundle, and where the files are now."""
     if parts.dataset_folder is not None and not parts.dataset_there:
         dataset = read_manifest(parts.dataset_folder)
@@ -212,7 +212,7 @@ def read_bundle(folder: Path) -> Bundle:
         bundle = Bundle.from_json((folder / BUNDLE_FILE).read_bytes())
     except (FileNotFoundError, ValidationError) as error:
         raise Damaged(
-            "this is no bundle of a job",
+            "this is not the bundle of a job",
             why=f"{BUNDLE_FILE} is missing or cannot be read",
             fix="make it again: `graft fleet bundle`",
             where=str(folder),
@@ -250,7 +250,7 @@ def take_results(stream: IO[bytes], folder: Path) -> None:
                 plain = entry.isreg() and not entry.issparse()
                 source = archive.extractfile(entry) if plain else None
                 if source is None:
-                    raise Damaged("the results hold something that is no file", where=entry.name[:100])
+                    raise Damaged("the results hold something that is not a file", where=entry.name[:100])
                 yield entry.name, partial(shutil.copyfileobj, source)
 
     try:
@@ -258,7 +258,7 @@ def take_results(stream: IO[bytes], folder: Path) -> None:
     except tarfile.TarError as error:
         raise Damaged(
             "the results cannot be unpacked",
-            why=f"not all of them have arrived, or they are no archive: {error}"[:200],
+            why=f"not all of them have arrived, or they are not an archive: {error}"[:200],
             fix="fetch them again",
             where=str(folder),
         ) from error

@@ -125,7 +125,7 @@ def _check(name: str, cap: float | None, counted: float, job: FleetJob) -> None:
     raise OverCap(
         f"the job could cost ${job.committed_usd:.2f}, and the cap of a {name} is ${cap:.2f}",
         why=f"the largest possible cost counts, not the expected one{spent}",
-        fix=f"order less time or a cheaper card, or raise `fleet.caps.{name}_usd`",
+        fix=f"order less time or a cheaper GPU, or raise `fleet.caps.{name}_usd`",
         where=f"fleet.caps.{name}_usd",
     )
 
@@ -289,7 +289,7 @@ class Controller:
             found_here = sorted(machines.pop(job.label, []), key=lambda one: (one.created_at, one.id))
             self._settle(job, found_here, now, ended)
         after = {job.id: job for job in self.ledger.list()}
-        # Read after the list: a job that was started since is no orphan.
+        # Read after the list: a job that was started since is not an orphan.
         by_label = {job.label: job for job in after.values()}
         for label in sorted(machines.keys() & by_label.keys()):
             job, orphans = by_label[label], machines[label]

@@ -316,7 +316,7 @@ class JobHost:
             shutil.rmtree(part, ignore_errors=True)
 
     def _pick_gpu(self, order: dict[str, Any], folder: Path) -> int | None:
-        """The card with the fewest jobs of ours and then the most free memory."""
+        """The GPU with the fewest jobs of ours and then the most free memory."""
         gpus = list_gpus()
         if not gpus:
             return None

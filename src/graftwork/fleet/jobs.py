@@ -163,15 +163,15 @@ def quote_run(work: OpenProject, plan: Plan, request: FleetRequest, offer: Offer
 
 
 def choose_offer(place: Place, gpu: str) -> Offer:
-    """The cheapest offer of the place, of this card or instance type if one is named."""
+    """The cheapest offer of the place, of this GPU or instance type if one is named."""
     known_offers = place.offer()
     offers = [offer for offer in known_offers if not gpu or gpu in (offer.gpu, offer.instance)]
     if not offers:
-        gpus = sorted({offer.gpu or "no card" for offer in known_offers})
+        gpus = sorted({offer.gpu or "no GPU" for offer in known_offers})
         raise AnswerIsNo(
             f"{place.name} offers no {gpu or 'machine'} now",
             why=f"it has: {', '.join(gpus) or 'nothing'}",
-            fix="name another card or place; `graft fleet offers` lists them",
+            fix="name another GPU or place; `graft fleet offers` lists them",
             where="--gpu",
         )
     return min(offers, key=lambda offer: offer.usd_per_hour or 0.0)
@@ -190,7 +190,7 @@ def start_run(
     controller = control(work, request.place)
     require_mirror(work)
     if outputs is None:
-        # A wrong login or card is found before the data is prepared.
+        # A wrong login or GPU is found before the data is prepared.
         choose_offer(controller.place, request.gpu)
     outputs = outputs if outputs is not None else run_pipeline(work, upto="plan")
     for twin in find_jobs(work, outputs.get("plan", Plan)):
@@ -637,7 +637,7 @@ def list_offers(work: OpenProject, *, only: str = "", request: FleetRequest | No
         except GraftError as error:
             notes.append(f"{name}: {error.what}")
             continue
-        # One offer for each card: the one that `graft fleet run --gpu` takes.
+        # One offer for each GPU: the one that `graft fleet run --gpu` takes.
         cheapest: dict[str, Offer] = {}
         for offer in sorted(offers, key=lambda offer: (offer.gpu, offer.usd_per_hour or 0.0)):
             cheapest.setdefault(offer.gpu, offer)
@@ -650,7 +650,7 @@ def list_offers(work: OpenProject, *, only: str = "", request: FleetRequest | No
                 notes.append(f"{label}: {error.what}")
                 continue
             if not planner.knows(offer):
-                notes.append(f"{label}: not in the catalog of cards, planned for this machine")
+                notes.append(f"{label}: not in the catalog of GPUs, planned for this machine")
     ranked = sorted(quotes, key=lambda quote: (quote.planned_usd, quote.planned_hours, quote.place))
     return RunOffers(planned_hours=planner.here.minutes.high / 60, quotes=tuple(ranked), notes=tuple(notes))
 

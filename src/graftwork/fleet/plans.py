@@ -1,6 +1,6 @@
 """This project's run on the machine of an offer: its plan there, and its bundle.
 
-In: an open project with its dataset, offers of places. Out: plans for the cards of these places; a bundle in
+In: an open project with its dataset, offers of places. Out: plans for the GPUs of these places; a bundle in
 `.graft/fleet/bundles` with the newest good checkpoint of the run. Starts nothing, and takes nothing secret
 along.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from graftwork.data.project import PreparedData
 from graftwork.files.remote import open_url
-from graftwork.fleet.bundle import TRAVELLING_SPLITS, BundleParts, build_bundle
+from graftwork.fleet.bundle import TRAVELING_SPLITS, BundleParts, build_bundle
 from graftwork.fleet.project import catalog_name
 from graftwork.grading.checks import GradeCheck
 from graftwork.model.base import EMBEDDED, BaseFolder
@@ -39,7 +39,7 @@ from graftwork.train.settings import TrainSettings
 
 @dataclass
 class PlacePlanner:
-    """Plans of one run for several machines; each kind of card is planned once."""
+    """Plans of one run for several machines; each kind of GPU is planned once."""
 
     work: OpenProject
     outputs: StepOutputs
@@ -52,7 +52,7 @@ class PlacePlanner:
         return self.outputs.get("plan", Plan)
 
     def plan(self, offer: Offer) -> Plan:
-        """The plan for the card of the offer; for a machine without one, and for this one, that of here.
+        """The plan for the GPU of the offer; for a machine without one, and for this one, that of here.
 
         Raises AnswerIsNo if the run does not fit there.
         """
@@ -85,7 +85,7 @@ class PlacePlanner:
                 threads=int(offer.vcpus or here.threads),
                 capability=gpu.capability,
             )
-        # A card that the catalog does not know.
+        # A GPU that the catalog does not know.
         return None
 
     def knows(self, offer: Offer) -> bool:
@@ -182,7 +182,7 @@ def pack_run(work: OpenProject, outputs: StepOutputs, options: BundleOptions) ->
         base_folder=Path(work.weights.folder) if base.kind == "bundled" else None,
         dataset_folder=Path(job.dataset_folder),
         dataset_there=options.dataset_there,
-        splits=travelling_splits(work.settings.train),
+        splits=traveling_splits(work.settings.train),
         start_adapter=Path(job.start_adapter) if job.start_adapter else None,
         checkpoint=newest_checkpoint(Path(job.folder)),
         seconds=options.seconds,
@@ -192,11 +192,11 @@ def pack_run(work: OpenProject, outputs: StepOutputs, options: BundleOptions) ->
     return build_bundle(parts, work.project.state / "fleet" / "bundles")
 
 
-def travelling_splits(train: TrainSettings) -> tuple[str, ...]:
+def traveling_splits(train: TrainSettings) -> tuple[str, ...]:
     """The splits that a run reads where it trains. Pure."""
     rollouts = train.rollouts
     prompts = train.objective == "grpo" and rollouts.asks_rows
-    return tuple(dict.fromkeys((*TRAVELLING_SPLITS, rollouts.source) if prompts else TRAVELLING_SPLITS))
+    return tuple(dict.fromkeys((*TRAVELING_SPLITS, rollouts.source) if prompts else TRAVELING_SPLITS))
 
 
 def find_unpacked(train: TrainSettings, checks: Sequence[GradeCheck] = ()) -> list[str]:

@@ -54,7 +54,7 @@ class PlaceCalendarSettings(Record):
     catalog: str = Field(
         "", description="A place of `graft plan catalog places` whose terms hold here. Default: this name."
     )
-    gpu: str = Field("", description="Its card, from which the planner computes its speed.")
+    gpu: str = Field("", description="Its GPU, from which the planner computes its speed.")
     gpus: int = Field(1, ge=1, description="How many of them a session has.")
     speed: float | None = Field(
         None, gt=0, description="Training per hour in hours of the reference place, instead of the planner's."

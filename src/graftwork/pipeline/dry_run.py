@@ -29,7 +29,7 @@ from graftwork.train.settings import EvalSettings, RunSettings
 STEPS = 10
 ROWS_AT_MOST = 2
 """Rows of a step on each device: the way is tested, not the memory of a full batch."""
-WORDS_OF_A_ROW = 8
+WORDS_PER_ROW = 8
 WORDS = ("river", "stone", "garden", "window", "letter", "market", "bridge", "winter", "copper", "signal")
 
 
@@ -61,7 +61,7 @@ def check_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[Doctor
             f"{outcome.steps} steps in {outcome.seconds:.1f} s after {outcome.load_seconds:.1f} s of "
             f"loading, loss {outcome.first_loss:.3f} to {outcome.final_loss:.3f}, "
             f"peak {outcome.peak_memory_gib:.2f} GiB",
-            "look at the base and the precision: a loss that is no number",
+            "look at the base and the precision: a loss that is not a number",
         )
         paths = sorted((Path(outcome.adapter_folder).parent / CHECKPOINTS).glob("step-*"))
         fix = "look at the disk"
@@ -105,7 +105,7 @@ def _scratch_project(project: ProjectFolder, folder: Path) -> ProjectFolder:
     # Questions and replies of common words, each unlike the others, the same every time.
     chance, rows = random.Random(10), []
     for number in range(2 * STEPS * batch):
-        nouns = [f"{chance.choice(WORDS)}{chance.randrange(1000)}" for _ in range(WORDS_OF_A_ROW)]
+        nouns = [f"{chance.choice(WORDS)}{chance.randrange(1000)}" for _ in range(WORDS_PER_ROW)]
         question = f"Sort these, list {number}: {' '.join(nouns)}"
         rows.append(json.dumps({"prompt": question, "completion": " ".join(sorted(nouns))}) + "\n")
     (folder / "rows.jsonl").write_text("".join(rows))

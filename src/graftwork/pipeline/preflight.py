@@ -1,7 +1,7 @@
 """Everything that can be found out before the first training step, in seconds and without loading weights.
 
 In: an open project with a prepared dataset and a plan. Out: problems, how long each stage will take, and
-what disk and port look like; for `graft reward check`, what the gold answer, an empty one and a catalogue of
+what disk and port look like; for `graft reward check`, what the gold answer, an empty one and a catalog of
 hacks got by the rewards: the gold answer must be rewarded and no hack may be. `graft run` does this by itself
 before it trains; `graft run --dry-run` does nothing else.
 """
@@ -50,7 +50,7 @@ CHECKED = "reward_check.json"
 
 
 class TriedAnswer(Record):
-    """One answer of the catalogue on one case."""
+    """One answer of the catalog on one case."""
 
     case: str
     name: str
@@ -60,7 +60,7 @@ class TriedAnswer(Record):
 
 
 class RewardCheck(Record):
-    """What the catalogue got. `sound` is False if a hack was rewarded or a gold answer was not."""
+    """What the catalog got. `sound` is False if a hack was rewarded or a gold answer was not."""
 
     cases: int
     hacks: int
@@ -96,7 +96,7 @@ class RewardCheck(Record):
 
 
 def check_rewards(work: OpenProject, *, cases: int = CASES) -> RewardCheck:
-    """Try the catalogue on the first prompts of the project."""
+    """Try the catalog on the first prompts of the project."""
     settings = work.settings.train
     require_listed(work)
     prompts = project_prompts(work)
@@ -107,7 +107,7 @@ def check_rewards(work: OpenProject, *, cases: int = CASES) -> RewardCheck:
         environment = Environment(
             environment_name, folder=work.project.root, sandbox=work.settings.evaluate.sandbox
         )
-    check = try_catalogue(spec, spread(prompts, cases), environment=environment)
+    check = try_catalog(spec, spread(prompts, cases), environment=environment)
     keep_reward_seconds(work, check.usual_seconds)
     return check
 
@@ -141,10 +141,10 @@ def project_prompts(work: OpenProject, *, cases: Path | None = None) -> tuple[Ca
     return read_prompts(path, dataset=dataset, rollouts=train.rollouts)
 
 
-def try_catalogue(
+def try_catalog(
     spec: RewardSpec, cases: Sequence[Case], *, environment: EpisodeEnvironment | None = None
 ) -> RewardCheck:
-    """With an environment, each answer of the catalogue is an episode of one reply."""
+    """With an environment, each answer of the catalog is an episode of one reply."""
     answers = [(case, hack.name, hack.text) for case in cases for hack in hacks_for(case)]
     if environment is None:
         answers = [(case, GOLD, case.reference) for case in cases if case.reference] + answers
@@ -244,7 +244,7 @@ def require_rewards(work: OpenProject, folder: Path) -> None:
     if train.objective != "grpo" or not train.reward_checks.hacks:
         return
     if not path.exists():
-        work.reporter.info("rewards: trying the reference and the catalogue of hacks")
+        work.reporter.info("rewards: trying the reference and the catalog of hacks")
         write_atomic(path, check_rewards(work).to_json())
     require_sound(RewardCheck.from_json(path.read_bytes()))
 

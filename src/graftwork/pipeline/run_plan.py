@@ -61,7 +61,7 @@ from graftwork.train.engine_choice import why_plain_step
 
 SAMPLE_BYTES = 4 * MIB
 SAMPLE_ROWS = 200
-CHARACTERS_A_TOKEN = 3.5
+CHARACTERS_PER_TOKEN = 3.5
 REPLY_SHARE = 0.2
 """Of a logged row, where nothing is prepared yet."""
 MOST_CASES = 500
@@ -81,8 +81,8 @@ class LogSize(NamedTuple):
     """Of the bytes: sentences, without keys, ids and times."""
 
     @property
-    def tokens_a_row(self) -> float:
-        return self.bytes * self.text_share / max(self.rows, 1) / CHARACTERS_A_TOKEN
+    def tokens_per_row(self) -> float:
+        return self.bytes * self.text_share / max(self.rows, 1) / CHARACTERS_PER_TOKEN
 
 
 def size_of_logs(work: OpenProject) -> LogSize:
@@ -120,7 +120,7 @@ def known_device(work: OpenProject) -> DeviceFacts:
     entry, device = work.ledger.get("plan"), name_device()
     here = None
     if device.kind == "cuda":
-        # As the catalog knows the card, if it does.
+        # As the catalog knows the GPU, if it does.
         with suppress(UserMistake):
             gpu = find_gpu(device.name)
             facts = {"memory_gib": gpu.memory_gib, "capability": gpu.capability}
@@ -183,8 +183,8 @@ def _expect_answers(
         shared = float(common_length([row.tokens[: row.trained_from] for row in rows_seen]))
     else:
         cases = round(size.rows * work.settings.data.test)
-        reply, shared = max(size.tokens_a_row * REPLY_SHARE, 1.0), 0.0
-        longest, prompt = 2 * reply, max(size.tokens_a_row - reply, 1.0)
+        reply, shared = max(size.tokens_per_row * REPLY_SHARE, 1.0), 0.0
+        longest, prompt = 2 * reply, max(size.tokens_per_row - reply, 1.0)
     most = float(settings.max_new_tokens)
     trained = AnswerLoad(
         cases=min(cases, settings.max_cases or cases),
@@ -317,7 +317,7 @@ def record_stage(work: OpenProject, stage: str, prior: Figure, *, seconds: float
 
 
 def _device_of(stage: str) -> str:
-    """What the time of a stage depends on: a card where a model answers, else the processor."""
+    """What the time of a stage depends on: a GPU where a model answers, else the CPU."""
     return name_device().name if stage in WITH_BASE else describe_device().name
 
 
@@ -333,7 +333,7 @@ def time_spent(stage: str, output: Record, seconds: float) -> float:
 def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, device: DeviceFacts) -> Figure:
     """Seconds of training from the size of the logs, where nothing is prepared yet: rough."""
     settings, data = work.settings.train, work.settings.data
-    length = max(round(size.tokens_a_row), 2)
+    length = max(round(size.tokens_per_row), 2)
     length = min(length, data.max_tokens or length)
     rows = max(round(size.rows * (1 - data.test - data.validation)), 1)
     rows = min(rows, settings.max_rows or rows)
@@ -341,7 +341,7 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
     repeated = repeated_steps(settings)
     own_step = None
     if device.kind == "cpu" and not why_plain_step(settings, shape, device="cpu", precision="float32"):
-        # The step that is written for processors, with the usual savings.
+        # The step that is written for CPUs, with the usual savings.
         own_step = CpuStepPlan(
             packed=True, kept="memory", distinct_tokens=length * counted, restarted=repeated is not None
         )

@@ -239,7 +239,7 @@ def expected_step_seconds(plan: Plan) -> float:
 def judge_run(folder: Path, *, expected: float, patience: Patience) -> tuple[HealthReport, Beat | None]:
     """How the worker in `folder` is now, by its heartbeat, its lock and its process."""
     beat, holder = read_beat(folder), lock_holder(folder)
-    judgement = assess_health(
+    judgment = assess_health(
         beat,
         alive=holder is not None,
         age=clock.seconds_since(beat.moment) if beat is not None else 0.0,
@@ -247,7 +247,7 @@ def judge_run(folder: Path, *, expected: float, patience: Patience) -> tuple[Hea
         process_state=process_state(holder) if holder else "",
         patience=patience,
     )
-    return judgement, beat
+    return judgment, beat
 
 
 def next_run(work: OpenProject, steps: tuple[StepState, ...]) -> NextRun:

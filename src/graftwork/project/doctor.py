@@ -203,8 +203,8 @@ there = torch.cuda.is_available()
 print(json.dumps({
     "torch": torch.__version__, "cuda": torch.version.cuda, "available": there,
     "arches": torch.cuda.get_arch_list() if there else [],
-    "cards": [[torch.cuda.get_device_name(at), *torch.cuda.get_device_capability(at)]
-              for at in range(torch.cuda.device_count())] if there else [],
+    "gpus": [[torch.cuda.get_device_name(index), *torch.cuda.get_device_capability(index)]
+              for index in range(torch.cuda.device_count())] if there else [],
 }))
 """
 
@@ -218,30 +218,30 @@ class InstalledGpu(NamedTuple):
 
 
 class TorchView(NamedTuple):
-    """What torch sees of the cards."""
+    """What torch sees of the GPUs."""
 
     version: str
     cuda: str | None
     available: bool
     arches: tuple[str, ...]
-    cards: tuple[tuple[str, int, int], ...]
+    gpus: tuple[tuple[str, int, int], ...]
 
 
 def check_gpus() -> Iterator[DoctorCheck]:
     if shutil.which("nvidia-smi") is None:
-        yield DoctorCheck(name="gpu", result="note", found="none: training runs on the processor")
+        yield DoctorCheck(name="gpu", result="note", found="none: training runs on the CPU")
         return
-    cards = parse_gpus(ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or "")
-    if not cards:
+    gpus = parse_gpus(ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or "")
+    if not gpus:
         yield DoctorCheck(
             name="gpu",
             result="missing",
-            found="nvidia-smi is there, but shows no card",
-            fix="look at `nvidia-smi`: the driver is not loaded, or the container got no card (--gpus all)",
+            found="nvidia-smi is there, but shows no GPU",
+            fix="look at `nvidia-smi`: the driver is not loaded, or the container got no GPU (--gpus all)",
         )
         return
-    yield from describe_gpus(cards)
-    yield from judge_torch(_ask_torch(), cards)
+    yield from describe_gpus(gpus)
+    yield from judge_torch(_ask_torch(), gpus)
 
 
 def parse_gpus(printed: str) -> tuple[InstalledGpu, ...]:
@@ -264,24 +264,24 @@ def parse_gpus(printed: str) -> tuple[InstalledGpu, ...]:
     return tuple(gpus)
 
 
-def describe_gpus(cards: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
-    """The card or cards, what is free of them, and what they multiply in."""
-    first = cards[0]
-    names = first.name if len(cards) == 1 else f"{len(cards)} × {first.name}"
-    if len({card.name for card in cards}) > 1:
-        names = ", ".join(card.name for card in cards)
+def describe_gpus(gpus: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
+    """The GPU or GPUs, what is free of them, and what they multiply in."""
+    first = gpus[0]
+    names = first.name if len(gpus) == 1 else f"{len(gpus)} × {first.name}"
+    if len({gpu.name for gpu in gpus}) > 1:
+        names = ", ".join(gpu.name for gpu in gpus)
     yield DoctorCheck(
         name="gpu", result="ok", found=f"{names}, {first.total_gib:.1f} GiB, driver {first.driver}"
     )
-    fullest = min(cards, key=lambda card: card.free_gib / card.total_gib)
+    fullest = min(gpus, key=lambda gpu: gpu.free_gib / gpu.total_gib)
     yield decide(
         "gpu memory",
         fullest.free_gib >= MOSTLY_FREE * fullest.total_gib,
         f"{fullest.free_gib:.1f} of {fullest.total_gib:.1f} GiB free",
-        "`nvidia-smi` lists who holds the rest; plans assume an empty card",
+        "`nvidia-smi` lists who holds the rest; plans assume an empty GPU",
         otherwise="note",
     )
-    ages = [card.capability for card in cards if card.capability is not None]
+    ages = [gpu.capability for gpu in gpus if gpu.capability is not None]
     if ages:
         has_bf16, has_fp8 = min(ages) >= FIRST_WITH_BF16, min(ages) >= FIRST_WITH_FP8
         kinds = [*(["bfloat16"] if has_bf16 else []), "float16", *(["FP8"] if has_fp8 else [])]
@@ -294,7 +294,7 @@ def describe_gpus(cards: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
         )
 
 
-def judge_torch(view: TorchView | None, cards: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
+def judge_torch(view: TorchView | None, gpus: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
     """Whether torch can use what the driver shows."""
     if view is None:
         yield DoctorCheck(
@@ -309,7 +309,7 @@ def judge_torch(view: TorchView | None, cards: tuple[InstalledGpu, ...]) -> Iter
         yield DoctorCheck(
             name="torch on the gpu",
             result="missing",
-            found=f"torch {view.version}, {built}, sees no card",
+            found=f"torch {view.version}, {built}, sees no GPU",
             fix="install the wheel for the driver's CUDA from pytorch.org; an older driver cannot run it",
         )
         return
@@ -319,10 +319,10 @@ def judge_torch(view: TorchView | None, cards: tuple[InstalledGpu, ...]) -> Iter
         digits = digits.rstrip("af")
         if digits.isdigit():
             kernels.append((kind == "compute", (int(digits[:-1]), int(digits[-1]))))
-    # Kernels run on later cards of their generation; PTX (`compute_`) on every later card.
+    # Kernels run on later GPUs of their generation; PTX (`compute_`) on every later GPU.
     lacking = [
         name
-        for name, *version in view.cards
+        for name, *version in view.gpus
         if view.arches
         and not any(
             target <= tuple(version) and (is_ptx or target[0] == version[0]) for is_ptx, target in kernels
@@ -331,8 +331,8 @@ def judge_torch(view: TorchView | None, cards: tuple[InstalledGpu, ...]) -> Iter
     yield decide(
         "torch on the gpu",
         not lacking,
-        f"torch {view.version}, CUDA {view.cuda}, {len(view.cards)} of {len(cards)} cards",
-        f"this torch has no kernels for {', '.join(lacking)}: install the CUDA 12.6 wheels for old cards, "
+        f"torch {view.version}, CUDA {view.cuda}, {len(view.gpus)} of {len(gpus)} GPUs",
+        f"this torch has no kernels for {', '.join(lacking)}: install the CUDA 12.6 wheels for old GPUs, "
         "the newest for new ones",
     )
 
@@ -354,8 +354,8 @@ def _ask_torch() -> TorchView | None:
     if not done.stdout:
         return None
     view = json.loads(done.stdout.splitlines()[-1])
-    cards = tuple((str(name), int(major), int(minor)) for name, major, minor in view["cards"])
-    return TorchView(view["torch"], view["cuda"], view["available"], tuple(view["arches"]), cards)
+    gpus = tuple((str(name), int(major), int(minor)) for name, major, minor in view["gpus"])
+    return TorchView(view["torch"], view["cuda"], view["available"], tuple(view["arches"]), gpus)
 
 
 def check_project(project: ProjectFolder) -> Iterator[DoctorCheck]:

@@ -215,13 +215,13 @@ COMMENT_AT = 44
 VALIDATION = 0.06
 FEW_ROWS, MANY_ROWS = 400, 800
 MOST_VISITED = 1200
-"""Rows that a processor trains on in some tens of minutes."""
+"""Rows that a CPU trains on in some tens of minutes."""
 
 
 def write_proposal(
     proposal: Proposal, *, name: str, logs: Sequence[str], device: DeviceFacts, base: str, own: dict[str, Any]
 ) -> str:
-    """What the log asks for, with the reason behind each setting."""
+    """What the log asks for, with the reason for each setting."""
     lines = [
         f"# {KINDS[proposal.kind]}: {proposal.kind_why}.",
         f"project: {_flow(name)}",
@@ -339,7 +339,7 @@ def _gate(proposal: Proposal) -> list[str]:
 
 
 def _line(setting: str, why: str) -> str:
-    """The setting with its reason, where the line is not too long for it behind, else above."""
+    """The setting with its reason, where the line leaves room for it, else above."""
     indent = " " * (len(setting) - len(setting.lstrip()))
     if len(setting) >= COMMENT_AT + 16:
         return f"{indent}# {why}\n{setting}"

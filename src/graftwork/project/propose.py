@@ -269,11 +269,11 @@ def _find_json_kind(
     fields = tuple(_unless_invented(field, cases) for field in fields)
     required = [key for key in keys if keys[key] == len(documents)]
     settings = {"required": required} if required else {}
-    labelled = {
+    labeled = {
         field.path: {"enum": list(field.values)} for field in fields if field.values and "." not in field.path
     }
-    if labelled:
-        settings["json_schema"] = {"type": "object", "required": required, "properties": labelled}
+    if labeled:
+        settings["json_schema"] = {"type": "object", "required": required, "properties": labeled}
     copied = _count_copied(cases, fields)
     if fields and copied >= MOST * total:
         return "extraction", f"{why}, and {copied} of them repeat words of the prompt", fields, settings

@@ -229,7 +229,7 @@ class ProjectSettings(Record):
         for model in self.serve.family.remote if self.serve.family else ():
             if model not in self.all_models or model == self.main_model:
                 specialists = ", ".join(name for name in self.all_models if name != self.main_model) or "none"
-                raise ValueError(f"serve.family.remote: {model} is no specialist; known: {specialists}")
+                raise ValueError(f"serve.family.remote: {model} is not a specialist; known: {specialists}")
         return self
 
     @model_validator(mode="after")

@@ -206,7 +206,7 @@ class RewardCheckSettings(Record):
     """Guards against rewards that can be cheated."""
 
     seconds: float = Field(5.0, gt=0, description="Time limit of one reward function for one answer.")
-    hacks: bool = Field(True, description="Run the catalogue of hacks before training.")
+    hacks: bool = Field(True, description="Run the catalog of hacks before training.")
     canaries: int = Field(
         4, ge=0, description="Unsolvable prompts added to the first batch: a reward is an alarm."
     )

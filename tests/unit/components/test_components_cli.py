@@ -30,7 +30,7 @@ def test_spec_check_of_a_folder_lists_what_is_refused_and_goes_on(tmp_path):
     found = json.loads(done.stdout)
     assert done.exit_code == 1
     assert [Path(report["file"]).name for report in found["files"]] == ["a.tiki"]
-    assert "no specification" in found["refused"][0]["what"]
+    assert "not a specification" in found["refused"][0]["what"]
 
 
 def test_spec_check_names_node_line_rule_and_fix(tmp_path):
@@ -56,7 +56,7 @@ def test_spec_check_fails_for_refused_files_but_not_for_other_yaml_of_a_folder(t
     (tmp_path / "b.tiki").write_text("# only prose\n")
     assert run("spec", "check", tmp_path).exit_code == 1
     (tmp_path / "empty").mkdir()
-    assert "no specification" in str(run("spec", "check", tmp_path / "empty").exception)
+    assert "not a specification" in str(run("spec", "check", tmp_path / "empty").exception)
 
 
 def test_spec_convert_writes_the_other_dialect_and_overwrites_nothing(tmp_path):
@@ -78,7 +78,7 @@ def test_spec_show_lists_nodes_with_types():
         (("--engine", "base"), "--spec is missing"),
         (("--spec", SPEC), "--engine is missing"),
         (("--spec", SPEC, "--engine", "nothing"), "'nothing' names no engine"),
-        (("--spec", SPEC, "--engine", f"recorded:{SPEC}"), "no recorded answer"),
+        (("--spec", SPEC, "--engine", f"recorded:{SPEC}"), "not a recorded answer"),
         (("--spec", SPEC, "--engine", "champion"), "is a model of a project"),
         (("--spec", SPEC, "--engine", "recorded:none.jsonl"), "no such file"),
         (("--spec", SPEC, "--engine", "base", "--only", "9.9"), "there is no component 9.9"),

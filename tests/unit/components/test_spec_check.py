@@ -130,7 +130,7 @@ def test_a_cycle_through_the_children_of_a_component_is_found():
 def test_cases_of_a_node_that_does_not_exist_stop_the_plan():
     tree = parse_spec('id: r\nname: R\nchildren:\n  - {id: "1.10", name: A}\n', where="spec")
     cases = CaseFile(components={"1.1": ComponentCases(calls=(CallCase(gives=1),))})
-    with pytest.raises(UserMistake, match=r"cases for 1\.1, which is no node"):
+    with pytest.raises(UserMistake, match=r"cases for 1\.1, which is not a node"):
         make_plan(tree, cases, where="spec")
 
 
@@ -191,7 +191,7 @@ def test_every_finding_of_a_file_has_a_fix(tmp_path):
 def test_a_property_that_is_no_expression_is_refused_with_its_line(tmp_path):
     path = tmp_path / "a.cases.yaml"
     path.write_text('components:\n  "1":\n    properties:\n      - {name: a, holds: "result =="}\n')
-    with pytest.raises(UserMistake, match="no Python expression") as refused:
+    with pytest.raises(UserMistake, match="not a Python expression") as refused:
         read_cases(path)
     assert refused.value.where == f"{path}:4"
 

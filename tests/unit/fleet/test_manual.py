@@ -64,7 +64,7 @@ def test_secrets_are_asked_for_by_the_notebook_and_written_nowhere(place, tmp_pa
 def test_what_is_no_result_is_refused_and_nothing_is_lost(place, tmp_path):
     bundle, _ = trial_bundle(tmp_path)
     job = place.submit(order(bundle), secrets={})
-    with pytest.raises(UserMistake, match="no results of a job"):
+    with pytest.raises(UserMistake, match="not the results of a job"):
         place.receive(job, place.folder_of(job) / BUNDLE_ARCHIVE)
     (tmp_path / "text").write_text("no archive")
     with pytest.raises(UserMistake, match="cannot be read"):
@@ -76,7 +76,7 @@ def test_what_is_no_result_is_refused_and_nothing_is_lost(place, tmp_path):
     for content in ("no JSON", "{}", '{"code": "x", "reason": ""}'):
         (tmp_path / "half" / "run").mkdir(parents=True, exist_ok=True)
         (tmp_path / "half" / "exit.json").write_text(content)
-        with pytest.raises(UserMistake, match="no results of a job"):
+        with pytest.raises(UserMistake, match="not the results of a job"):
             place.receive(job, tmp_path / "half")
     with pytest.raises(UserMistake, match="cannot be read"):
         place.receive(job, tmp_path / "not there")

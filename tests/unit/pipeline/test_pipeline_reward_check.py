@@ -1,4 +1,4 @@
-"""Whether rewards can be trusted: judged from what each answer of the catalogue got."""
+"""Whether rewards can be trusted: judged from what each answer of the catalog got."""
 
 import json
 import os

@@ -202,7 +202,7 @@ def test_a_remote_member_without_an_endpoint_or_a_model_is_refused_by_name():
         "family": {"remote": {"main": "there"}},
         "failover": {"endpoints": {"there": {"url": "http://127.0.0.1:9/v1", "model": "m"}}},
     }
-    with pytest.raises(ValidationError, match="main is no specialist"):
+    with pytest.raises(ValidationError, match="main is not a specialist"):
         ProjectSettings.model_validate(
             {"project": "p", "data": {"logs": ["x"]}, "models": {"main": {}, "people": {}}, "serve": serve}
         )

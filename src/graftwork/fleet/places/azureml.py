@@ -400,7 +400,7 @@ def _explain(code: str, message: str, status: int) -> GraftError:
             f"the quota of the subscription does not allow this machine: {text}",
             why="Azure has a quota of cores for each family of machines, apart for low-priority ones; it "
             "starts at 0",
-            fix="ask for more below Quotas in the studio of the workspace, or name another card",
+            fix="ask for more below Quotas in the studio of the workspace, or name another GPU",
         )
     if status == 429 or status >= 500 or not status:
         return PlaceUnreachable(f"Azure does not answer as it should: {status} {text}", fix="try again later")

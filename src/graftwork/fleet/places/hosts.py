@@ -74,7 +74,7 @@ class HostConnection(Protocol):
 
 
 class ProcessConnection:
-    """Commands to a child process: Python of this machine, or of another one behind ssh.
+    """Commands to a child process: Python of this machine, or of another one over ssh.
 
     The process stays for the next command, because a login takes longer than a command. One that is gone by
     then is started again: every command may be repeated.
@@ -166,7 +166,7 @@ class HostSession:
     """A process that carries out the commands of `far_side.py`, one after the other."""
 
     def __init__(self, words: list[str], script: bytes) -> None:
-        # Not a pipe: a shared connection keeps its end open behind the process.
+        # Not a pipe: a shared connection keeps its end open after the process.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the session
         try:
             self._process = subprocess.Popen(
@@ -255,7 +255,7 @@ def _end_process(process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
 
 
 def _refusal(output: bytes, host: str) -> Refused:
-    # A host that fails in the middle of its answer says so behind what it had written.
+    # A host that fails in the middle of its answer says so after what it had written.
     refusal = json.loads(output[max(output.rfind(b'{"what": '), 0) :])
     kind = NotThere if refusal["what"] == GONE else Refused
     return kind(refusal["what"], why=refusal["why"], fix=refusal["fix"], where=host)
@@ -314,7 +314,7 @@ class HostsPlace:
         )
 
     def probe(self) -> dict[str, dict[str, Any]]:
-        """Python, free disk, cards and running jobs of each host that answers."""
+        """Python, free disk, GPUs and running jobs of each host that answers."""
         answers: dict[str, dict[str, Any]] = {
             host: json.loads(text) for host, text in self._ask_all("probe").items()
         }

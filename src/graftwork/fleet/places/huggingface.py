@@ -73,7 +73,7 @@ class HuggingFacePlace(StoragePlace):
         return tuple(
             Offer(
                 place=self.name,
-                gpu=_card(flavor),
+                gpu=_gpu_of(flavor),
                 gpus=int(flavor.accelerator.quantity) if flavor.accelerator else 0,
                 usd_per_hour=_price(flavor),
                 instance=str(flavor.name),
@@ -90,13 +90,13 @@ class HuggingFacePlace(StoragePlace):
         flavors = [
             flavor
             for flavor in self._flavors()
-            if _card(flavor) == order.gpu and order.instance in ("", flavor.name)
+            if _gpu_of(flavor) == order.gpu and order.instance in ("", flavor.name)
         ]
         if not flavors:
             flavor_name = f"flavor {order.instance}" if order.instance else "flavor"
             raise Refused(
-                f"Hugging Face has no {flavor_name} with the card {order.gpu or 'none'}",
-                why=f"it has: {', '.join(sorted({_card(flavor) or 'none' for flavor in self._flavors()}))}",
+                f"Hugging Face has no {flavor_name} with the GPU {order.gpu or 'none'}",
+                why=f"it has: {', '.join(sorted({_gpu_of(flavor) or 'none' for flavor in self._flavors()}))}",
                 fix="name one of `graft fleet offers --place huggingface`",
                 where="--gpu",
             )
@@ -182,7 +182,7 @@ class HuggingFacePlace(StoragePlace):
             place=self.name,
             id=str(job.id),
             label=_name(job),
-            gpu=_card(flavor) if flavor is not None else "",
+            gpu=_gpu_of(flavor) if flavor is not None else "",
             usd_per_hour=_price(flavor) if flavor is not None else 0.0,
             created_at=job.created_at.timestamp() if job.created_at else 0.0,
         )
@@ -286,7 +286,7 @@ def _name(job: Any) -> str:
     return str((job.labels or {}).get("name", ""))
 
 
-def _card(flavor: Any) -> str:
+def _gpu_of(flavor: Any) -> str:
     return str(flavor.accelerator.model) if flavor.accelerator else ""
 
 

@@ -35,7 +35,7 @@ LEAST_HOURS = 0.25
 STABLE = (f"{DATASET}/", f"{BASE}/")
 """Files that are the same from run to run."""
 GPUS = {"NvidiaTeslaT4": "Tesla T4", "NvidiaTeslaP100": "Tesla P100", "NvidiaL4": "L4"}
-"""Kaggle's machine shapes and the card of each."""
+"""Kaggle's machine shapes and the GPU of each."""
 INPUT, WORKING, SCRATCH = "/kaggle/input", "/kaggle/working", "/kaggle/tmp/graftwork"
 PAGE = 100
 REQUESTS = {
@@ -80,7 +80,7 @@ class KagglePlace(CloudPlace):
         self.sent_bytes = 0
 
     def offer(self) -> tuple[Offer, ...]:
-        """The card of the settings with what is left of this week's quota, and a machine without one."""
+        """The GPU of the settings with what is left of this week's quota, and a machine without one."""
         quota = self._call(_quota)
         hours_left, shape = _hours_left(quota.gpu_quota), self._settings.accelerator
         refresh = quota.quota_refresh_time
@@ -91,7 +91,7 @@ class KagglePlace(CloudPlace):
         )
         if not shape:
             return (plain,)
-        card = Offer(
+        with_gpu = Offer(
             **common,
             gpu=GPUS.get(shape, shape),
             instance=shape,
@@ -100,7 +100,7 @@ class KagglePlace(CloudPlace):
             quota_until=refresh.isoformat(timespec="minutes") if refresh else "",
             source="Kaggle's quota",
         )
-        return (card, plain)
+        return (with_gpu, plain)
 
     def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
         folder = Path(order.bundle)
@@ -135,7 +135,7 @@ class KagglePlace(CloudPlace):
         if ended is not None:
             return ended
         if state == "CANCEL_ACKNOWLEDGED":
-            return JobPoll(phase="ended", exit_code=75, message="the session was cancelled at Kaggle")
+            return JobPoll(phase="ended", exit_code=75, message="the session was canceled at Kaggle")
         return JobPoll(phase="ended", exit_code=1, message=message or "the session ended without a result")
 
     def log(self, job: PlacedJob) -> str:
@@ -219,11 +219,11 @@ class KagglePlace(CloudPlace):
     def _require_gpu(self, order: JobOrder) -> None:
         """The GPU of the settings, and some hours of its quota."""
         shape = self._settings.accelerator
-        if order.gpu not in (shape, card := GPUS.get(shape, shape)):
+        if order.gpu not in (shape, gpu := GPUS.get(shape, shape)):
             raise Refused(
-                f"the place kaggle is set to the card {card or 'none'}, not to {order.gpu}",
+                f"the place kaggle is set to the GPU {gpu or 'none'}, not to {order.gpu}",
                 why=f"fleet.kaggle.accelerator is {shape or 'empty'}; Kaggle has {', '.join(GPUS)}",
-                fix="name that card, or change the setting",
+                fix="name that GPU, or change the setting",
                 where="fleet.kaggle.accelerator",
             )
         quota = self._call(_quota)

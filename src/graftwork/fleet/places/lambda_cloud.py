@@ -102,15 +102,15 @@ class LambdaPlace(RentedPlace):
     ) -> None:
         super().__init__(state=state, python=settings.python, client=client)
         self._settings = settings
-        self._cards = {offer.instance: offer.gpu for offer in prices}
+        self._gpu_by_type = {offer.instance: offer.gpu for offer in prices}
 
     def offer(self) -> tuple[Offer, ...]:
-        """The instance types with one card that some region has now."""
+        """The instance types with one GPU that some region has now."""
         today = date.today().isoformat()
         return tuple(
             Offer(
                 place=self.name,
-                gpu=self._card(kind),
+                gpu=self._gpu_of(kind),
                 usd_per_hour=kind["price_cents_per_hour"] / 100,
                 instance=str(kind["name"]),
                 region=region,
@@ -123,7 +123,7 @@ class LambdaPlace(RentedPlace):
         )
 
     def _available(self) -> list[tuple[dict[str, Any], str]]:
-        """Instance types with one card, and a region that has them."""
+        """Instance types with one GPU, and a region that has them."""
         allowed, available = self._settings.regions, []
         for entry in self._client.get("/api/v1/instance-types")["data"].values():
             kind = entry["instance_type"]
@@ -151,11 +151,11 @@ class LambdaPlace(RentedPlace):
         rows = [
             (kind, region)
             for kind, region in self._available()
-            if self._card(kind) == order.gpu and order.instance in ("", kind["name"])
+            if self._gpu_of(kind) == order.gpu and order.instance in ("", kind["name"])
         ]
         if not rows:
             raise Refused(
-                f"Lambda has no machine with the card {order.gpu or 'none'} now",
+                f"Lambda has no machine with the GPU {order.gpu or 'none'} now",
                 fix="name one of `graft fleet offers --place lambda`",
                 where="--gpu",
             )
@@ -222,10 +222,10 @@ class LambdaPlace(RentedPlace):
             place=self.name,
             id=str(instance["id"]),
             label=str(instance.get("name") or ""),
-            gpu=self._card(kind),
+            gpu=self._gpu_of(kind),
             usd_per_hour=kind["price_cents_per_hour"] / 100,
         )
 
-    def _card(self, kind: dict[str, Any]) -> str:
+    def _gpu_of(self, kind: dict[str, Any]) -> str:
         """As the catalog names it; else the start of Lambda's description, as A10 of `A10 (24 GB PCIe)`."""
-        return self._cards.get(str(kind["name"])) or str(kind["gpu_description"]).partition(" (")[0]
+        return self._gpu_by_type.get(str(kind["name"])) or str(kind["gpu_description"]).partition(" (")[0]

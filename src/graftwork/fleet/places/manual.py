@@ -102,7 +102,7 @@ class ManualPlace:
         folder = self._root / job.label
         if not folder.exists():
             raise unknown_job(self.name, job.label)
-        # Of a call that was interrupted: the new results would be dropped in favour of these.
+        # Of a call that was interrupted: the new results would be dropped in favor of these.
         shutil.rmtree(folder / f".{_RECEIVED}", ignore_errors=True)
         with atomic_folder(folder / f".{_RECEIVED}") as part:
             if results.is_dir():
@@ -112,7 +112,7 @@ class ManualPlace:
             ended = part / EXIT_FILE
             if not ended.exists() or parse_exit(ended.read_bytes()) is None or not (part / "run").is_dir():
                 raise UserMistake(
-                    "these are no results of a job",
+                    "these are not the results of a job",
                     why="they hold no readable exit.json, or no folder `run`",
                     fix=f"take {RESULTS}, which the last cell of the notebook writes, or the work folder",
                     where=str(results),

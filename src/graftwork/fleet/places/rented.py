@@ -80,7 +80,7 @@ class RestClient:
             content: dict[str, Any] = json.loads(body) if body else {}
         except ValueError:
             raise PlaceUnreachable(
-                f"{self.name} sent something that is no JSON",
+                f"{self.name} sent something that is not JSON",
                 fix="try again later; a proxy may answer for it",
             ) from None
         with understood(self.name):
@@ -270,7 +270,7 @@ def read_public_key(path: str, *, setting: str) -> str:
         ) from error
     if "PRIVATE KEY" in text or not text.startswith(("ssh-", "ecdsa-", "sk-")):
         raise UserMistake(
-            "this is no public SSH key", fix="name the file that ends in .pub", where=str(key_file)
+            "this is not a public SSH key", fix="name the file that ends in .pub", where=str(key_file)
         )
     return text
 

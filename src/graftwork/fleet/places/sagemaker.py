@@ -324,7 +324,7 @@ def _explain(code: str, message: str, status: int) -> GraftError:
         return Refused(
             f"the quota of the account does not allow this machine: {text}",
             why="SageMaker has a quota for each instance type, apart for spot, which starts at 0",
-            fix="ask for more at Service Quotas (`<type> for spot training job usage`), or name another card",
+            fix="ask for more at Service Quotas (`<type> for spot training job usage`), or name another GPU",
         )
     if status == 429 or status >= 500 or "Throttl" in code or not status:
         return PlaceUnreachable(f"AWS does not answer as it should: {code} {text}", fix="try again later")

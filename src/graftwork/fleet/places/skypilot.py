@@ -48,7 +48,7 @@ class SkyPilotSettings(Record):
     )
     local_storage: str = Field("", description="The same bucket as an fsspec URL, if it is another one.")
     accelerators: dict[str, float] = Field(
-        min_length=1, description="Cards as SkyPilot names them, and the most that an hour may cost."
+        min_length=1, description="GPUs as SkyPilot names them, and the most that an hour may cost."
     )
     infra: str = Field(
         "", description="Where SkyPilot looks, as aws or gcp/us-central1; default: all clouds."
@@ -67,23 +67,23 @@ class SkyPilotPlace(StoragePlace):
         self._storage = UrlStorage(settings.local_storage or settings.bucket, setting="fleet.skypilot.bucket")
 
     def offer(self) -> tuple[Offer, ...]:
-        """The cards of the settings at the most that an hour may cost; SkyPilot looks for less."""
+        """The GPUs of the settings at the most that an hour may cost; SkyPilot looks for less."""
         self._queue(finished=False)
         return tuple(
             Offer(
                 place=self.name,
-                gpu=card,
+                gpu=gpu,
                 usd_per_hour=price,
                 source="fleet.skypilot.accelerators, the most that is paid",
                 dated=date.today().isoformat(),
             )
-            for card, price in self._settings.accelerators.items()
+            for gpu, price in self._settings.accelerators.items()
         )
 
     def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
         if order.gpu not in self._settings.accelerators:
             raise Refused(
-                f"fleet.skypilot does not name the card {order.gpu or 'none'}",
+                f"fleet.skypilot does not name the GPU {order.gpu or 'none'}",
                 why=f"it names: {', '.join(self._settings.accelerators)}",
                 fix="name one of these, or add it with the most that an hour may cost",
                 where="--gpu",
@@ -103,7 +103,7 @@ class SkyPilotPlace(StoragePlace):
         try:
             rows = [row for row in self._queue(finished=True) if row.get("job_name") == order.label]
         except Refused as refused:
-            # SkyPilot has taken the job: whatever it says now is no refusal of it.
+            # SkyPilot has taken the job: whatever it says now is not a refusal of it.
             why = refused.what
         if not rows:
             raise PlaceUnreachable(
@@ -176,14 +176,14 @@ class SkyPilotPlace(StoragePlace):
             return json.loads(text[start:]) if start >= 0 else []
         except ValueError:
             raise PlaceUnreachable(
-                "SkyPilot wrote something that is no JSON",
+                "SkyPilot wrote something that is not JSON",
                 why=text[:200],
                 fix="try `sky jobs queue -o json`; fleet.skypilot.command names the command",
             ) from None
 
     def _placed(self, row: Mapping[str, Any]) -> PlacedJob:
-        cards = row.get("accelerators") or {}
-        gpu = next(iter(cards), "")
+        accelerators = row.get("accelerators") or {}
+        gpu = next(iter(accelerators), "")
         return PlacedJob(
             place=self.name,
             id=str(row["job_id"]),
@@ -232,8 +232,8 @@ def _explain(errors: str) -> GraftError:
     if any(part in errors for part in ("ResourcesUnavailable", "No resource satisfying", "quota")):
         return Refused(
             f"SkyPilot finds no machine: {text}",
-            why="no cloud that is enabled has the card below that price, or the quota is used up",
-            fix="raise the price in fleet.skypilot.accelerators, name another card, or run `sky check`",
+            why="no cloud that is enabled has the GPU below that price, or the quota is used up",
+            fix="raise the price in fleet.skypilot.accelerators, name another GPU, or run `sky check`",
         )
     if any(part in errors for part in ("No cloud", "credentials", "sky check", "Unauthorized", "API key")):
         return Refused(

@@ -2,7 +2,7 @@
 
 In: a `JobStorage`, which a place implements with its own client, and a bundle. Out: `blobs/<sha256>`, sent
 once whatever job needs them; `jobs/<label>/in` for the start of a job; `jobs/<label>/out`, which the job
-fills. How a job is started, shown and cancelled is the work of each place.
+fills. How a job is started, shown and canceled is the work of each place.
 """
 
 import io
@@ -265,7 +265,7 @@ class MachinePrices:
         if not rows:
             raise Refused(
                 f"no machine{f' {order.instance}' if order.instance else ''} of {self._place} "
-                f"has the card {order.gpu or 'none'}",
+                f"has the GPU {order.gpu or 'none'}",
                 fix=f"name one of `graft fleet offers --place {self._place}`",
                 where="--gpu",
             )

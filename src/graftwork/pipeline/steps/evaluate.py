@@ -75,7 +75,7 @@ BASE = "base"
 ADAPTER = "adapter"
 LOG = "log"
 REFERENCES = ("endpoint", "log", "prompt", "logged_prompt")
-"""Kinds of subjects that the candidate is measured against and that are no candidates themselves."""
+"""Kinds of subjects that the candidate is measured against and that are not candidates themselves."""
 
 
 def held_out(work: OpenProject, prepared: PreparedData, *, also: Sequence[str] = ()) -> tuple[Case, ...]:

@@ -126,7 +126,7 @@ def plan_for(
     work_ahead = ahead or measure_work(work, prepared, shape)
     work_ahead = work_ahead._replace(load=plan_rollouts(work, device, shape, work_ahead.load, dtype))
     if device.kind == "cpu":
-        work_ahead = _as_on_processor(work, work_ahead, shape, device=device, dtype=dtype)
+        work_ahead = _as_on_cpu(work, work_ahead, shape, device=device, dtype=dtype)
     rates = gpu_rates(work, device, shape)
     tuning = plan_tuning(work, device, shape, work_ahead.load, rates=rates)
     streamed = plan_streamed(work, device, shape, work_ahead.load, dtype, rates=rates)
@@ -194,10 +194,10 @@ class WorkAhead(NamedTuple):
     """What frozen blocks would have to read."""
 
 
-def _as_on_processor(
+def _as_on_cpu(
     work: OpenProject, ahead: WorkAhead, shape: ModelShape, *, device: DeviceFacts, dtype: str
 ) -> WorkAhead:
-    """The work with how the step that is written for processors does it, where the run takes that step."""
+    """The work with how the step that is written for CPUs does it, where the run takes that step."""
     settings = work.settings.train
     if why_plain_step(settings, shape, device="cpu", precision=dtype) is not None:
         return ahead

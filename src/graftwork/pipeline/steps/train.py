@@ -218,7 +218,7 @@ MICRO_ROWS = "micro_rows"
 CHECKPOINTING = "gradient_checkpointing"
 LIMIT = "limit_gib"
 GIVE_WAY = 0.92
-"""Of a card's limit, each time that it was too much."""
+"""Of a GPU's limit, each time that it was too much."""
 LEAST_SHARE = 0.6
 """Of what was planned: below that the plan itself was wrong."""
 
@@ -236,7 +236,7 @@ def as_replanned(job: TrainJob) -> TrainJob:
 
 
 def replan(work: OpenProject, job: TrainJob, exhausted: OutOfMemory, alarm: Alarm) -> TrainJob | None:
-    """Remember what was measured; half the rows at a time, or a card's limit a little lower."""
+    """Remember what was measured; half the rows at a time, or a GPU's limit a little lower."""
     measured = exhausted.figures.get("peak_memory_gib")
     if measured is not None:
         # Next to the plans of finished runs, so that the next plan can use it. The failed allocation is part
@@ -267,7 +267,7 @@ def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
         limit = tuning.limit_gib * GIVE_WAY
         if limit < tuning.peak_gib * LEAST_SHARE:
             return None
-        return with_limit(job, limit), {LIMIT: limit}, f"at most {limit:.1f} GiB of the card"
+        return with_limit(job, limit), {LIMIT: limit}, f"at most {limit:.1f} GiB of the GPU"
     again, rows = computes_again(job), rows_at_a_time(job) // 2
     if rows:
         change = {MICRO_ROWS: rows, **({CHECKPOINTING: True} if again else {})}
@@ -304,6 +304,6 @@ def with_micro_rows(job: TrainJob, rows: int) -> TrainJob:
 
 
 def with_limit(job: TrainJob, limit_gib: float) -> TrainJob:
-    assert job.plan.tuning is not None, "only a card has a limit"
+    assert job.plan.tuning is not None, "only a GPU has a limit"
     tuning = job.plan.tuning.model_copy(update={"limit_gib": limit_gib})
     return job.model_copy(update={"plan": job.plan.model_copy(update={"tuning": tuning})})
