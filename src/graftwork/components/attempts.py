@@ -276,10 +276,10 @@ class Attempt(NamedTuple):
     evidence: Evidence | None
 
 
-def submission_key(given: Submission) -> str:
+def submission_key(submission: Submission) -> str:
     """Names everything that a verdict depends on."""
-    content = given.component.model_dump(mode="json", exclude={"line"})
-    return fingerprint([content, given.source, given.stage, given.modules])[:24]
+    content = submission.component.model_dump(mode="json", exclude={"line"})
+    return fingerprint([content, submission.source, submission.stage, submission.modules])[:24]
 
 
 class Budget:
@@ -390,12 +390,12 @@ class Attempts:
         entry = self._journal.find(ANSWER, attempt.key)
         return entry is not None and "```" not in entry["text"] and bool(attempt.verdict.facts.syntax)
 
-    def verify(self, given: Sequence[Submission]) -> list[SourceVerdict]:
+    def verify(self, submissions: Sequence[Submission]) -> list[SourceVerdict]:
         """Verdicts in order, each computed once for all runs."""
-        keys = [submission_key(submission) for submission in given]
+        keys = [submission_key(submission) for submission in submissions]
         missing = {
             key: submission
-            for key, submission in zip(keys, given, strict=True)
+            for key, submission in zip(keys, submissions, strict=True)
             if self._journal.find(VERDICT, key) is None
         }
         for key, verdict in zip(missing, self._verifier.verify(list(missing.values())), strict=True):
@@ -405,16 +405,20 @@ class Attempts:
         entries = [self._journal.find(VERDICT, key) for key in keys]
         return [SourceVerdict.model_validate(entry["verdict"]) for entry in entries if entry is not None]
 
-    def note(self, answer: str, given: Submission, verdict: SourceVerdict) -> None:
+    def note(self, answer: str, submission: Submission, verdict: SourceVerdict) -> None:
         """Tie an answer to its verdict."""
-        about = {"component": given.component.id, "stage": given.stage, "submission": submission_key(given)}
+        about = {
+            "component": submission.component.id,
+            "stage": submission.stage,
+            "submission": submission_key(submission),
+        }
         self._journal.add_once(ATTEMPT, answer, **about, ok=verdict.ok)
 
-    def measure(self, given: Sequence[Submission]) -> list[Evidence | None]:
-        keys = [submission_key(submission) for submission in given]
+    def measure(self, submissions: Sequence[Submission]) -> list[Evidence | None]:
+        keys = [submission_key(submission) for submission in submissions]
         missing = {
             key: submission
-            for key, submission in zip(keys, given, strict=True)
+            for key, submission in zip(keys, submissions, strict=True)
             if self._journal.find(EVIDENCE, key) is None
         }
         for key, evidence in zip(missing, self._verifier.measure(list(missing.values())), strict=True):

@@ -170,9 +170,9 @@ def _names_plainly(call: ast.Call) -> bool:
     return isinstance(name.value, str) and not forbidden
 
 
-def refuse_reach(source: str, own: str, allowed: set[str]) -> str:
+def refuse_reach(source: str, own_module: str, allowed: set[str]) -> str:
     """Why a source gets from the modules that it may import to others; empty where it does not."""
-    reach = _ImportReach(ast.parse(source), own.partition(".")[0], allowed)
+    reach = _ImportReach(ast.parse(source), own_module.partition(".")[0], allowed)
     return f"reaches {', '.join(dict.fromkeys(reach.beyond))} through an import" if reach.beyond else ""
 
 

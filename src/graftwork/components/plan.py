@@ -52,10 +52,10 @@ class CallCase(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_an_outcome(cls, given: Any) -> Any:
-        if isinstance(given, dict) and ("gives" in given) == ("raises" in given):
+    def _has_an_outcome(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and ("gives" in fields) == ("raises" in fields):
             raise ValueError("give `gives` or `raises`, one of them")
-        return given
+        return fields
 
     @model_validator(mode="after")
     def _is_plain(self) -> Self:
@@ -575,10 +575,10 @@ def dependencies_by_id(tree: SpecTree, cases: CaseFile) -> dict[str, tuple[str, 
     return dependencies
 
 
-def _components_below(node: SpecNode, known: set[str]) -> list[str]:
-    if node.id in known:
+def _components_below(node: SpecNode, identifiers: set[str]) -> list[str]:
+    if node.id in identifiers:
         return [node.id]
-    return [inner for child in node.children for inner in _components_below(child, known)]
+    return [inner for child in node.children for inner in _components_below(child, identifiers)]
 
 
 def sort_by_dependencies(uses: dict[str, tuple[str, ...]], *, where: str, lines: dict[str, int]) -> list[str]:

@@ -99,13 +99,13 @@ class _Reader:
     def _text(self, node: yaml.Node | None) -> str:
         return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
 
-    def _plain(self, node: yaml.Node, place: tuple[str, ...], lines: dict[str, int]) -> Any:
-        lines[".".join(place)] = node.start_mark.line + 1
+    def _plain(self, node: yaml.Node, path: tuple[str, ...], lines: dict[str, int]) -> Any:
+        lines[".".join(path)] = node.start_mark.line + 1
         if isinstance(node, yaml.MappingNode):
             pairs = self._pairs(node)
-            return {key: self._plain(value, (*place, key), lines) for key, value in pairs.items()}
+            return {key: self._plain(value, (*path, key), lines) for key, value in pairs.items()}
         if isinstance(node, yaml.SequenceNode):
-            return [self._plain(item, (*place, str(n)), lines) for n, item in enumerate(node.value)]
+            return [self._plain(item, (*path, str(n)), lines) for n, item in enumerate(node.value)]
         return plain_scalar(str(node.value), node.tag.rpartition(":")[2])
 
 

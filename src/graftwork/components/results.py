@@ -280,9 +280,9 @@ def find_handwritten(out: Path, plan: ComponentPlan) -> dict[str, str]:
     return sources
 
 
-def require_free(out: Path, plan: ComponentPlan, wanted: Collection[str]) -> None:
+def require_free(out: Path, plan: ComponentPlan, ids: Collection[str]) -> None:
     """Raise UserMistake where the package would overwrite a file that no generation wrote."""
-    components = [component for component in plan.components if component.id in wanted]
+    components = [component for component in plan.components if component.id in ids]
     shared = (
         ("mix.exs", "test/test_helper.exs") if plan.language == "elixir" else (f"{plan.package}/__init__.py",)
     )
@@ -292,7 +292,7 @@ def require_free(out: Path, plan: ComponentPlan, wanted: Collection[str]) -> Non
 
 
 def _require_own(
-    out: Path, files: Mapping[str, str | None], known: dict[str, set[str]], *, handwritten: set[str]
+    out: Path, files: Mapping[str, str | None], digests: dict[str, set[str]], *, handwritten: set[str]
 ) -> None:
     """Every file is absent, written by a generation, or what is about to be written (None: not known yet)."""
     for name, text in files.items():
@@ -300,7 +300,7 @@ def _require_own(
         if name in handwritten or not path.exists():
             continue
         present = text_hash(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else ""
-        if present in known.get(name, ()) or (text is not None and present == text_hash(text)):
+        if present in digests.get(name, ()) or (text is not None and present == text_hash(text)):
             continue
         raise UserMistake(
             f"{name} is there already, and no generation wrote it",
@@ -502,17 +502,17 @@ def _check_component(
     part: dict[str, str],
     accepted: list[AcceptedStage],
     language: Language,
-    known: dict[tuple[str, str], dict[str, Any]],
+    by_key: dict[tuple[str, str], dict[str, Any]],
     links: _Links,
 ) -> None:
     for stage in accepted:
         if stage.how == "answer":
-            _check_answer(stage, language, known, links)
+            _check_answer(stage, language, by_key, links)
     sources = [stage.source for stage in accepted if stage.submission == part["submission"]]
     if not links.require(bool(sources), f"{identifier}: no stage was accepted with this source"):
         return
     links.require(text_hash(sources[-1]) == part["source"], f"{identifier}: the source is another one")
-    verdict = known.get((VERDICT, part["submission"]))
+    verdict = by_key.get((VERDICT, part["submission"]))
     if links.require(verdict is not None, f"{identifier}: the verdict is missing"):
         assert verdict is not None
         links.require(bool(verdict["verdict"]["ok"]), f"{identifier}: the verdict is no")
@@ -522,21 +522,21 @@ def _check_component(
 
 
 def _check_answer(
-    stage: AcceptedStage, language: Language, known: dict[tuple[str, str], dict[str, Any]], links: _Links
+    stage: AcceptedStage, language: Language, by_key: dict[tuple[str, str], dict[str, Any]], links: _Links
 ) -> None:
     label = f"{stage.component}, stage {stage.stage}"
-    answer = known.get((ANSWER, stage.answer))
+    answer = by_key.get((ANSWER, stage.answer))
     if not links.require(answer is not None, f"{label}: the answer is missing"):
         return
     assert answer is not None
     links.require(
         source_of(answer, language) == stage.source, f"{label}: the source is not that of the answer"
     )
-    prompt = known.get((PROMPT, answer["prompt"]))
+    prompt = by_key.get((PROMPT, answer["prompt"]))
     if links.require(prompt is not None, f"{label}: the prompt is missing"):
         assert prompt is not None
         links.require(fingerprint(prompt["messages"]) == answer["prompt"], f"{label}: the prompt was changed")
-    started = [entry for (kind, _), entry in known.items() if kind == "started"]
+    started = [entry for (kind, _), entry in by_key.items() if kind == "started"]
     models = {entry["identity"] for entry in started}
     links.require(answer["identity"] in models, f"{label}: no run of this model is recorded")
 

@@ -377,12 +377,12 @@ def _score(
 
 
 def _mutate(
-    job: GenerateJob, given: Sequence[Submission], verifier: Verifier, journal: GenerationJournal
+    job: GenerateJob, submissions: Sequence[Submission], verifier: Verifier, journal: GenerationJournal
 ) -> list[MutationScore]:
-    keys = [submission_key(submission) for submission in given]
+    keys = [submission_key(submission) for submission in submissions]
     missing = {
         key: submission
-        for key, submission in zip(keys, given, strict=True)
+        for key, submission in zip(keys, submissions, strict=True)
         if journal.find(MUTATION, key) is None
     }
     missing_keys = list(missing)
@@ -395,16 +395,18 @@ def _mutate(
     return [MutationScore.model_validate(entry["score"]) for entry in entries if entry is not None]
 
 
-def _judge(job: GenerateJob, judge: Rater, given: Submission, journal: GenerationJournal) -> float | None:
+def _judge(
+    job: GenerateJob, judge: Rater, submission: Submission, journal: GenerationJournal
+) -> float | None:
     """A judge's mark for a source, shown next to the figures. One that gives none changes nothing."""
-    key = submission_key(given)
+    key = submission_key(submission)
     entry = journal.find(JUDGED, key)
     if entry is None:
-        messages = write_prompt(job.plan, given.component, 4)
-        origin = Origin(file="spec", line=given.component.line)
-        case = Case(id=given.component.id, origin=origin, messages=messages, reference="")
+        messages = write_prompt(job.plan, submission.component, 4)
+        origin = Origin(file="spec", line=submission.component.line)
+        case = Case(id=submission.component.id, origin=origin, messages=messages, reference="")
         try:
-            entry = journal.add(JUDGED, key, mark=judge.rate(case, f"```python\n{given.source}```"))
+            entry = journal.add(JUDGED, key, mark=judge.rate(case, f"```python\n{submission.source}```"))
         except CannotGrade:
             entry = journal.add(JUDGED, key, mark=None)
     return None if entry["mark"] is None else float(entry["mark"])

@@ -162,13 +162,13 @@ class ComponentBuilder:
         self.built: dict[str, BuiltComponent] = {}
 
     def run(
-        self, wanted: Sequence[str], *, stages: Sequence[Stage] = STAGES, recalled: Collection[str] = ()
+        self, wanted_ids: Sequence[str], *, stages: Sequence[Stage] = STAGES, recalled: Collection[str] = ()
     ) -> list[BuiltComponent]:
         """These components and everything that they depend on.
 
         `recalled` are built as far as the journal knows them; nothing is asked for them.
         """
-        chosen_ids = with_dependencies(self._plan, wanted)
+        chosen_ids = with_dependencies(self._plan, wanted_ids)
         for wave in self._plan.waves():
             members = [component for component in wave if component.id in chosen_ids]
             for component in members:
@@ -214,14 +214,14 @@ class ComponentBuilder:
         if self.built[component.id].source is None:
             del self.built[component.id]
 
-    def _take_handwritten(self, component: Component, begun: BuiltComponent, source: str) -> BuiltComponent:
+    def _take_handwritten(self, component: Component, started: BuiltComponent, source: str) -> BuiltComponent:
         """A file that a person wrote is verified and used, never replaced."""
         submission = self._submit(component, source, 4)
         [verdict] = self._attempts.verify([submission])
         if not verdict.ok:
             file = component.module + ENDINGS[self._plan.language]
             reason = f"the handwritten {file} does not hold its cases: {verdict.reason}"
-            return self._fail(begun.model_copy(update={"handwritten": True}), 4, reason)
+            return self._fail(started.model_copy(update={"handwritten": True}), 4, reason)
         [evidence] = self._attempts.measure([submission])
         stage = AcceptedStage(
             component=component.id,
@@ -232,7 +232,7 @@ class ComponentBuilder:
             verdict=verdict,
             evidence=evidence,
         )
-        return begun.model_copy(update={"handwritten": True, "stages": (stage,)})
+        return started.model_copy(update={"handwritten": True, "stages": (stage,)})
 
     def _source(self, identifier: str) -> str | None:
         return self.built[identifier].source if identifier in self.built else None
@@ -314,7 +314,7 @@ class ComponentBuilder:
         return fingerprint([content, stage, source or "", self.modules_for(component)])[:24]
 
     def _keep(
-        self, component: Component, stage: Stage, before: StageState, asked: Sequence[Attempt] = ()
+        self, component: Component, stage: Stage, before: StageState, attempts: Sequence[Attempt] = ()
     ) -> None:
         """`asked` are the answers of the first round, none of which is better."""
         state = AcceptedStage(
@@ -326,8 +326,8 @@ class ComponentBuilder:
             checks=check_stage(stage, before, before),
             verdict=before.verdict,
             evidence=before.evidence,
-            samples=len(asked),
-            passed=sum(attempt.verdict.ok for attempt in asked),
+            samples=len(attempts),
+            passed=sum(attempt.verdict.ok for attempt in attempts),
         )
         self._record(component, stage, before, state)
 
@@ -465,15 +465,15 @@ class ComponentBuilder:
         failed = next((reason for reason in reasons if reason), "")
         return failed or "a case that is not shown does not hold"
 
-    def _fail(self, begun: BuiltComponent, stage: int, reason: str) -> BuiltComponent:
-        key = fingerprint([begun.id, stage, reason])[:24]
-        self._journal.add_once(FAILED, key, component=begun.id, stage=stage, reason=reason)
-        return begun.model_copy(update={"failed": reason, "failed_stage": stage})
+    def _fail(self, started: BuiltComponent, stage: int, reason: str) -> BuiltComponent:
+        key = fingerprint([started.id, stage, reason])[:24]
+        self._journal.add_once(FAILED, key, component=started.id, stage=stage, reason=reason)
+        return started.model_copy(update={"failed": reason, "failed_stage": stage})
 
 
-def with_dependencies(plan: ComponentPlan, wanted: Sequence[str]) -> set[str]:
+def with_dependencies(plan: ComponentPlan, wanted_ids: Sequence[str]) -> set[str]:
     ids: set[str] = set()
-    waiting = list(wanted)
+    waiting = list(wanted_ids)
     while waiting:
         component = plan.get(waiting.pop())
         if component.id not in ids:

@@ -99,9 +99,9 @@ def content_of(node: SpecNode) -> dict[str, Any]:
     }
 
 
-def same_tree(one: SpecTree, other: SpecTree) -> bool:
+def same_tree(tree: SpecTree, other: SpecTree) -> bool:
     """Whether two trees say the same, wherever and in whichever dialect they were written."""
-    return content_of(one.root) == content_of(other.root)
+    return content_of(tree.root) == content_of(other.root)
 
 
 def metadata_of(node: SpecNode) -> dict[str, Any]:

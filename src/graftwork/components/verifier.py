@@ -410,36 +410,36 @@ def parse_line(line: str) -> Any:
 
 
 def conclude(
-    given: Submission, calls: list[PlannedCall], found: ReadResult, held: dict[int, bool | None]
+    submission: Submission, calls: list[PlannedCall], reading: ReadResult, rules_hold: dict[int, bool | None]
 ) -> SourceVerdict:
-    ids = case_ids(given.component, given.stage)
-    if found.refused or len(found.calls) != len(calls):
-        reason = found.refused or "gave another number of values"
-        return SourceVerdict(ok=False, reason=reason, cases=dict.fromkeys(ids, reason), facts=found.facts)
+    ids = case_ids(submission.component, submission.stage)
+    if reading.refused or len(reading.calls) != len(calls):
+        reason = reading.refused or "gave another number of values"
+        return SourceVerdict(ok=False, reason=reason, cases=dict.fromkeys(ids, reason), facts=reading.facts)
     cases = dict.fromkeys(ids, "")
-    for call_index, (call, result) in enumerate(zip(calls, found.calls, strict=True)):
+    for call_index, (call, result) in enumerate(zip(calls, reading.calls, strict=True)):
         if call.case is not None and not cases[call.case]:
-            cases[call.case] = _fault(call, result, held.get(call_index))
-    shape = result_shape(given.component)
-    values = [result["value"] for result in found.calls if "value" in result]
+            cases[call.case] = _fault(call, result, rules_hold.get(call_index))
+    shape = result_shape(submission.component)
+    values = [result["value"] for result in reading.calls if "value" in result]
     shape_ok = shape is None or all(fits(value, shape) for value in values)
     failed = next((f"{case_id}: {why}" for case_id, why in cases.items() if why), "")
     return SourceVerdict(
         ok=bool(cases) and not failed,
         reason=failed or ("" if cases else "there is no case"),
         cases=cases,
-        facts=found.facts,
-        values=fingerprint([{k: r[k] for k in ("value", "raises") if k in r} for r in found.calls]),
+        facts=reading.facts,
+        values=fingerprint([{k: r[k] for k in ("value", "raises") if k in r} for r in reading.calls]),
         shape_ok=shape_ok,
     )
 
 
-def _fault(call: PlannedCall, result: dict[str, Any], held: bool | None) -> str:
+def _fault(call: PlannedCall, result: dict[str, Any], holds: bool | None) -> str:
     """Why a case does not hold; empty where it does."""
     arguments = json.dumps([*call.args], ensure_ascii=False)[:200]
     if call.expected is None:
         assert call.rule is not None
-        fault = _fault_of_property(call.rule, call.args, result, held)
+        fault = _fault_of_property(call.rule, call.args, result, holds)
         return f"{arguments}{fault}" if fault else ""
     if is_right(call.expected, result):
         return ""
@@ -450,7 +450,7 @@ def _fault(call: PlannedCall, result: dict[str, Any], held: bool | None) -> str:
 
 
 def _fault_of_property(
-    rule: PropertyCase, args: tuple[Any, ...], result: dict[str, Any], held: bool | None
+    rule: PropertyCase, args: tuple[Any, ...], result: dict[str, Any], holds: bool | None
 ) -> str:
     raised = result.get("raises")
     needs_value = rule.idempotent or rule.inverse
@@ -462,9 +462,9 @@ def _fault_of_property(
         return ": its result gives another result"
     if rule.inverse and not same_value(result.get("then"), args[0] if args else None):
         return f" is not what {rule.inverse} gives back"
-    if not rule.holds or held:
+    if not rule.holds or holds:
         return ""
-    return f": {rule.holds} {'cannot be evaluated' if held is None else 'does not hold'}"
+    return f": {rule.holds} {'cannot be evaluated' if holds is None else 'does not hold'}"
 
 
 def _short(value: Any) -> str:

@@ -243,8 +243,8 @@ def read_error(work: Path) -> str:
         return ""
 
 
-def last_seconds(left: float) -> float:
-    return min(LAST_SECONDS, left / 10)
+def last_seconds(seconds_left: float) -> float:
+    return min(LAST_SECONDS, seconds_left / 10)
 
 
 def remaining(work: Path, limit: float | None) -> float | None:

@@ -98,9 +98,9 @@ def _decided(stored: FleetJob, new: FleetJob) -> dict[str, object]:
     return {"state": state, "outcome": stored.outcome, "reason": stored.reason}
 
 
-def check_reservation(job: FleetJob, others: Iterable[FleetJob], caps: CapSettings) -> None:
+def check_reservation(job: FleetJob, ledger_jobs: Iterable[FleetJob], caps: CapSettings) -> None:
     """Refuse a job of a run that is open, or one that could break a cap."""
-    jobs = tuple(others)
+    jobs = tuple(ledger_jobs)
     for earlier in jobs:
         same = earlier.run_id == job.run_id or (job.trains and earlier.trains == job.trains)
         if earlier.is_open and same:
@@ -448,13 +448,13 @@ def _mismatch(job: FleetJob, placed: PlacedJob) -> str:
     return ""
 
 
-def _outcome(found: JobPoll) -> tuple[FinalState, str]:
-    if found.exit_code == EXIT_DONE:
-        return "done", found.message or "done"
-    if found.exit_code == EXIT_RESUME_ME:
-        return "stopped", found.message or f"stopped in good order; {UNSTATED}"
-    ended = "ended" if found.exit_code is None else f"ended with exit code {found.exit_code}"
-    return "failed", found.message or f"{ended}; {UNSTATED}"
+def _outcome(poll: JobPoll) -> tuple[FinalState, str]:
+    if poll.exit_code == EXIT_DONE:
+        return "done", poll.message or "done"
+    if poll.exit_code == EXIT_RESUME_ME:
+        return "stopped", poll.message or f"stopped in good order; {UNSTATED}"
+    ended = "ended" if poll.exit_code is None else f"ended with exit code {poll.exit_code}"
+    return "failed", poll.message or f"{ended}; {UNSTATED}"
 
 
 def _with_machine(job: FleetJob, machine: PlacedJob, now: float) -> FleetJob:

@@ -102,9 +102,9 @@ class PieceWriter:
         self._stream.flush()
 
 
-def answer(root: Path, words: list[str], stdin: Any, stdout: Any) -> int:
+def answer(root: Path, command_line: list[str], stdin: Any, stdout: Any) -> int:
     """Carry out one command and write its answer; returns the exit code."""
-    host, command, arguments = JobHost(root), words[0], words[1:]
+    host, command, arguments = JobHost(root), command_line[0], command_line[1:]
     try:
         if command == "pack":
             stdin.read()
@@ -130,7 +130,7 @@ def explain_failure(error: OSError, root: Path) -> dict[str, str]:
     return {"what": what, "why": f"{error.filename or root}", "fix": fix}
 
 
-def run_command(host: JobHost, command: str, given: list[str], stdin: Any) -> Any:
+def run_command(host: JobHost, command: str, arguments: list[str], stdin: Any) -> Any:
     if sys.version_info[:2] < NEEDED:
         version = ".".join(map(str, sys.version_info[:2]))
         raise HostRefusal(
@@ -142,7 +142,7 @@ def run_command(host: JobHost, command: str, given: list[str], stdin: Any) -> An
         return getattr(host, command)(json.loads(stdin.read()))
     stdin.read()
     if command in ("probe", "list", "status", "wait", "stop", "log", "remove", "dataset"):
-        return getattr(host, command)(*given)
+        return getattr(host, command)(*arguments)
     raise HostRefusal(f"the host does not know the command {command}", "", "")
 
 

@@ -282,11 +282,11 @@ def results(work: Path) -> Iterator[tuple[str, Path]]:
     )
 
 
-def run(words: list[str], work: Path, carrier: Carrier, environment: dict[str, str]) -> None:
+def run(command: list[str], work: Path, carrier: Carrier, environment: dict[str, str]) -> None:
     """Run the bootstrap to its end; pass signals on, and copy its files meanwhile."""
     if carrier.wants_stop():
         (work / STOP_FILE).touch()
-    child = subprocess.Popen(words, env=environment)
+    child = subprocess.Popen(command, env=environment)
 
     def pass_on(_number: int, _frame: FrameType | None) -> None:
         child.terminate()

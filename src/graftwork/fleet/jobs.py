@@ -249,7 +249,7 @@ def start_run(
     return job
 
 
-def continue_job(work: OpenProject, place: str) -> FleetJob | None:
+def continue_job(work: OpenProject, place_name: str) -> FleetJob | None:
     """The open job of this run at the place, `auto` for any: a command that was interrupted goes on with it.
 
     One whose submission was cut off is submitted again, where that costs nothing.
@@ -257,12 +257,12 @@ def continue_job(work: OpenProject, place: str) -> FleetJob | None:
     if not any(job.is_open for job in work.jobs.list()):
         return None
     plan = run_pipeline(work, upto="plan").get("plan", Plan)
-    kind, _, host = place.partition(":")
+    kind, _, host = place_name.partition(":")
     for job in find_jobs(work, plan):
         # Jobs of all SSH hosts are at one place.
         at_host = job.placed.host if job.placed is not None else host
         is_there = kind == job.place.partition(":")[0] and host in ("", at_host)
-        if job.is_open and (place == AUTO or is_there):
+        if job.is_open and (place_name == AUTO or is_there):
             break
     else:
         return None
@@ -399,14 +399,14 @@ class RunSet:
             else:
                 yield name, job, job.reason or job.state
 
-    def _reconcile(self, work: OpenProject, place: str) -> bool:
+    def _reconcile(self, work: OpenProject, place_name: str) -> bool:
         """Whether the place answers."""
         try:
-            return not collecting(work, place).reconcile(now=time.time()).unreachable
+            return not collecting(work, place_name).reconcile(now=time.time()).unreachable
         except (Interrupted, StoppedInOrder):
             raise
         except GraftError as error:
-            work.reporter.info(f"{place}: {error.what}; trying again")
+            work.reporter.info(f"{place_name}: {error.what}; trying again")
             return False
 
     def wait(self) -> None:

@@ -117,9 +117,9 @@ def make_label(key: str, job_id: str) -> str:
     return f"graft-{key}-{job_id}"
 
 
-def unknown_job(place: str, label: str) -> GraftError:
+def unknown_job(place_name: str, label: str) -> GraftError:
     return EnvironmentLacks(
-        f"{place} does not have the job {label}",
+        f"{place_name} does not have the job {label}",
         why="it ended, was removed there, or never arrived",
         fix="`graft fleet list` shows the jobs, `graft fleet reconcile` compares them with the places",
     )

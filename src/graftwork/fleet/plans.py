@@ -96,21 +96,21 @@ class PlacePlanner:
 SETUP_MINUTES = 5.0
 
 
-def terms_of(place: str) -> PlaceTerms | None:
+def terms_of(place_name: str) -> PlaceTerms | None:
     """What the catalog knows of a place."""
-    kind = place.partition(":")[0]
+    kind = place_name.partition(":")[0]
     return next((terms for terms in list_terms() if terms.name == catalog_name(kind)), None)
 
 
-def setup_minutes(place: str) -> float:
+def setup_minutes(place_name: str) -> float:
     """From the order to the first step, as the catalog has it; none for this machine."""
-    terms = terms_of(place)
+    terms = terms_of(place_name)
     return SETUP_MINUTES if terms is None else terms.setup_minutes
 
 
-def storage_price(place: str) -> float | None:
+def storage_price(place_name: str) -> float | None:
     """A GiB of a volume that outlives the machine, a month; None where there is none, or none is known."""
-    terms = terms_of(place)
+    terms = terms_of(place_name)
     return terms.storage_usd_gib_month or None if terms is not None else None
 
 
@@ -132,10 +132,10 @@ def adopt_plan(work: OpenProject, plan: Plan) -> None:
         work.ledger.put_if(adopted, lambda known, name=name, entry=entry: known.get(name) == entry)  # type: ignore[misc]
 
 
-def is_same_run(one: Plan, other: Plan) -> bool:
+def is_same_run(plan: Plan, earlier: Plan) -> bool:
     """Whether two plans train the same thing and differ in nothing but what the device decides."""
 
-    return _asked(one) == _asked(other)
+    return _asked(plan) == _asked(earlier)
 
 
 def identify_training(plan: Plan) -> str:

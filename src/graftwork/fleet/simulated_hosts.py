@@ -161,13 +161,13 @@ class HostNetwork:
         return [*enter, *words]
 
     def run(
-        self, name: str, words: Sequence[str], *, environment: Mapping[str, str] | None = None
+        self, name: str, command: Sequence[str], *, environment: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
         """Run a command on a host to its end."""
-        done = _run(self.command(name, words), environment)
+        done = _run(self.command(name, command), environment)
         if done.returncode:
             raise EnvironmentLacks(
-                f"{words[0]} failed on {name}",
+                f"{command[0]} failed on {name}",
                 why=(done.stderr.strip() or done.stdout.strip())[-400:],
                 fix="see the log of the host",
                 where=str(self.state),
@@ -175,17 +175,17 @@ class HostNetwork:
         return done
 
     def start(
-        self, name: str, words: Sequence[str], *, environment: Mapping[str, str] | None = None
+        self, name: str, command: Sequence[str], *, environment: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes]":
         """Start a command on a host; its output goes to the host's log."""
-        return self._spawn(name, self.command(name, words), environment)
+        return self._spawn(name, self.command(name, command), environment)
 
     def _spawn(
-        self, name: str, words: Sequence[str], environment: Mapping[str, str] | None = None
+        self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes]":
         with (self.state / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                words,
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -166,12 +166,12 @@ def try_catalog(
 
 
 def judge(
-    asked: Sequence[tuple[Case, str, str]], graded: Sequence[GradedParts], *, cases: int
+    answers: Sequence[tuple[Case, str, str]], graded: Sequence[GradedParts], *, cases: int
 ) -> RewardCheck:
     """Pure: what was tried (case, name, text) and what it got, as a verdict on the rewards."""
     tried = [
         TriedAnswer(case=case.id, name=name, reward=grade.reward, parts=grade.parts, failed=grade.failed)
-        for (case, name, _), grade in zip(asked, graded, strict=True)
+        for (case, name, _), grade in zip(answers, graded, strict=True)
     ]
     gold = [item for item in tried if item.name == GOLD]
     gold_rewards = [item.reward for item in gold if item.reward is not None]

@@ -159,10 +159,10 @@ def requirements(extra: str | None, listed: list[str] | None = None) -> dict[str
     return least_versions
 
 
-def _packages(extra: str, wanted: dict[str, str], *, needed: bool) -> DoctorCheck:
-    lacking = _lacking(wanted)
+def _packages(extra: str, least_versions: dict[str, str], *, needed: bool) -> DoctorCheck:
+    lacking = _lacking(least_versions)
     if not lacking:
-        versions = ", ".join(f"{name} {metadata.version(name)}" for name in wanted)
+        versions = ", ".join(f"{name} {metadata.version(name)}" for name in least_versions)
         return DoctorCheck(name=f"packages [{extra}]", result="ok", found=versions)
     return DoctorCheck(
         name=f"packages [{extra}]",
@@ -172,9 +172,9 @@ def _packages(extra: str, wanted: dict[str, str], *, needed: bool) -> DoctorChec
     )
 
 
-def _lacking(wanted: dict[str, str]) -> list[str]:
+def _lacking(least_versions: dict[str, str]) -> list[str]:
     lacking = []
-    for name, least in wanted.items():
+    for name, least in least_versions.items():
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -219,7 +219,13 @@ MOST_VISITED = 1200
 
 
 def write_proposal(
-    proposal: Proposal, *, name: str, logs: Sequence[str], device: DeviceFacts, base: str, own: dict[str, Any]
+    proposal: Proposal,
+    *,
+    name: str,
+    logs: Sequence[str],
+    device: DeviceFacts,
+    base: str,
+    own_settings: dict[str, Any],
 ) -> str:
     """What the log asks for, with the reason for each setting."""
     lines = [
@@ -227,7 +233,7 @@ def write_proposal(
         f"project: {_flow(name)}",
         _line(f"base: {_flow(base)}", "embedded, a folder, or a name on the Hugging Face Hub"),
         "",
-        *_data(proposal, logs, own),
+        *_data(proposal, logs, own_settings),
         "",
         *_train(proposal, device),
         "",
@@ -241,7 +247,7 @@ def write_proposal(
     return HEAD + "\n".join(lines) + "\n"
 
 
-def _data(proposal: Proposal, logs: Sequence[str], own: dict[str, Any]) -> list[str]:
+def _data(proposal: Proposal, logs: Sequence[str], own_settings: dict[str, Any]) -> list[str]:
     size = proposal.size
     longest = _round_up(size.longest + (8 if size.counted else size.longest // 2), 32)
     longest = min(longest, size.context)
@@ -254,10 +260,10 @@ def _data(proposal: Proposal, logs: Sequence[str], own: dict[str, Any]) -> list[
         f"  logs: {_flow(list(logs))}",
         f"  # format: {', '.join(proposal.formats)}, recognized row by row; data.formats sets it for a file",
     ]
-    if "mapping" in own:
-        lines.append(_line(f"  mapping: {_flow(own['mapping'])}", "own fields of the rows"))
-    if "rated_bad_below" in own:
-        scale = f"  rated_bad_below: {own['rated_bad_below']:g}"
+    if "mapping" in own_settings:
+        lines.append(_line(f"  mapping: {_flow(own_settings['mapping'])}", "own fields of the rows"))
+    if "rated_bad_below" in own_settings:
+        scale = f"  rated_bad_below: {own_settings['rated_bad_below']:g}"
         lines.append(_line(scale, "a scale from 1: lower rows are dropped"))
     lines += [
         _line(f"  test: {proposal.test:g}", f"about {proposal.test_cases} cases: {proposal.test_why}"),
@@ -435,7 +441,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         logs=[_as_seen_from(folder, log) for log in logs],
         device=probe_device(),
         base=base,
-        own=own_settings,
+        own_settings=own_settings,
     )
     write_atomic(path, text)
     load_settings(path)

@@ -562,12 +562,12 @@ def _few(counted: Counter[str], total: int) -> bool:
     return 1 < len(counted) <= MOST_LABELS and len(counted) <= total / 5
 
 
-def _name_check(path: str, taken: set[str]) -> str:
+def _name_check(path: str, used_names: set[str]) -> str:
     """A name for a check that no metric and no other check has, and that rules of the gate may name."""
     name = _NAME.sub("_", path.casefold()).strip("_.-")[:50] or "field"
-    while name in taken or name in _RESERVED or is_like_metric(name):
+    while name in used_names or name in _RESERVED or is_like_metric(name):
         name = f"{name}_field"
-    taken.add(name)
+    used_names.add(name)
     return name
 
 

@@ -284,10 +284,10 @@ class ProjectSettings(Record):
         return self
 
 
-def suggest(name: str, known: Iterable[str], *, kind: str) -> str:
+def suggest(name: str, names: Iterable[str], *, kind: str) -> str:
     """What is wrong with an unknown name, with the nearest known one."""
-    near = get_close_matches(name, list(known), n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    near = get_close_matches(name, list(names), n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
     return f"there is no {kind} {name}; {hint}"
 
 

@@ -80,8 +80,8 @@ class ProcessConnection:
     then is started again: every command may be repeated.
     """
 
-    def __init__(self, name: str, words: list[str], *, root: str, far: bool, address: str = "") -> None:
-        self.name, self._words, self._root, self._far = name, words, root, far
+    def __init__(self, name: str, command: list[str], *, root: str, far: bool, address: str = "") -> None:
+        self.name, self._words, self._root, self._far = name, command, root, far
         self._address = address or name
         self._session: HostSession | None = None
         self._lock = threading.Lock()
