@@ -70,7 +70,8 @@ def open_place(work: OpenProject, name: str) -> Place:
         hosts = {detail: settings.hosts[detail]} if detail else settings.hosts
         return ssh_place(hosts)
     if kind in ("slurm", "ray"):
-        return _cluster(settings, kind)
+        slurm, ray = settings.slurm or SlurmSettings(), settings.ray or RaySettings()
+        return SlurmPlace(slurm) if kind == "slurm" else RayPlace(ray)
     if kind in CLOUDS:
         return _open_cloud(kind, settings, state=folder / kind)
     if name not in (added := extension_names("graftwork.places")):
@@ -106,12 +107,6 @@ def _open_cloud(kind: str, settings: FleetSettings, *, state: Path) -> Place:
         )
     prices = (offer for offer in list_offers() if offer.place == catalog_name(kind))
     return cloud.open(section, state=state, prices=prices)
-
-
-def _cluster(settings: FleetSettings, kind: str) -> Place:
-    if kind == "slurm":
-        return SlurmPlace(settings.slurm or SlurmSettings())
-    return RayPlace(settings.ray or RaySettings())
 
 
 def control(work: OpenProject, name: str) -> Controller:

@@ -53,10 +53,10 @@ from graftwork.train.settings import LOSS, REWARD, TrainSettings
 
 
 class StartAdapter(NamedTuple):
-    """An adapter to go on from. `named` is part of what makes the run what it is."""
+    """An adapter to go on from. `identity` is part of what makes the run what it is."""
 
     folder: Path
-    named: dict[str, str]
+    identity: dict[str, str]
 
 
 def plan_identity(plan: Plan) -> str:
@@ -317,7 +317,7 @@ def describe_adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, An
 def _started_from(work: OpenProject) -> dict[str, dict[str, str]]:
     """What the adapter starts from: another start is another run."""
     start = find_start_adapter(work)
-    return {} if start is None else {"started_from": start.named}
+    return {} if start is None else {"started_from": start.identity}
 
 
 def _evaluation_during(work: OpenProject) -> dict[str, Any]:
