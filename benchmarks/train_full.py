@@ -139,7 +139,7 @@ def choose_kernels(*, deterministic: bool) -> None:
     """As a worker of `graft train` does, before the card is used."""
     from graftwork.train.worker import use_deterministic_kernels
 
-    use_deterministic_kernels(deterministic, on_card=device() == "cuda")
+    use_deterministic_kernels(deterministic, on_gpu=device() == "cuda")
 
 
 def make_engine(case: Case) -> Any:

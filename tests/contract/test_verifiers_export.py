@@ -104,5 +104,5 @@ def test_a_name_becomes_one_of_a_package(name, expected):
 
 @pytest.mark.parametrize("name", ["2nd", "a--b", "ümlaut", "a/b", ""])
 def test_a_name_that_no_package_can_have_is_refused(name):
-    with pytest.raises(UserMistake, match="no name for a package"):
+    with pytest.raises(UserMistake, match="not a name for a package"):
         require_name(name)

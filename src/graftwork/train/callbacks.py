@@ -93,14 +93,12 @@ class Diverged(AnswerIsNo):
 
 
 class DivergenceCallback(TrainingCallback):
-    """Skips what is no number; stops a run whose loss exploded everywhere.
+    """Skips what is not a number; stops a run whose loss exploded everywhere.
 
-    A high loss alone is no fault: rows may be rare or hard, and clipping bounds what one batch can do. Where
-    spikes follow each other, the rows of the recent step with the lowest loss are measured again. Only if
-    their loss rose too, the model got worse, and not the rows harder.
-
-    `compares_losses` is False where the loss of a step says nothing about another's. `peek` gives the rows of
-    another step.
+    A high loss alone is not a fault: rows may be rare or hard, and clipping bounds what one batch can do.
+    Where spikes follow each other, the rows of the recent step with the lowest loss are measured again. Only
+    if their loss rose too, the model got worse, and not the rows harder. `compares_losses` is False where the
+    loss of a step says nothing about another's. `peek` gives the rows of another step.
     """
 
     name = "watch"

@@ -293,7 +293,7 @@ class FrozenLayers:
     def _pass(
         self, tokens: tuple[int, ...], before: list[KeysValues] | None
     ) -> tuple[Tensor, list[KeysValues]]:
-        """Through the frozen blocks, behind what was read before."""
+        """Through the frozen blocks, after what was read before."""
         past = before[0].keys.shape[0] if before else 0
         x: Tensor = self._embed(torch.tensor(tokens, dtype=torch.long))
         if self._multiplier != 1:

@@ -169,7 +169,7 @@ CPUINFO = Path("/proc/cpuinfo")
 def choose_precision(
     asked: str, *, kind: Literal["cpu", "cuda"], amx: bool = False, capability: float | None = None
 ) -> Precision:
-    """Pure. A card of unknown age is taken for an old one: float16 works on all of them."""
+    """Pure. A GPU of unknown age is taken for an old one: float16 works on all of them."""
     if asked != "auto":
         return cast("Precision", asked)
     if kind == "cuda":
@@ -178,11 +178,11 @@ def choose_precision(
 
 
 def has_amx_here() -> bool:
-    """Whether this machine's processors have matrix units for bfloat16."""
+    """Whether this machine's CPUs have matrix units for bfloat16."""
     return has_amx(read_or_empty(CPUINFO))
 
 
 def has_amx(cpuinfo: str) -> bool:
-    """Whether all processors have matrix units for bfloat16."""
+    """Whether all CPUs have matrix units for bfloat16."""
     flags = [line.split() for line in cpuinfo.splitlines() if line.startswith("flags")]
     return bool(flags) and all("amx_bf16" in features and "amx_tile" in features for features in flags)

@@ -129,11 +129,11 @@ def train_many(batch: TrainBatch, train: TrainRun) -> None:
 
 
 def free_memory() -> None:
-    """What a run took and left behind is there for the next, and its limit on a card is lifted."""
+    """What a run took and left behind is there for the next, and its limit on a GPU is lifted."""
     import torch
 
     gc.collect()
-    # Do not initialize a card that was not used.
+    # Do not initialize a GPU that was not used.
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0)
@@ -209,7 +209,7 @@ def crashes_in_a_row(attempts: Sequence[float], saved: Sequence[tuple[float, int
     In: when each attempt began; when the checkpoint of which step was safe.
     """
     newest = max((step for _, step in saved), default=0)
-    # Saved again, after a crash, a step is no progress.
+    # Saved again, after a crash, a step is not progress.
     further = min((moment for moment, step in saved if step == newest), default=begun)
     since = [moment for moment in attempts if moment >= max(begun, further)]
     # The attempt that came further was killed after that, too.
@@ -221,7 +221,7 @@ def crashes_in_a_row(attempts: Sequence[float], saved: Sequence[tuple[float, int
 FASTER_ON = {"cpu": False, "cuda": False}
 """Where it is known to be faster: nowhere yet.
 
-On a CPU two noisy repeats took 3-9 % less processor time than the plain path, but a single run takes the
+On a CPU two noisy repeats took 3-9 % less CPU time than the plain path, but a single run takes the
 CPU's own step there. Not measured against that step, nor on a GPU.
 """
 
@@ -252,7 +252,7 @@ def choose_side_by_side(jobs: Sequence[TrainJob]) -> tuple[tuple[int, ...], ...]
 def _wanted(job: TrainJob) -> bool:
     mode = job.run.get("side_by_side", "auto")
     alone = job.crew.get("strategy", "single") == "single"
-    # A card's own step has layers of its own, which know one adapter.
+    # A GPU's own step has layers of its own, which know one adapter.
     if mode == "off" or not alone or job.plan.tuning is not None:
         return False
     settings = job.plan.train["settings"]

@@ -29,17 +29,17 @@ from graftwork.records.plan import DeviceName, Form, ModelShape, ProbedStep, Pro
 
 WARM_UP, TIMED = 5, 12
 """The first pass runs plainly, the second is recorded."""
-PROCESSOR_WARM_UP, PROCESSOR_TIMED = 1, 3
+CPU_WARM_UP, CPU_TIMED = 1, 3
 TARGET_STEP_SECONDS = 0.8
-"""About what one processor's step may take: the rows are as many, and as long, as that allows."""
-PROCESSOR_TRAINED_SHARE = 0.15
+"""About what one CPU's step may take: the rows are as many, and as long, as that allows."""
+CPU_TRAINED_SHARE = 0.15
 HEAD_TOKENS = 2048
 PROBED_VOCABULARY_BYTES = 2**31
-"""A processor's probe makes no larger tables of random numbers than this."""
+"""A CPU's probe makes no larger tables of random numbers than this."""
 
 
-def probe_card_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> ProbedStep:
-    """One optimizer step of `tokens` tokens on the card, all kept where that fits."""
+def probe_gpu_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> ProbedStep:
+    """One optimizer step of `tokens` tokens on the GPU, all kept where that fits."""
     import torch
 
     from graftwork.model.adapters.peft import attach
@@ -49,7 +49,7 @@ def probe_card_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> P
 
     shape = job.shape.model_copy(update={"layers": layers, "parameters": None, "max_positions": 32768})
     length = min(job.length, tokens)
-    # Everything kept, weights turned over in the step, the embedding on the card.
+    # Everything kept, weights turned over in the step, the embedding on the GPU.
     tuning = Tuning(
         form=form,
         head="eight" if form == "eight" and shape.vocab_size % 16 == 0 else "whole",
@@ -91,8 +91,8 @@ def probe_card_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> P
     )
 
 
-def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> ProbedStep:
-    """One optimizer step on the processor, as large as keeps it short."""
+def probe_cpu_step(job: ProbeJob, *, layers: int, gflops: float) -> ProbedStep:
+    """One optimizer step on the CPU, as large as keeps it short."""
     import torch
 
     from graftwork.model.adapters.peft import attach
@@ -105,7 +105,7 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
     changes = {"layers": layers, "vocab_size": small, "parameters": None}
     shape = job.shape.model_copy(update=changes)
     # A step of four layers that takes about as long as it may.
-    head = PROCESSOR_TRAINED_SHARE * shape.vocab_size * shape.hidden_size
+    head = CPU_TRAINED_SHARE * shape.vocab_size * shape.hidden_size
     flops_per_token = 4 * (4 * layer_parameters(shape) + head)
     room = int(gflops * 1e9 * 0.5 * TARGET_STEP_SECONDS / flops_per_token)
     length = max(16, min(job.length, 256, room))
@@ -115,13 +115,13 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
     parameters = attach(model, _adapter(shape, job.rank), seed=1)
     settings = TrainSettings(rank=job.rank, alpha=2 * job.rank, batch_size=rows_count)
     # As many replies as logs have: else the head would hide the blocks.
-    prompt_tokens = length - max(1, int(length * PROCESSOR_TRAINED_SHARE))
+    prompt_tokens = length - max(1, int(length * CPU_TRAINED_SHARE))
     rows = make_rows(rows_count, length=length, vocabulary=small, trained_from=prompt_tokens)
     logits = None
     if why_plain(shape, device="cpu", method=settings.method, precision="float32") is None:
         logits = make_cpu_step(model, rows, settings=settings, shape=shape, folder=Path(job.folder))[0].logits
     engine = TrainingEngine(model, parameters, settings=settings, step=StepOptions(logits=logits))
-    seconds = _time(engine, rows, warm_up=PROCESSOR_WARM_UP, timed=PROCESSOR_TIMED)
+    seconds = _time(engine, rows, warm_up=CPU_WARM_UP, timed=CPU_TIMED)
     return ProbedStep(
         tokens=rows_count * length,
         length=length,
@@ -221,9 +221,9 @@ EXPECTED = {
     "the disk": 1.0,
 }
 """Seconds, as they were on the machines at hand: for the time left, nothing else."""
-CARD_STEP_SECONDS = {4: 4.0, 2: 1.5}
+GPU_STEP_SECONDS = {4: 4.0, 2: 1.5}
 """By layers: the first step of a form starts its kernels."""
-PROCESSOR_STEP_SECONDS = 5.0
+CPU_STEP_SECONDS = 5.0
 TWO_SIZES_SECONDS = 15.0
 """Less time than that does for one form and one number of tokens."""
 LAYERS = (4, 2)
@@ -243,7 +243,7 @@ class Probing:
         self._ahead[part] = seconds
 
     def pass_over(self, *parts: str) -> None:
-        """A processor has none of these: nothing is missing."""
+        """A CPU has none of these: nothing is missing."""
         for part in parts:
             self._ahead.pop(part, None)
 
@@ -282,8 +282,8 @@ def probe(job: ProbeJob) -> ProbeFacts:
     torch = probing.do("starting torch", lambda: import_module("torch"))
     if torch is None:
         raise ModuleNotFoundError("torch", name="torch")
-    on_card = torch.cuda.is_available()
-    facts = _card_facts(job, probing, before) if on_card else _processor_facts(job, probing)
+    on_gpu = torch.cuda.is_available()
+    facts = _gpu_facts(job, probing, before) if on_gpu else _cpu_facts(job, probing)
     return ProbeFacts(
         **facts,
         shape=job.shape,
@@ -295,19 +295,19 @@ def probe(job: ProbeJob) -> ProbeFacts:
     )
 
 
-def _card_facts(job: ProbeJob, probing: Probing, before: float | None) -> dict[str, Any]:
+def _gpu_facts(job: ProbeJob, probing: Probing, before: float | None) -> dict[str, Any]:
     import torch
 
     from graftwork.model import probe as rates
 
-    card = torch.cuda.get_device_properties(0)
-    capability = card.major + card.minor / 10
+    gpu = torch.cuda.get_device_properties(0)
+    capability = gpu.major + gpu.minor / 10
     forms = job.forms or (("eight",) if capability >= FIRST_WITH_EIGHT else ("whole",))
     ahead = [(form, tokens, layers) for tokens in job.tokens for form in forms for layers in LAYERS]
     if job.seconds < TWO_SIZES_SECONDS:
         ahead = ahead[: len(LAYERS)]
     for planned in ahead:
-        probing.expect(_named(*planned), CARD_STEP_SECONDS[planned[-1]])
+        probing.expect(_named(*planned), GPU_STEP_SECONDS[planned[-1]])
     context = probing.do("the context", lambda: rates.measure_context(before))
     sizes = rates.measure_products
     eight = capability >= FIRST_WITH_EIGHT
@@ -320,8 +320,8 @@ def _card_facts(job: ProbeJob, probing: Probing, before: float | None) -> dict[s
     disk = probing.do("the disk", lambda: rates.measure_disk(Path(job.folder)))
     torch.cuda.empty_cache()
     return {
-        "device": _device("cuda", card.name),
-        "memory_gib": card.total_memory / GIB,
+        "device": _device("cuda", gpu.name),
+        "memory_gib": gpu.total_memory / GIB,
         "capability": capability,
         "threads": torch.get_num_threads(),
         "products": products or (),
@@ -332,13 +332,11 @@ def _card_facts(job: ProbeJob, probing: Probing, before: float | None) -> dict[s
         "launch_seconds": launch,
         "disk_write_bytes_s": disk and disk[0],
         "disk_read_bytes_s": disk and disk[1],
-        "steps": _card_steps(job, probing, ahead),
+        "steps": _gpu_steps(job, probing, ahead),
     }
 
 
-def _card_steps(
-    job: ProbeJob, probing: Probing, ahead: list[tuple[Form, int, int]]
-) -> tuple[ProbedStep, ...]:
+def _gpu_steps(job: ProbeJob, probing: Probing, ahead: list[tuple[Form, int, int]]) -> tuple[ProbedStep, ...]:
 
     probed: list[ProbedStep] = []
     for form, tokens, layers in ahead:
@@ -346,7 +344,7 @@ def _card_steps(
         # With the same sizes nothing is compiled again.
         quick = any(step.tokens == tokens and step.tuning and step.tuning.form == form for step in probed)
         if probing.has_time(name, quick=quick):
-            work = partial(probe_card_step, job, layers=layers, tokens=tokens, form=form)
+            work = partial(probe_gpu_step, job, layers=layers, tokens=tokens, form=form)
             step = probing.do(name, work)
             probed += [] if step is None else [step]
     return tuple(probed)
@@ -357,7 +355,7 @@ def _named(form: Form, tokens: int, layers: int) -> str:
     return f"a step of {layers} layers, {tokens:,} tokens, weights in {bits} bits"
 
 
-def _processor_facts(job: ProbeJob, probing: Probing) -> dict[str, Any]:
+def _cpu_facts(job: ProbeJob, probing: Probing) -> dict[str, Any]:
     import torch
 
     from graftwork.model import probe as rates
@@ -366,7 +364,7 @@ def _processor_facts(job: ProbeJob, probing: Probing) -> dict[str, Any]:
     here = describe_device(threads=job.threads)
     torch.set_num_threads(here.threads)
     for layers in LAYERS:
-        probing.expect(f"a step of {layers} layers", PROCESSOR_STEP_SECONDS)
+        probing.expect(f"a step of {layers} layers", CPU_STEP_SECONDS)
     probing.pass_over("the context", "transfers to the card and back")
     products = probing.do(
         "products at the model's sizes",
@@ -382,7 +380,7 @@ def _processor_facts(job: ProbeJob, probing: Probing) -> dict[str, Any]:
     for layers in LAYERS:
         name = f"a step of {layers} layers"
         if probing.has_time(name):
-            step = probing.do(name, partial(probe_processor_step, job, layers=layers, gflops=gflops))
+            step = probing.do(name, partial(probe_cpu_step, job, layers=layers, gflops=gflops))
             steps += [] if step is None else [step]
     return {
         "device": _device("cpu", here.name),

@@ -258,7 +258,7 @@ class _Elsewhere(_Here):
 
 
 def _require_trained(variant: OpenProject, job: FleetJob) -> None:
-    """As `require_done`. A job whose machine was taken away, or never came, is no failure of its settings."""
+    """As `require_done`. A machine that was taken away, or never came, is not a failure of the settings."""
     try:
         require_done(variant, job)
     except WorkerFailed as error:

@@ -87,7 +87,7 @@ def require_name(name: str) -> str:
     lowered = name.strip().lower().replace(" ", "-")
     if not _NAME.fullmatch(lowered):
         raise UserMistake(
-            f"{name} is no name for a package",
+            f"{name} is not a name for a package",
             why="it starts with a letter and has letters, digits and single dashes",
             fix="give another one with --name",
         )

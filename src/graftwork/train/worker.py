@@ -87,11 +87,11 @@ def is_deterministic(plan: Plan, settings: TrainSettings) -> bool:
     return AUTO["plain" if plan.tuning is None else "packed"]
 
 
-def use_deterministic_kernels(wanted: bool, *, on_card: bool) -> None:
-    """Before the first product on the card: torch looks at cuBLAS's setting only once."""
+def use_deterministic_kernels(wanted: bool, *, on_gpu: bool) -> None:
+    """Before the first product on the GPU: torch looks at cuBLAS's setting only once."""
     import torch
 
-    if wanted and on_card:
+    if wanted and on_gpu:
         os.environ.setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)
     # Not `warn_only`: flash attention would stay as it is, and cuDNN's, which has no such version, be used.
     torch.use_deterministic_algorithms(wanted)
@@ -201,7 +201,7 @@ def _train(
 
     settings, started_at = job_settings(job), time.perf_counter()
     # The order of sums, on a device and over threads: before the device is first used.
-    use_deterministic_kernels(is_deterministic(job.plan, settings), on_card=job.plan.device.kind != "cpu")
+    use_deterministic_kernels(is_deterministic(job.plan, settings), on_gpu=job.plan.device.kind != "cpu")
     guard_spinning(use_threads(settings.threads or threads_per_process()))
     strategy = shared_strategy or make_strategy(settings, device=job.plan.device.kind, dtype=job.plan.dtype)
     reporting = reporting_callbacks(

@@ -50,7 +50,7 @@ def test_streamed_layers_are_deterministic_by_default():
 
 def test_kernels_are_asked_for_strictly():
     """With warnings only, attention would stay one that adds up in another order each time."""
-    use_deterministic_kernels(True, on_card=True)
+    use_deterministic_kernels(True, on_gpu=True)
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
@@ -58,7 +58,7 @@ def test_kernels_are_asked_for_strictly():
 
 
 def test_fast_kernels_leave_cublas_alone():
-    use_deterministic_kernels(False, on_card=True)
+    use_deterministic_kernels(False, on_gpu=True)
     assert not torch.are_deterministic_algorithms_enabled()
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
 

@@ -467,7 +467,7 @@ def test_a_step_becomes_smaller_by_what_costs_least_until_nothing_is_left_to_giv
 
 def test_a_prefetched_batch_is_used_for_its_own_rows_alone(monkeypatch):
     engine = card_engine(make_model(), make_tuning())
-    monkeypatch.setattr(engine, "_on_card", True)
+    monkeypatch.setattr(engine, "_on_gpu", True)
     rows, others = make_rows([20, 12]), make_rows([9, 30], seed=2)
     expected = [engine.backward(some).loss for some in (rows, others)]
     engine.prefetch(rows)

@@ -84,7 +84,7 @@ def test_an_address_is_a_host_and_perhaps_a_port(text, address):
 
 @pytest.mark.parametrize("text", ["", ":5", "host:", "host:x", "host:70000", "::1", "[]:5"])
 def test_an_invalid_address_is_refused(text):
-    with pytest.raises(UserMistake, match="no address"):
+    with pytest.raises(UserMistake, match="not the address"):
         parse_address(text)
 
 

@@ -72,7 +72,7 @@ def parse_address(text: str) -> tuple[str, int]:
         or not 0 < int(port) < 65536
     ):
         raise UserMistake(
-            f"{text} is no address of a machine",
+            f"{text} is not the address of a machine",
             why="it is HOST or HOST:PORT, as the other machines reach it",
             fix=f"--main-address 10.0.0.1:{DEFAULT_PORT}",
         )
@@ -147,7 +147,7 @@ def make_strategy(settings: TrainSettings, *, device: str, dtype: str) -> "Singl
 
 
 SHARE_VARIABLE = "GRAFT_SHARE_CARD"
-"""Set, several processes may share a card, by gloo: to try a strategy out where there is only one."""
+"""Set, several processes may share a GPU, by gloo: to try a strategy out where there is only one."""
 
 
 def _require_possible(settings: TrainSettings, dtype: str, *, on_cpu: bool) -> None:

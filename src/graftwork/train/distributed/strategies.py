@@ -179,11 +179,11 @@ class DataParallel(SingleProcess):
         self.size = int(os.environ["WORLD_SIZE"])
         by_gloo: dict[str, Any] = {}
         if not on_cpu:
-            cards = torch.cuda.device_count()
-            if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > cards:
-                # NCCL refuses two processes on one card; DeepSpeed takes the local rank for a card's number.
+            gpus = torch.cuda.device_count()
+            if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > gpus:
+                # NCCL refuses two processes on one GPU; DeepSpeed takes the local rank for a GPU's number.
                 by_gloo = {"backend": "gloo"}
-                os.environ["LOCAL_RANK"] = str(int(os.environ["LOCAL_RANK"]) % cards)
+                os.environ["LOCAL_RANK"] = str(int(os.environ["LOCAL_RANK"]) % gpus)
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         self.accelerator = Accelerator(
             cpu=on_cpu,
@@ -380,7 +380,7 @@ class ZeroStrategy(DataParallel):
         self, model: Any, parameters: Sequence[nn.Parameter], optimizer: Optimizer, loss: BatchLoss
     ) -> list[nn.Parameter]:
         if self._on_cpu:
-            # accelerate turns to DeepSpeed only where it sees an accelerator; DeepSpeed knows processors.
+            # accelerate turns to DeepSpeed only where it sees an accelerator; DeepSpeed knows CPUs.
             import deepspeed
             from accelerate.utils import DistributedType
 

@@ -81,7 +81,7 @@ def _attend_evenly(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: 
     mask = None
     if rule.window is not None and rule.window < length:
         mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - rule.window)
-    # cuDNN's attention is the fastest on recent cards; the others are fallbacks.
+    # cuDNN's attention is the fastest on recent GPUs; the others are fallbacks.
     order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     if q.is_cuda and q.dtype != torch.float32:
         order = [SDPBackend.CUDNN_ATTENTION, *order]

@@ -146,7 +146,7 @@ class SavedActivations(NamedTuple):
     low_out: Tensor | None
     low_gate_up: Tensor | None
     attended: Tensor | None
-    """What a norm behind attention normed, and below what one behind the MLP did."""
+    """What a norm after attention normed, and below what one after the MLP did."""
     added: Tensor | None
 
 
@@ -175,7 +175,7 @@ def _middle(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> tup
     if shape.parallel:
         middle, start = x, x + attended
         normed = norm_if(x, w.before_mlp, shape.epsilon)
-    elif w.after_attention is None and w.before_mlp is not None and not w.before_mlp.centred:
+    elif w.after_attention is None and w.before_mlp is not None and not w.before_mlp.centered:
         middle, normed = fused.add_norm(x, attended, w.before_mlp.weight, shape.epsilon)
     else:
         middle = x + norm_if(attended, w.after_attention, shape.epsilon)

@@ -212,7 +212,7 @@ class GpuDecoder:
 
     @torch.no_grad()
     def advance(self, tokens: Tensor, positions: Tensor, attend: "AttendToEarlier") -> Tensor:
-        """Logits behind one token of each row, in float32."""
+        """Logits after one token of each row, in float32."""
         x = self.outside.embed(tokens)
         turns = self._turns(x, positions)
         for index, (w, shape) in enumerate(zip(self.blocks, self.shapes, strict=True)):
@@ -441,7 +441,7 @@ class CudaGraphDecoder:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, also where that shows only behind the end of a recording."""
+    """Whether memory ran out, also where that shows only after the end of a recording."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, torch.OutOfMemoryError):
@@ -450,14 +450,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-class CardTokenPass:
+class GpuTokenPass:
     """Call `update` after the adapters changed, and `run` for each token."""
 
     def __init__(self, decoder: GpuDecoder) -> None:
         self._decoder = decoder
 
     @classmethod
-    def of(cls, decoder: GpuDecoder) -> "CardTokenPass | None":
+    def of(cls, decoder: GpuDecoder) -> "GpuTokenPass | None":
         """None where keys of earlier tokens, which the model itself wrote, have another order or a window."""
         plain = all(
             not shape.interleaved and shape.attention.window is None and shape.attention.cap is None
@@ -469,7 +469,7 @@ class CardTokenPass:
         self._decoder.refresh_adapters()
 
     def run(self, tokens: Tensor, positions: Tensor, cache: SlotCache, columns: int) -> Tensor:
-        """Logits behind a token of each of the first slots. `tokens` and `positions` are [rows]."""
+        """Logits after a token of each of the first slots. `tokens` and `positions` are [rows]."""
         visible = torch.arange(columns, device=positions.device) <= positions[:, None]
         bias = torch.zeros(visible.shape, dtype=cache.dtype, device=visible.device)
         bias.masked_fill_(~visible, float("-inf"))

@@ -1,7 +1,7 @@
-"""The engine on a card: packed rows through the written-out decoder, within the memory that was given.
+"""The engine on a GPU: packed rows through the written-out decoder, within the memory that was given.
 
 In: a frozen model with adapters, a Tuning. Out: what every engine gives. The first thing it does is
-one measured step with nothing kept; what the card has left is then spent on keeping.
+one measured step with nothing kept; what the GPU has left is then spent on keeping.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.train.distributed.strategies import BatchLoss, OptimizerState, SingleProcess
 from graftwork.train.engine import StepMeasures, StepResult, TrainingEngine, limit_gpu_memory
-from graftwork.train.gpu.decoder import CardTokenPass, CudaGraphDecoder, GpuDecoder, is_out_of_memory
+from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, GpuTokenPass, is_out_of_memory
 from graftwork.train.gpu.load import FrozenWeights, build_decoder
 from graftwork.train.gpu.packing import PackedLayout, pack, pack_rows
 from graftwork.train.objectives.samples import (
@@ -51,9 +51,9 @@ class GpuEngine(TrainingEngine):
         self.tuning = tuning
         self._frozen = frozen
         self._shape = shape
-        self.computes_apart = self._on_card = self._device.startswith("cuda")
-        self._compiled = tuning.compiled and self._on_card
-        self._recorded = (tuning.compiled or tuning.recorded) and self._on_card
+        self.computes_apart = self._on_gpu = self._device.startswith("cuda")
+        self._compiled = tuning.compiled and self._on_gpu
+        self._recorded = (tuning.compiled or tuning.recorded) and self._on_gpu
         self._decoder: GpuDecoder = self._build(tuning.model_copy(update={"keep": 0, "lean": 0}))
         self._runner: GpuDecoder | CudaGraphDecoder = self._decoder
         self._prefetched: tuple[Sequence[Row], list[PackedLayout]] = ((), [])
@@ -63,7 +63,7 @@ class GpuEngine(TrainingEngine):
 
         Must come before the first real step: it leaves no gradient and no state behind.
         """
-        if not self._on_card:
+        if not self._on_gpu:
             self._use(self.tuning)
             return self.tuning
         limit_gpu_memory(self.tuning.limit_gib + self.tuning.sampling_gib)
@@ -117,7 +117,7 @@ class GpuEngine(TrainingEngine):
             total += self._learn(portion, scale)
         pull = self._pull()
         norm = self.strategy.launch_clipping(self._settings.max_grad_norm)
-        # The card computes from here on until its results are asked for.
+        # The GPU computes from here on until its results are asked for.
         self.meanwhile()
         loss_sum, gradient_norm = torch.stack((total, norm.to(total))).tolist()
         tokens = sum(len(row.tokens) for row in rows)
@@ -127,7 +127,7 @@ class GpuEngine(TrainingEngine):
 
     def prefetch(self, rows: Sequence[Row]) -> None:
         """Pack a later batch, if its objective needs no pass of the model before."""
-        if self._on_card and isinstance(self._objective, SupervisedFineTuning):
+        if self._on_gpu and isinstance(self._objective, SupervisedFineTuning):
             self._prefetched = (rows, self._pack(rows))
 
     def _weigh(self, rows: Sequence[Row]) -> list[Tensor] | None:
@@ -176,20 +176,20 @@ class GpuEngine(TrainingEngine):
             self._progress("forward")
         return total / count_trained(rows)
 
-    def token_pass(self) -> CardTokenPass | None:
+    def token_pass(self) -> GpuTokenPass | None:
         """Writes answers with the adapter in training; None where the model's own pass is needed."""
         decoder = self._decoder
         if self._compiled:
             # Pieces that are compiled stack their adapters in every pass.
             decoder = build_decoder(self.model, self._frozen, self.tuning, compiled=False)
-        return CardTokenPass.of(decoder)
+        return GpuTokenPass.of(decoder)
 
     def digest(self) -> str:
         """By the sum of each tensor's bits: a hash of all bytes would bring them to the host first."""
         return tensors_digest({name: sum_bits(tensor) for name, tensor in self.learned().items()})
 
     def peak_memory_gib(self) -> float:
-        return torch.cuda.max_memory_reserved() / GIB if self._on_card else super().peak_memory_gib()
+        return torch.cuda.max_memory_reserved() / GIB if self._on_gpu else super().peak_memory_gib()
 
     def _pack(self, rows: Sequence[Row], weights: Sequence[Tensor] | None = None) -> list[PackedLayout]:
         return pack(rows, self.tuning, device=self._device, weights=weights)
@@ -244,8 +244,8 @@ class SingleGpu(SingleProcess):
         self, model: Any, parameters: Sequence[nn.Parameter], optimizer: Optimizer, loss: BatchLoss
     ) -> list[nn.Parameter]:
         joined = super().prepare(model, parameters, optimizer, loss)
-        self._on_card = joined[0].is_cuda
-        if self._on_card:
+        self._on_gpu = joined[0].is_cuda
+        if self._on_gpu:
             for group in optimizer.param_groups:
                 # A number would be part of the recording; a tensor is read at each replay.
                 group["lr"] = torch.tensor(group["lr"], device=joined[0].device)
@@ -294,7 +294,7 @@ class SingleGpu(SingleProcess):
         self._update = None  # it writes to the states that were there before
 
     def _has_fixed_gradients(self) -> bool:
-        return self._on_card and all(parameter.grad is not None for parameter in self._parameters)
+        return self._on_gpu and all(parameter.grad is not None for parameter in self._parameters)
 
     def zero_grad(self) -> None:
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
@@ -314,7 +314,7 @@ def _fullest(rows: Sequence[Row], *, room: int) -> list[Row]:
 
 
 GOOD_HEAD_TOKENS, GOOD_CHUNK_TOKENS = 256, 1024
-"""From here on down, products are too small to fill a card."""
+"""From here on down, products are too small to fill a GPU."""
 FEWEST_HEAD_TOKENS, FEWEST_CHUNK_TOKENS = 128, 512
 
 
@@ -323,7 +323,7 @@ def _one_less(tuning: Tuning) -> Tuning | None:
 
     A block that kept goes lean; where none keeps, a lean one starts from its input; where none does, logits
     and the insides of blocks are computed for fewer tokens at a time; then whole passes; and only then logits
-    and insides for so few tokens that the card waits for its memory.
+    and insides for so few tokens that the GPU waits for its memory.
     """
     if tuning.keep:
         return tuning.model_copy(update={"keep": tuning.keep - 1, "lean": tuning.lean + 1})

@@ -22,25 +22,25 @@ from graftwork.train.loss import loss_and_gradient, token_losses
 
 
 class NormWeights(NamedTuple):
-    """RMS norm; `centred`: of mean and variance, perhaps with a bias."""
+    """RMS norm; `centered`: of mean and variance, perhaps with a bias."""
 
     weight: Tensor
     bias: Tensor | None = None
-    centred: bool = False
+    centered: bool = False
 
 
 def apply_norm(x: Tensor, norm_weights: NormWeights, epsilon: float) -> Tensor:
-    if not norm_weights.centred:
+    if not norm_weights.centered:
         return norm(x, norm_weights.weight, epsilon)
-    return _centred(x, norm_weights, epsilon)[0]
+    return _centered(x, norm_weights, epsilon)[0]
 
 
 def apply_norm_backward(
     dy: Tensor, x: Tensor, norm_weights: NormWeights, epsilon: float, add: Tensor | None = None
 ) -> Tensor:
-    if not norm_weights.centred:
+    if not norm_weights.centered:
         return norm_backward(dy, x, norm_weights.weight, epsilon, add)
-    _, mean, inverse = _centred(x, norm_weights, epsilon)
+    _, mean, inverse = _centered(x, norm_weights, epsilon)
     dx, _, _ = torch.ops.aten.native_layer_norm_backward(
         dy, x, x.shape[-1:], mean, inverse, norm_weights.weight, norm_weights.bias, [True, False, False]
     )
@@ -48,7 +48,7 @@ def apply_norm_backward(
     return total
 
 
-def _centred(x: Tensor, norm_weights: NormWeights, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+def _centered(x: Tensor, norm_weights: NormWeights, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """PyTorch's own kernel: the result, the mean and the inverse deviation of each row."""
     return torch.native_layer_norm(x, x.shape[-1:], norm_weights.weight, norm_weights.bias, epsilon)
 

@@ -503,16 +503,16 @@ class _Blocks(NamedTuple):
 
 
 ROOMY = 160 * 1024
-"""Bytes of shared memory of a block: an A100 or H200 has as much, a consumer's card about 99 KiB."""
+"""Bytes of shared memory of a block: an A100 or H200 has as much, a consumer's GPU about 99 KiB."""
 FEW_PROGRAMS = 264
-"""Two for each processor of an H200: with fewer, smaller blocks of keys are faster."""
+"""Two for each multiprocessor of an H200: with fewer, smaller blocks of keys are faster."""
 
 Kernel = Literal["forward", "queries", "keys"]
 
 
 @lru_cache
 def _blocks(kernel: Kernel, width: int, programs: int, device: torch.device) -> _Blocks:
-    """What was fastest on an H200, and fits the shared memory of smaller cards (compiled for 8.6 to 12.0).
+    """What was fastest on an H200, and fits the shared memory of smaller GPUs (compiled for 8.6 to 12.0).
 
     `programs`: how many there would be with 64 queries or keys each.
     """

@@ -48,7 +48,7 @@ FrozenWeight = WholeWeight | EightBitWeight | FourBitWeight
 def quantize_eight(
     weights: Sequence[Tensor], bias: Tensor | None, *, turned: bool, device: str | torch.device
 ) -> EightBitWeight:
-    """The nearest 8-bit weight of layers below each other, with a scale a row; some rows at a time."""
+    """The nearest 8-bit weight of layers below each other, with a scale per row; some rows at a time."""
     rows, inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
     codes = torch.empty(rows, inputs, dtype=FLOAT8, device=device)
     scale = torch.empty(rows, 1, dtype=torch.float32, device=device)
@@ -73,7 +73,7 @@ def dequantize_four(four: FourBitWeight, dtype: torch.dtype) -> Tensor:
 
 @torch.library.custom_op("graftwork::dequantize_nf4", mutates_args=())
 def dequantize_nf4(tensors: list[Tensor], levels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of the tensors of layers, one Nf4Weight behind the other. One kernel a layer on a card: operation by
+    """Of the tensors of layers, one Nf4Weight after the other. One kernel per layer on a GPU: operation by
     operation, a weight passes through 22 bytes a number."""
     return torch.cat([dequantize(part, dtype) for part in _weights_of(tensors)])
 

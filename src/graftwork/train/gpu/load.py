@@ -1,8 +1,8 @@
-"""A model moved onto a card, block by block, its frozen weights in the form that the plan chose.
+"""A model moved onto a GPU, block by block, its frozen weights in the form that the plan chose.
 
 In: a transformers model in host memory. Out: the same model, intact for other code, and the
 frozen weights side by side as the fast decoder wants them: layers hold views of them, so that nothing
-is there twice. The card never holds more than one block in another form than the last.
+is there twice. The GPU never holds more than one block in another form than the last.
 """
 
 from collections.abc import Callable
@@ -222,7 +222,7 @@ def _norm_weights(norm: Any, layout: BlockLayout) -> NormWeights | None:
         # In 16 bits the sum would lose most of what was stored.
         weight = 1 + weight.float()
     bias: Tensor | None = getattr(norm, "bias", None)
-    return NormWeights(weight, None if bias is None else bias.detach(), centred=layout.norm == "layer")
+    return NormWeights(weight, None if bias is None else bias.detach(), centered=layout.norm == "layer")
 
 
 def _lora_group(layers: list[Any]) -> LoraGroup:

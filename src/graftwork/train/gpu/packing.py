@@ -1,4 +1,4 @@
-"""Rows packed into the passes of a step: documents behind each other, without padding between them.
+"""Rows packed into the passes of a step: documents one after another, without padding between them.
 
 In: rows, and the few sizes of packs that the tuning gives. Out: passes, their numbers in one tensor that goes
 to the GPU in one copy. Does not know the model.
@@ -28,7 +28,7 @@ FEWEST_DOCUMENTS = 16
 
 
 class PackedLayout(NamedTuple):
-    """One pass: documents behind each other in one sequence, and where a token is predicted."""
+    """One pass: documents one after another in one sequence, and where a token is predicted."""
 
     flat: Tensor
     """Tokens, positions, places and targets, and where documents begin."""

@@ -49,7 +49,7 @@ LEFT_OUT = {
     "unrendered": "whose rejected reply the chat template changes",
     "too_long": "whose rejected reply is longer than every row",
 }
-"""Why rows with two replies are no pairs. Of contradicting ones both are left out, of repeated ones one is
+"""Why rows with two replies are not pairs. Of contradicting ones both are left out, of repeated ones one is
 kept; what is longer than every row was not counted by the plan."""
 
 

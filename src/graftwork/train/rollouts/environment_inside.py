@@ -78,7 +78,7 @@ class _PythonClass:
         if tool is None:
             return f"error: there is no tool {call['name']}"
         if not isinstance(arguments, dict):
-            return "error: the arguments are no object"
+            return "error: the arguments are not an object"
         try:
             inspect.signature(tool).bind(**arguments)
         except TypeError as error:

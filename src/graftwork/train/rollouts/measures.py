@@ -294,7 +294,7 @@ def _with_secret(check: dict[str, object], secret: str) -> dict[str, object]:
     """The check with expected values that no answer gives; of tests, one more that cannot hold."""
     rule = check.get("metric") or next((key for key in check if key in VALUE_RULES), None)
     if rule in VALUE_RULES:
-        # A secret is no number, set or pattern, and no answer holds it: it has to be the answer itself.
+        # A secret is not a number, set or pattern, and no answer holds it: it has to be the answer itself.
         return {"exact": secret, **({"where": check["where"]} if "where" in check else {})}
     changed = dict(check)
     for key in ("python_calls", "calls"):

@@ -39,7 +39,7 @@ class AskedPrompt(NamedTuple):
 
 
 class AskedReply(NamedTuple):
-    """One reply to write behind these tokens."""
+    """One reply to write after these tokens."""
 
     tokens: list[int]
     max_tokens: int
@@ -157,7 +157,7 @@ class RolloutSampler:
         # The activations of the last step: without this, the cache of answers comes on top of them.
         release_free_memory()
         requests: list[list[GenerationRequest]] = []
-        # Canaries come on top of the prompts that were planned for: they are answered behind them.
+        # Canaries come on top of the prompts that were planned for: they are answered after them.
         at_once = settings.prompts_at_once or settings.prompts
         use_grouped_attention(self._model)
         if self._decoder is None:
@@ -183,7 +183,7 @@ class RolloutSampler:
                 )
                 decoder.submit(requests[-1][-1])
             if not self._recorded or len({tuple(request.tokens) for request in group}) > 1:
-                # The group that joins alone reads what its answers share once. A card reads the prompts of
+                # The group that joins alone reads what its answers share once. A GPU reads the prompts of
                 # all groups in one pass, where each group has a single one.
                 decoder.step()
                 progress()

@@ -32,7 +32,7 @@ from graftwork.train.settings import TrainSettings
 from graftwork.train.streamed.passes import DecoderShell, StreamedPasses
 from graftwork.train.streamed.transfers import HostUnit, ModelUnits, cut_up, gradient_norm
 
-# Adam over units in host memory: on the host in slices, or on the card with slices streamed through it.
+# Adam over units in host memory: on the host in slices, or on the GPU with slices streamed through it.
 # In: units with gradients, the factor that clips them, a learning rate. Out: updated weights, moments and
 # working copies. A thread updates the units in the order in which the next forward pass asks for them; `wait`
 # blocks until one of them is done.
@@ -91,7 +91,7 @@ class StreamedAdam:
         assert unit.gradient is not None
         assert unit.moments is not None
         if self._on == "card":
-            self._update_on_card(unit, scale, rate)
+            self._update_on_gpu(unit, scale, rate)
             return
         gradient = torch.empty(min(self._slice, unit.elements), dtype=torch.float32)
         for part in self._slices(unit.elements):
@@ -102,8 +102,8 @@ class StreamedAdam:
             if unit.working is not unit.master:
                 unit.working[part].copy_(unit.master[part])
 
-    def _update_on_card(self, unit: HostUnit, scale: float, rate: float) -> None:
-        """Two slices at a time on the card: one is fetched while the other is stepped and sent back."""
+    def _update_on_gpu(self, unit: HostUnit, scale: float, rate: float) -> None:
+        """Two slices at a time on the GPU: one is fetched while the other is stepped and sent back."""
         assert unit.gradient is not None
         assert unit.moments is not None
         if not self._buffers:
@@ -153,11 +153,11 @@ class StreamedAdam:
 
 
 class _SliceBuffers:
-    """A slice on the card: weights, both moments and the gradient in float32, and what travels in 16 bits."""
+    """A slice on the GPU: weights, both moments and the gradient in float32, and what travels in 16 bits."""
 
     def __init__(self, elements: int, device: torch.device) -> None:
-        card = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if card else None  # type: ignore[no-untyped-call]
+        on_gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self.tensors = tuple(torch.empty(elements, device=device) for _ in range(4))
         self._sent = torch.empty(4 * elements, dtype=torch.uint8, device=device)
         if self._stream is not None:
@@ -240,19 +240,19 @@ class StreamedEngine(TrainingEngine):
     ) -> None:
         self.step = step
         torch_device = torch.device(device)
-        card = torch_device.type == "cuda"
-        if card:
+        on_gpu = torch_device.type == "cuda"
+        if on_gpu:
             limit_gpu_memory(step.limit_gib)
         dtype: torch.dtype = getattr(torch, step.dtype)
         shell = DecoderShell(model, device=torch_device, dtype=dtype)
-        self._units = cut_up(model, dtype, pinned=card, pinned_states=card and step.update == "card")
+        self._units = cut_up(model, dtype, pinned=on_gpu, pinned_states=on_gpu and step.update == "card")
         adam = StreamedAdam(
             self._units.in_order(),
             weight_decay=settings.weight_decay,
             on=step.update,
             device=torch_device,
-            # On a processor the update would only compete with the forward pass.
-            overlapped=card if overlapped is None else overlapped,
+            # On a CPU the update would only compete with the forward pass.
+            overlapped=on_gpu if overlapped is None else overlapped,
         )
         self.device_memory = DeviceMemory(torch_device, dtype)
         self._passes = StreamedPasses(

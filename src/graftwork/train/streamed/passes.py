@@ -53,7 +53,7 @@ class DecoderShell:
         if not follows:
             raise UserMistake(
                 f"{type(model).__name__} cannot be streamed",
-                why="what it does behind its head is not known",
+                why="what it does after its head is not known",
                 fix="set `train.strategy: fsdp`, or remove `train.offload`",
             )
         self.blocks = list(parts.blocks)
