@@ -600,14 +600,14 @@ def list_(
     filters = ReleaseQuery(tag=tag, model=model, base=base, search=search, collected=collected)
     query = make_query(filters, decision=decision, since=since, limit=limit)
     with opened_with_progress(project) as work:
-        indexed = index_releases(work) if index else None
+        added, refused = index_releases(work) if index else ((), ())
         found, aliases = work.releases.entries(query), work.releases.aliases()
         unindexed = 0 if found else count_unindexed(work)
     more = limit and len(found) > limit
     shown = found[:limit] if more else found
     if json:
         body = {"releases": [entry.model_dump(mode="json") for entry in shown], "aliases": aliases}
-        body |= {} if indexed is None else {"indexed": indexed.model_dump(mode="json")}
+        body |= {"indexed": {"added": added, "refused": refused}} if index else {}
         print_json({**body, "more": True} if more else body)
     else:
         print_document(stdout, view_entries(shown, more=bool(more)))
@@ -616,11 +616,11 @@ def list_(
             print_line(
                 stdout, f"[yellow]![/] {on_disk} not in the index: `graft release list --index` adds them"
             )
-        for release_id in indexed.refused if indexed is not None else ():
+        for release_id in refused:
             print_line(stdout, f"[yellow]![/] {release_id} does not verify: it is not added")
-        if indexed is not None:
-            print_line(stdout, f"{plural(len(indexed.added), 'release')} added to the index")
-            if indexed.added and not aliases:
+        if index:
+            print_line(stdout, f"{plural(len(added), 'release')} added to the index")
+            if added and not aliases:
                 print_line(stdout, "no alias is set: `graft release promote ID` sets one")
 
 

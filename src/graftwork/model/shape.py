@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftwork.files.safetensors import read_header
 from graftwork.model.families import (
@@ -165,14 +165,6 @@ NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size
 LLAMA_LIKE = (None, BlockLayout())
 
 
-class ConfigShape(NamedTuple):
-    """What a config.json says, and a doubt about it where there is one."""
-
-    shape: ModelShape
-    architecture: str
-    note: str = ""
-
-
 def read_shape(folder: Path) -> ModelShape:
     """The shape that the config states, corrected by what the weights say."""
     config = _read_config(folder / "config.json")
@@ -184,16 +176,16 @@ def read_shape(folder: Path) -> ModelShape:
     return shape_of(config, name=shape.name) if counted is None else _with_counts(shape, *counted)
 
 
-def read_config_shape(file: Path) -> ConfigShape:
+def read_config_shape(file: Path) -> ModelShape:
     """The shape that a config.json states. What the weights would say comes from the family."""
     config = _read_config(file)
     name = str(config.get("_name_or_path") or file.resolve().parent.name)
-    shape = shape_of(config, name=name, where=file)
-    architecture = str(config.get("model_type") or "llama")
-    note = ""
-    if find_family(config.get("model_type")) is None:
-        note = f"the family {architecture!r} is not known: it is counted as a Llama of these sizes"
-    return ConfigShape(shape, architecture, note)
+    return shape_of(config, name=name, where=file)
+
+
+def read_model_type(file: Path) -> str | None:
+    """The family that a config.json states, by the name that transformers has for it."""
+    return _read_config(file).get("model_type")
 
 
 def shape_of(config: Mapping[str, Any], *, name: str, where: Path | None = None) -> ModelShape:

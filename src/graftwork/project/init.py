@@ -510,7 +510,7 @@ def _open_base(base: str, folder: Path) -> tuple[ChatTemplate, int] | None:
         return None
     try:
         base_folder = Path(find_base(base, project_folder=folder).folder)
-        context = read_config_shape(base_folder / "config.json").shape.max_positions
+        context = read_config_shape(base_folder / "config.json").max_positions
         return ChatTemplate.from_folder(base_folder), context
     except GraftError:
         return None

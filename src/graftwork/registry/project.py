@@ -192,19 +192,15 @@ def collect_garbage(
     )
 
 
-class Indexed(Record):
-    """The ids of the releases that were added to the index, and of those that do not verify."""
+def index_releases(work: OpenProject) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Add the releases on disk that the index does not know, as after the loss of the database.
 
-    added: tuple[str, ...]
-    refused: tuple[str, ...]
-
-
-def index_releases(work: OpenProject) -> Indexed:
-    """Add the releases on disk that the index does not know, as after the loss of the database."""
+    Returns the ids of those that were added, and of those that do not verify.
+    """
     whole, damaged = _find_unindexed(work, open_store(work).ids())
     for release in whole:
         work.releases.add(release)
-    return Indexed(added=tuple(release.id for release in whole), refused=tuple(damaged))
+    return tuple(release.id for release in whole), tuple(damaged)
 
 
 def count_unindexed(work: OpenProject) -> int:

@@ -157,7 +157,7 @@ def test_an_adapter_of_another_shape_is_no_start_and_the_setting_is_named(tiny_b
 
 
 def test_a_folder_that_is_no_adapter_is_no_start(tiny_base, tmp_path):
-    with pytest.raises(UserMistake, match="no PEFT folder"):
+    with pytest.raises(UserMistake, match="not a PEFT folder"):
         make_trainable(load_base(tiny_base), LORA, seed=1, start=tmp_path)
 
 

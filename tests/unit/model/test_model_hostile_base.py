@@ -41,7 +41,7 @@ def test_a_size_without_bounds_is_refused_by_its_name(tmp_path, name, size):
     with pytest.raises(UserMistake, match=f"config.json states {name}"):
         read_config_shape(file)
     file.write_text(json.dumps(CONFIG))
-    assert read_config_shape(file).shape.layers == 2
+    assert read_config_shape(file).layers == 2
 
 
 def test_a_config_of_deep_brackets_is_refused(tmp_path):

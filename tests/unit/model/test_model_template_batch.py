@@ -233,7 +233,7 @@ def test_the_memory_of_words_and_texts_is_bounded(definitions, tokenizers_by_for
         text = " ".join(f"word{chr(97 + number % 26)}{n}{'x' * n * 5}" for n in range(number, number + 12))
         ids = list(memoryview(segments.encode([text]).tokens[text]).cast("i"))
         assert ids == tokenizer.encode(text, add_special_tokens=False).ids
-    assert len(segments._words._known) <= 50 + 60
+    assert len(segments._word_tokenizer._tokens) <= 50 + 60
     assert sum(map(len, (*segments._recent, *segments._recent_before))) < 3 * (400 + len(text))
 
 
@@ -256,7 +256,7 @@ def test_a_disagreement_that_shows_late_is_found_by_the_checks(definitions, toke
     tokenizer = tokenizers_by_form["gpt2"]
     segments = TextEncoder(tokenizer, json.loads(definitions["gpt2"]))
     assert segments.goes_by_words
-    segments._words._known["wrong"] = b"\0\0\0\0"
+    segments._word_tokenizer._tokens["wrong"] = b"\0\0\0\0"
     encoded = segments.encode(["right", "wrong"])
     assert not segments.goes_by_words
     assert list(memoryview(encoded.tokens["wrong"]).cast("i")) == tokenizer.encode("wrong").ids

@@ -46,7 +46,7 @@ AUDIT = PipelineStep(
 def _require_context(work: OpenProject) -> None:
     """Refuse rows longer than the base reads: one of millions of tokens would fill the memory."""
     longest = work.settings.data.max_tokens
-    context = read_config_shape(Path(work.base.folder) / "config.json").shape.max_positions
+    context = read_config_shape(Path(work.base.folder) / "config.json").max_positions
     if longest > context:
         raise UserMistake(
             f"data.max_tokens is {longest:,}, and {work.base.name} reads {context:,} tokens",

@@ -7,7 +7,8 @@ name is given; needs no torch.
 from pathlib import Path
 from typing import Any
 
-from graftwork.model.shape import layer_parameters, linear_sizes, read_config_shape, shape_of
+from graftwork.model.families import find_family
+from graftwork.model.shape import layer_parameters, linear_sizes, read_config_shape, read_model_type, shape_of
 from graftwork.plan.catalog import (
     SOURCE,
     ColumnParsers,
@@ -89,15 +90,17 @@ def find_model(name_or_path: str | Path, *, overlay: Path | None = None) -> Cata
     if path.name.endswith(".json") or (path / "config.json").is_file():
         # A model that no catalog knows, by what its own file says.
         file = path if path.name.endswith(".json") else path / "config.json"
-        read = read_config_shape(file)
+        shape, model_type = read_config_shape(file), read_model_type(file)
+        architecture = str(model_type or "llama")
+        doubt = f"the family {architecture!r} is not known: it is counted as a Llama of these sizes"
         return CatalogModel(
-            name=read.shape.name,
-            hf_id=read.shape.name,
-            architecture=read.architecture,
-            shape=read.shape,
+            name=shape.name,
+            hf_id=shape.name,
+            architecture=architecture,
+            shape=shape,
             source=str(file),
             dated="",
-            doubt=read.note,
+            doubt=doubt if find_family(model_type) is None else "",
         )
     if path.is_dir():
         raise UserMistake(
