@@ -1,7 +1,8 @@
-"""Answers checked calls: chooses who answers, asks, falls back, escalates, runs chains, and captures.
+"""The way of a checked call to its answer, from top to bottom: route, ask, reply, capture.
 
 In: a call of a client, whatever API it speaks. Out: an answer, whole or streamed. Counts and captures it once
-it has ended. Knows nothing of paths, keys or bodies: `gateway.py` is in front of it.
+it has ended. What a family, fallbacks, escalation, chains and shadow traffic add is in modules of their own.
+Knows nothing of paths, keys or bodies: `gateway.py` is in front of it.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from graftwork.http.messages import (
     Response,
     StreamResponse,
 )
-from graftwork.serve.api.call import AnswerHead, ChatCall, add_usage, describe_choice
+from graftwork.serve.api.call import AnswerHead, ChatCall, add_usage
 from graftwork.serve.captures import CaptureWriter, ChainMark
 from graftwork.serve.chains import (
     AnsweredStep,
@@ -32,23 +33,15 @@ from graftwork.serve.chains import (
     require_chainable,
 )
 from graftwork.serve.escalation import (
-    OUTCOMES,
-    TOO_LATE,
     AnswerChecks,
-    CheckedReply,
     CheckThreads,
-    Escalation,
     Escalator,
-    HeldReply,
-    PrefixReader,
-    mean_logprob,
 )
-from graftwork.serve.exchange import ClientRequest, RunningExchange, ask_engine, make_id
+from graftwork.serve.exchange import ClientRequest, HeldReply, RunningExchange, ask_engine, make_id
 from graftwork.serve.metrics import Metrics
-from graftwork.serve.replicas import NoReplica, failure_code
 from graftwork.serve.request_log import FinishedRequest
 from graftwork.serve.routing import Fallbacks, FallbackTarget, Routes, choose_release
-from graftwork.serve.serving_engine import ReplyStream, ServingEngine
+from graftwork.serve.serving_engine import NoReplica, ReplyStream, ServingEngine, failure_code
 from graftwork.serve.settings import ServeSettings
 from graftwork.serve.shadow import Shadow
 
@@ -85,7 +78,7 @@ class AnswerService:
         if settings.shadow is not None and captures is not None:
             self.shadow = Shadow(
                 settings.shadow,
-                resolve=lambda name: self.fallbacks.resolve(name, self.routes()),
+                resolve=self.resolve,
                 is_remote=settings.shadow.to in settings.failover.endpoints,
                 captures=captures,
                 is_idle=lambda: self.metrics.in_flight == 0,
@@ -167,7 +160,7 @@ class AnswerService:
         running.answer_by(target, why)
         self.metrics.fell_back[running.shown_model, running.head.release, why] += 1
 
-    def _fall_back(self, running: RunningExchange, why: str) -> bool:
+    def fall_back(self, running: RunningExchange, why: str) -> bool:
         """Whether another model can be asked; if so, the exchange becomes its own."""
         target = self.fallbacks.find_next(
             running.names, self.routes(), passed=running.passed, failed=running.head.release
@@ -186,13 +179,10 @@ class AnswerService:
         try:
             if self.escalator is not None and running.client.api.is_captured:
                 running.check = self.escalator.begin_check(running.call, running.names, running.head.release)
-            check = running.check
-            async with asyncio.timeout(self._seconds_left(running)):
-                result = await self._ask(running)
-            if check is not None and check.is_held and isinstance(result, list):
-                result = await self._check(result, running, check)
-            elif check is not None and check.is_prefixed and not isinstance(result, list):
-                result = await self._check_prefix(result, running, check)
+            async with asyncio.timeout(self.seconds_left(running)):
+                result = await self.ask(running)
+            if self.escalator is not None:
+                result = await self.escalator.apply(result, running, self)
             sent = True  # from here on, `_send` or `_events` decrements the counter
             return self._send(result, running)
         except TimeoutError as error:
@@ -203,7 +193,7 @@ class AnswerService:
             if not sent:
                 self._end_one()
 
-    async def _ask(self, running: RunningExchange) -> list[PieceData] | ReplyStream:
+    async def ask(self, running: RunningExchange) -> list[PieceData] | ReplyStream:
         """Ask the release; if it fails, the models of its fallback chain in turn. Raises the first error."""
         first: Exception | None = None
         while True:
@@ -215,7 +205,7 @@ class AnswerService:
             except (OSError, ApiError) as error:
                 first = first or error
                 why = failure_code(error)
-                if why is None or not self._fall_back(running, why):
+                if why is None or not self.fall_back(running, why):
                     raise first from None
 
     async def answer_chain(self, call: ChatCall, client: ClientRequest) -> Answer:
@@ -271,14 +261,14 @@ class AnswerService:
     async def _ask_step(self, call: ChatCall, mark: ChainMark, client: ClientRequest) -> AnsweredStep:
         direct = None
         if self.fallbacks.has_endpoint(call.model):
-            direct = self.fallbacks.resolve(call.model, self.routes())
+            direct = self.resolve(call.model)
             if direct is None:
                 raise ApiError(503, f"the endpoint {call.model} is not ready", code="engine_down")
         running = self.begin(call, client, direct=direct)
         running.chain = mark
         try:
-            async with asyncio.timeout(self._seconds_left(running)):
-                result = await self._ask(running)
+            async with asyncio.timeout(self.seconds_left(running)):
+                result = await self.ask(running)
         except (asyncio.CancelledError, OSError, ApiError) as error:
             if isinstance(error, asyncio.CancelledError | TimeoutError):
                 # No exchange comes of this step that could count what it has used.
@@ -288,7 +278,11 @@ class AnswerService:
             raise
         return running, result[0] if isinstance(result, list) else result
 
-    def _seconds_left(self, running: RunningExchange) -> float:
+    def resolve(self, name: str) -> FallbackTarget | None:
+        """The endpoint, alias or release of this name, if it can be asked now."""
+        return self.fallbacks.resolve(name, self.routes())
+
+    def seconds_left(self, running: RunningExchange) -> float:
         longest, deadline = self.settings.request_timeout_seconds, running.call.deadline
         return longest if deadline is None else min(longest, max(deadline - time.monotonic(), 0.0))
 
@@ -303,105 +297,6 @@ class AnswerService:
             return ApiError(504, f"no answer within the time that {TIMEOUT_HEADER} allows", code="timeout")
         seconds = self.settings.request_timeout_seconds
         return ApiError(504, f"the engine did not answer within {seconds:g} s", code="timeout")
-
-    # -- escalate ------------------------------------------------------------------------------
-
-    async def _check(
-        self, choices: list[PieceData], running: RunningExchange, check: CheckedReply
-    ) -> list[PieceData] | ReplyStream:
-        """The answer if it passes the project's checks, else that of the large model if it can be asked."""
-        escalator = check.escalator
-        # With `stream: prefix`, the threshold is one for the mean over the first tokens.
-        first = escalator.settings.prefix_tokens if escalator.streams_prefixes else None
-        logprob = mean_logprob(choices[0], first=first)
-        if check.wants_logprobs and not running.client_wants_logprobs:
-            choices = [{**choices[0]}]
-            choices[0].pop("logprobs", None)
-        text = describe_choice(choices[0])
-        escalation = await escalator.judge(running.call.checked_messages, text, logprob=logprob)
-        if escalation is None:
-            return choices
-        return await self._escalate(running, check, escalation, text) or choices
-
-    async def _check_prefix(
-        self, stream: ReplyStream, running: RunningExchange, check: CheckedReply
-    ) -> ReplyStream:
-        """The stream if its beginning passes, else that of the large model if it answers."""
-        small = PrefixReader(stream, hide_logprobs=not running.client_wants_logprobs)
-        try:
-            async with asyncio.timeout(self._seconds_left(running)):
-                judged = await check.escalator.judge_prefix(running.call.messages, small)
-            running.notes["x-graft-checked"] = judged.describe()
-            check.is_prefixed = not judged.is_whole
-            stream = small
-            if judged.escalation is not None:
-                large = await self._escalate(running, check, judged.escalation, None)
-                if isinstance(large, PrefixReader):
-                    check.small, stream = small, large
-        except BaseException as error:
-            small.close()
-            # Nothing was sent yet: the fallback chain can still answer.
-            why = None if isinstance(error, TimeoutError) else failure_code(error)
-            if why is None or not self._fall_back(running, why):
-                raise
-        else:
-            return stream
-        check.is_prefixed = check.wants_logprobs = False
-        async with asyncio.timeout(self._seconds_left(running)):
-            result = await self._ask(running)
-        return HeldReply(result) if isinstance(result, list) else result
-
-    async def _escalate(
-        self, running: RunningExchange, check: CheckedReply, escalation: Escalation, text: str | None
-    ) -> list[PieceData] | PrefixReader | None:
-        """The large model's answer, or its stream once its first piece has come; None without one.
-
-        `text` is the small one's whole answer, None where it still streams.
-        """
-        escalator, outcome = check.escalator, "over budget"
-        check.failed = escalation.check
-        target, large = None, None
-        result: list[PieceData] | PrefixReader | None = None
-        if escalation.allowed:
-            target, outcome = self.fallbacks.resolve(escalator.settings.to, self.routes()), "escalated"
-        if escalation.allowed and target is None:
-            # Else an outage of the large model would use up the budget of the day.
-            escalator.budget.give_back()
-            outcome = "unavailable"
-        if target is not None:
-            small, was_prefixed = (running.head, running.engine, running.model), check.is_prefixed
-            check.wants_logprobs = check.is_prefixed = False
-            # The small one's answer is kept, and counts in an experiment.
-            check.escalated_from, check.rejected = running.head.release, text
-            running.head = replace(running.head, release=target.release)
-            running.engine, running.model = target.engine, target.model
-            try:
-                async with asyncio.timeout(self._seconds_left(running)):
-                    reply = await ask_engine(running)
-                    if isinstance(reply, list):
-                        result, answer = reply, describe_choice(reply[0])
-                    else:
-                        result = large = PrefixReader(reply)
-                        await large.read_more(None)
-                        answer = large.text
-                if large is None or large.ended:
-                    _require_text(answer)
-            except (OSError, ApiError):
-                if large is not None:
-                    large.close()
-                result, check.is_prefixed = None, was_prefixed
-                check.escalated_from = check.rejected = None
-                running.head, running.engine, running.model = small
-                outcome = "failed"
-            except BaseException:
-                # The client is gone: nothing else would end the request of the large model.
-                if large is not None:
-                    large.close()
-                raise
-        self.metrics.escalated[escalation.check, outcome] += 1
-        note = f"{escalation.check} failed, {escalator.settings.to} {OUTCOMES[outcome]}"
-        running.notes["x-graft-escalation"] = note
-        return result
 
     # -- reply ---------------------------------------------------------------------------------
 
@@ -453,11 +348,11 @@ class AnswerService:
             raise
         finally:
             stream.close()
-            check = running.check
-            if check is not None and (check.small is not None or check.is_prefixed):
+            check, escalator = running.check, self.escalator
+            if check is not None and escalator is not None and (check.small is not None or check.is_prefixed):
                 # When the small model's answer has ended, or the whole one is checked.
                 self.streaming.discard(running.capture_id)
-                task = asyncio.create_task(self._finish_checked(running, check))
+                task = asyncio.create_task(self._finish_checked(running, escalator))
                 self.finishing[running.capture_id] = task
                 task.add_done_callback(lambda _: self.finishing.pop(running.capture_id, None))
             else:
@@ -466,28 +361,18 @@ class AnswerService:
 
     async def _next_pieces(self, stream: ReplyStream, running: RunningExchange) -> list[PieceData] | None:
         try:
-            async with asyncio.timeout(self._seconds_left(running)):
+            async with asyncio.timeout(self.seconds_left(running)):
                 return await stream.next_pieces()
         except TimeoutError as error:
             raise self._too_slow(running) from error
         except OSError as error:
             raise self._engine_down() from error
 
-    async def _finish_checked(self, running: RunningExchange, check: CheckedReply) -> None:
+    async def _finish_checked(self, running: RunningExchange, escalator: Escalator) -> None:
         elapsed = time.perf_counter() - running.started
         try:
-            if check.small is not None and not running.disconnected:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self.settings.request_timeout_seconds):
-                        check.rejected = await check.small.read_rest()
-            elif check.is_prefixed and running.ended and check.failed is None:
-                text = "".join(running.texts)
-                check.failed = await check.escalator.find_failing(running.call.messages, text)
-                if check.failed is not None:
-                    self.metrics.escalated[check.failed, TOO_LATE] += 1
+            await escalator.finish(running, self)
         finally:
-            if check.small is not None:
-                check.small.close()
             self._end_one()
             self._finish(running, elapsed)
 
@@ -554,9 +439,3 @@ class AnswerService:
         if self.metrics.in_flight:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), seconds)
-
-
-def _require_text(text: str) -> None:
-    """Raise where the large model said nothing: the small one's answer is better than none."""
-    if not text:
-        raise ApiError(502, "the large model's answer is empty", code="engine_error")

@@ -1,8 +1,7 @@
 """Small first, large when needed: checks of an answer or its beginning, and how many requests may escalate.
 
-In: the settings, a function that grades an answer, and a clock. Out: the check that failed, and whether the
-budget allows the large model. `PrefixReader` is a streamed reply whose beginning is read before any of it is
-sent. The gateway asks the models.
+In: the settings, a function that grades an answer, and a clock. Out: the answer of the small model, or that
+of the large one where a check fails and the budget allows it. `AnswerService` asks the models.
 """
 
 import asyncio
@@ -12,16 +11,19 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from graftwork.engines.protocol import BASE, PieceData
 from graftwork.http.messages import ApiError
-from graftwork.serve.api.call import ChatCall
+from graftwork.serve.api.call import ChatCall, describe_choice
 from graftwork.serve.budgets import RequestBudget
-from graftwork.serve.serving_engine import ReplyStream
-from graftwork.serve.settings import EscalateSettings
+from graftwork.serve.exchange import CheckedReply, HeldReply, PrefixReader, RunningExchange, ask_engine
+from graftwork.serve.metrics import Metrics
+from graftwork.serve.routing import FallbackTarget
+from graftwork.serve.serving_engine import ReplyStream, failure_code
+from graftwork.serve.settings import EscalateSettings, ServeSettings
 
 log = logging.getLogger(__name__)
 
@@ -62,93 +64,6 @@ class AnswerChecks(Protocol):
     def judge_prefix(self, messages: Sequence[Mapping[str, str]], text: str) -> PrefixVerdict:
         """What is known of an answer that begins with this text. May take long, may raise."""
         ...
-
-
-class HeldReply:
-    """An answer that was checked before it is streamed: all of it at once."""
-
-    def __init__(self, choices: list[PieceData]) -> None:
-        self.replica = choices[0].get("replica")
-        self._choices: list[PieceData] | None = choices
-
-    async def next_pieces(self) -> list[PieceData] | None:
-        pieces, self._choices = self._choices, None
-        return pieces
-
-    def close(self) -> None:
-        self._choices = None
-
-
-class PrefixReader:
-    """Call `read_more` until enough is known, then use it as the stream, or `read_rest` if it is not sent."""
-
-    def __init__(self, stream: ReplyStream, *, hide_logprobs: bool = False) -> None:
-        self._stream, self._hide_logprobs = stream, hide_logprobs
-        self._held: list[PieceData] = []
-        self._reading: asyncio.Task[list[PieceData] | None] | None = None
-        self.replica = getattr(stream, "replica", None)
-        self.text = ""
-        self.logprobs: list[float] = []
-        self.tokens = 0
-        """Tokens that have arrived; without log-probabilities each piece with text counts as one."""
-        self.ended = False
-
-    async def read_more(self, seconds: float | None) -> bool:
-        """Wait for the next pieces; False where none came in `seconds`. Raises what the stream raises."""
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read())
-        if seconds is not None:
-            done, _ = await asyncio.wait({self._reading}, timeout=max(seconds, 0.0))
-            if not done:
-                return False
-        await self._read_on()
-        return True
-
-    async def _read(self) -> list[PieceData] | None:
-        pieces = await self._stream.next_pieces()
-        if pieces is None and not self.ended:
-            raise ConnectionError("the reply broke off")
-        return None if pieces is None else [self._note(piece) for piece in pieces]
-
-    def _note(self, piece: PieceData) -> PieceData:
-        logprobs = [token["logprob"] for token in piece.get("logprobs") or []]
-        self.text += piece["text"]
-        self.logprobs += logprobs
-        self.tokens += len(logprobs) or bool(piece["text"])
-        self.ended = self.ended or piece.get("finish_reason") is not None
-        if self._hide_logprobs and "logprobs" in piece:
-            piece = {**piece}
-            piece.pop("logprobs")
-        return piece
-
-    async def next_pieces(self) -> list[PieceData] | None:
-        if not self._held and not await self._read_on():
-            return None
-        pieces, self._held = self._held, []
-        return pieces
-
-    async def _read_on(self) -> bool:
-        """Whether more was read; False at the end of the stream."""
-        if self._reading is None:
-            pieces = await self._read()
-        else:
-            reading, self._reading = self._reading, None
-            pieces = await reading
-        self._held += pieces or []
-        return pieces is not None
-
-    async def read_rest(self) -> str | None:
-        """The whole text; None where the stream breaks off before its end."""
-        with suppress(OSError, ApiError):
-            while not self.ended:
-                await self._read_on()
-            return self.text
-        return None
-
-    def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-        self._stream.close()
 
 
 class Escalation(NamedTuple):
@@ -259,25 +174,23 @@ class CheckThreads:
             return PrefixVerdict("a check failed to run", is_open=False)
 
 
-@dataclass(slots=True)
-class CheckedReply:
-    """What `serve.escalate` adds to an exchange."""
+class ModelAsker(Protocol):
+    """How models are asked for an exchange."""
 
-    escalator: "Escalator"
-    is_prefixed: bool
-    """The answer is streamed once its beginning has been checked."""
-    is_held: bool
-    """The answer is checked before its first byte is sent, also where it is streamed."""
-    wants_logprobs: bool
-    """The check of the answer needs log-probabilities, whether or not the client asked for them."""
-    failed: str | None = None
-    """The check that the answer failed, although it is sent or so that the large model answers."""
-    escalated_from: str | None = None
-    """The release of the small model, where the large one answers instead."""
-    rejected: str | None = None
-    """The small model's whole answer, where the large one answers instead."""
-    small: PrefixReader | None = None
-    """The small model's stream, where the large one's is sent instead."""
+    settings: ServeSettings
+    metrics: Metrics
+
+    def seconds_left(self, running: RunningExchange) -> float: ...
+
+    def resolve(self, name: str) -> FallbackTarget | None:
+        """The endpoint, alias or release of this name, if it can be asked now."""
+        ...
+
+    def fall_back(self, running: RunningExchange, why: str) -> bool:
+        """Whether another model can be asked; if so, the exchange becomes its own."""
+        ...
+
+    async def ask(self, running: RunningExchange) -> list[PieceData] | ReplyStream: ...
 
 
 class Escalator:
@@ -291,7 +204,7 @@ class Escalator:
         self._clock = clock
         self.budget = RequestBudget(settings.per_minute, settings.per_day)
 
-    def begin_check(self, call: ChatCall, names: tuple[str, str], release: str) -> "CheckedReply | None":
+    def begin_check(self, call: ChatCall, names: tuple[str, str], release: str) -> CheckedReply | None:
         """How the answer is checked: one choice of a named model. None where it is not."""
         settings = self.settings
         if call.choices != 1 or settings.to in names:
@@ -303,7 +216,9 @@ class Escalator:
         # An answer that may be a call of a tool is checked whole.
         offers_tools = call.options is not None and bool(call.options.tools)
         is_prefixed = call.stream and self.streams_prefixes and not offers_tools
-        return CheckedReply(self, is_prefixed, is_held=not is_prefixed, wants_logprobs=self.needs_logprobs)
+        return CheckedReply(
+            is_prefixed=is_prefixed, is_held=not is_prefixed, wants_logprobs=self.needs_logprobs
+        )
 
     @property
     def needs_logprobs(self) -> bool:
@@ -353,3 +268,139 @@ class Escalator:
 
     def _is_unlikely(self, logprob: float | None) -> bool:
         return self._least is not None and logprob is not None and logprob < self._least
+
+    async def apply(
+        self, result: list[PieceData] | ReplyStream, running: RunningExchange, asker: ModelAsker
+    ) -> list[PieceData] | ReplyStream:
+        """What is sent: the result if it passes the project's checks, else the large model's answer."""
+        check = running.check
+        if check is not None and check.is_held and isinstance(result, list):
+            return await self._check(result, running, check, asker)
+        if check is not None and check.is_prefixed and not isinstance(result, list):
+            return await self._check_prefix(result, running, check, asker)
+        return result
+
+    async def finish(self, running: RunningExchange, asker: ModelAsker) -> None:
+        """After the last piece: the rest of the small model's answer, or the verdict on all of a stream."""
+        check = running.check
+        if check is None:
+            return
+        try:
+            if check.small is not None and not running.disconnected:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(asker.settings.request_timeout_seconds):
+                        check.rejected = await check.small.read_rest()
+            elif check.is_prefixed and running.ended and check.failed is None:
+                check.failed = await self.find_failing(running.call.messages, "".join(running.texts))
+                if check.failed is not None:
+                    asker.metrics.escalated[check.failed, TOO_LATE] += 1
+        finally:
+            if check.small is not None:
+                check.small.close()
+
+    async def _check(
+        self, choices: list[PieceData], running: RunningExchange, check: CheckedReply, asker: ModelAsker
+    ) -> list[PieceData] | ReplyStream:
+        """The answer if it passes the project's checks, else that of the large model if it can be asked."""
+        # With `stream: prefix`, the threshold is one for the mean over the first tokens.
+        first = self.settings.prefix_tokens if self.streams_prefixes else None
+        logprob = mean_logprob(choices[0], first=first)
+        if check.wants_logprobs and not running.client_wants_logprobs:
+            choices = [{**choices[0]}]
+            choices[0].pop("logprobs", None)
+        text = describe_choice(choices[0])
+        escalation = await self.judge(running.call.checked_messages, text, logprob=logprob)
+        if escalation is None:
+            return choices
+        return await self._escalate(running, check, asker, escalation, text) or choices
+
+    async def _check_prefix(
+        self, stream: ReplyStream, running: RunningExchange, check: CheckedReply, asker: ModelAsker
+    ) -> ReplyStream:
+        """The stream if its beginning passes, else that of the large model if it answers."""
+        small = PrefixReader(stream, hide_logprobs=not running.client_wants_logprobs)
+        try:
+            async with asyncio.timeout(asker.seconds_left(running)):
+                judged = await self.judge_prefix(running.call.messages, small)
+            running.notes["x-graft-checked"] = judged.describe()
+            check.is_prefixed = not judged.is_whole
+            stream = small
+            if judged.escalation is not None:
+                large = await self._escalate(running, check, asker, judged.escalation, None)
+                if isinstance(large, PrefixReader):
+                    check.small, stream = small, large
+        except BaseException as error:
+            small.close()
+            # Nothing was sent yet: the fallback chain can still answer.
+            why = None if isinstance(error, TimeoutError) else failure_code(error)
+            if why is None or not asker.fall_back(running, why):
+                raise
+        else:
+            return stream
+        check.is_prefixed = check.wants_logprobs = False
+        async with asyncio.timeout(asker.seconds_left(running)):
+            result = await asker.ask(running)
+        return HeldReply(result) if isinstance(result, list) else result
+
+    async def _escalate(
+        self,
+        running: RunningExchange,
+        check: CheckedReply,
+        asker: ModelAsker,
+        escalation: Escalation,
+        text: str | None,
+    ) -> list[PieceData] | PrefixReader | None:
+        """The large model's answer, or its stream once its first piece has come; None without one.
+
+        `text` is the small one's whole answer, None where it still streams.
+        """
+        outcome = "over budget"
+        check.failed = escalation.check
+        target, large = None, None
+        result: list[PieceData] | PrefixReader | None = None
+        if escalation.allowed:
+            target, outcome = asker.resolve(self.settings.to), "escalated"
+        if escalation.allowed and target is None:
+            # Else an outage of the large model would use up the budget of the day.
+            self.budget.give_back()
+            outcome = "unavailable"
+        if target is not None:
+            small, was_prefixed = (running.head, running.engine, running.model), check.is_prefixed
+            check.wants_logprobs = check.is_prefixed = False
+            # The small one's answer is kept, and counts in an experiment.
+            check.escalated_from, check.rejected = running.head.release, text
+            running.head = replace(running.head, release=target.release)
+            running.engine, running.model = target.engine, target.model
+            try:
+                async with asyncio.timeout(asker.seconds_left(running)):
+                    reply = await ask_engine(running)
+                    if isinstance(reply, list):
+                        result, answer = reply, describe_choice(reply[0])
+                    else:
+                        result = large = PrefixReader(reply)
+                        await large.read_more(None)
+                        answer = large.text
+                if large is None or large.ended:
+                    _require_text(answer)
+            except (OSError, ApiError):
+                if large is not None:
+                    large.close()
+                result, check.is_prefixed = None, was_prefixed
+                check.escalated_from = check.rejected = None
+                running.head, running.engine, running.model = small
+                outcome = "failed"
+            except BaseException:
+                # The client is gone: nothing else would end the request of the large model.
+                if large is not None:
+                    large.close()
+                raise
+        asker.metrics.escalated[escalation.check, outcome] += 1
+        note = f"{escalation.check} failed, {self.settings.to} {OUTCOMES[outcome]}"
+        running.notes["x-graft-escalation"] = note
+        return result
+
+
+def _require_text(text: str) -> None:
+    """Raise where the large model said nothing: the small one's answer is better than none."""
+    if not text:
+        raise ApiError(502, "the large model's answer is empty", code="engine_error")

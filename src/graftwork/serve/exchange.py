@@ -7,11 +7,12 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from graftwork.engines.protocol import PieceData
-from graftwork.http.messages import Headers, Request
+from graftwork.http.messages import ApiError, Headers, Request
 from graftwork.serve.api.call import (
     NO_TOKENS,
     AnswerHead,
@@ -24,7 +25,6 @@ from graftwork.serve.api.call import (
 )
 from graftwork.serve.budgets import Reservation
 from graftwork.serve.captures import ChainMark, ServedExchange
-from graftwork.serve.escalation import CheckedReply
 from graftwork.serve.keys import KeyHolder
 from graftwork.serve.request_log import CLIENT_LEFT, OTHER_MODEL, FinishedRequest
 from graftwork.serve.routing import ArmAssignment, FallbackTarget, describe_fallback
@@ -50,6 +50,113 @@ class ClientRequest(NamedTuple):
     api: ApiFormat
     key: KeyHolder
     reservation: Reservation | None = None
+
+
+class HeldReply:
+    """An answer that was checked before it is streamed: all of it at once."""
+
+    def __init__(self, choices: list[PieceData]) -> None:
+        self.replica = choices[0].get("replica")
+        self._choices: list[PieceData] | None = choices
+
+    async def next_pieces(self) -> list[PieceData] | None:
+        pieces, self._choices = self._choices, None
+        return pieces
+
+    def close(self) -> None:
+        self._choices = None
+
+
+class PrefixReader:
+    """Call `read_more` until enough is known, then use it as the stream, or `read_rest` if it is not sent."""
+
+    def __init__(self, stream: ReplyStream, *, hide_logprobs: bool = False) -> None:
+        self._stream, self._hide_logprobs = stream, hide_logprobs
+        self._held: list[PieceData] = []
+        self._reading: asyncio.Task[list[PieceData] | None] | None = None
+        self.replica = getattr(stream, "replica", None)
+        self.text = ""
+        self.logprobs: list[float] = []
+        self.tokens = 0
+        """Tokens that have arrived; without log-probabilities each piece with text counts as one."""
+        self.ended = False
+
+    async def read_more(self, seconds: float | None) -> bool:
+        """Wait for the next pieces; False where none came in `seconds`. Raises what the stream raises."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        if seconds is not None:
+            done, _ = await asyncio.wait({self._reading}, timeout=max(seconds, 0.0))
+            if not done:
+                return False
+        await self._read_on()
+        return True
+
+    async def _read(self) -> list[PieceData] | None:
+        pieces = await self._stream.next_pieces()
+        if pieces is None and not self.ended:
+            raise ConnectionError("the reply broke off")
+        return None if pieces is None else [self._note(piece) for piece in pieces]
+
+    def _note(self, piece: PieceData) -> PieceData:
+        logprobs = [token["logprob"] for token in piece.get("logprobs") or []]
+        self.text += piece["text"]
+        self.logprobs += logprobs
+        self.tokens += len(logprobs) or bool(piece["text"])
+        self.ended = self.ended or piece.get("finish_reason") is not None
+        if self._hide_logprobs and "logprobs" in piece:
+            piece = {**piece}
+            piece.pop("logprobs")
+        return piece
+
+    async def next_pieces(self) -> list[PieceData] | None:
+        if not self._held and not await self._read_on():
+            return None
+        pieces, self._held = self._held, []
+        return pieces
+
+    async def _read_on(self) -> bool:
+        """Whether more was read; False at the end of the stream."""
+        if self._reading is None:
+            pieces = await self._read()
+        else:
+            reading, self._reading = self._reading, None
+            pieces = await reading
+        self._held += pieces or []
+        return pieces is not None
+
+    async def read_rest(self) -> str | None:
+        """The whole text; None where the stream breaks off before its end."""
+        with suppress(OSError, ApiError):
+            while not self.ended:
+                await self._read_on()
+            return self.text
+        return None
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        self._stream.close()
+
+
+@dataclass(slots=True)
+class CheckedReply:
+    """What `serve.escalate` adds to an exchange."""
+
+    is_prefixed: bool
+    """The answer is streamed once its beginning has been checked."""
+    is_held: bool
+    """The answer is checked before its first byte is sent, also where it is streamed."""
+    wants_logprobs: bool
+    """The check of the answer needs log-probabilities, whether or not the client asked for them."""
+    failed: str | None = None
+    """The check that the answer failed, although it is sent or so that the large model answers."""
+    escalated_from: str | None = None
+    """The release of the small model, where the large one answers instead."""
+    rejected: str | None = None
+    """The small model's whole answer, where the large one answers instead."""
+    small: PrefixReader | None = None
+    """The small model's stream, where the large one's is sent instead."""
 
 
 @dataclass(slots=True)

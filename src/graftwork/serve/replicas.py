@@ -23,11 +23,14 @@ from graftwork.process.machine import count_cores
 from graftwork.records.errors import GraftError, WorkerFailed
 from graftwork.serve.api.call import ChatCall
 from graftwork.serve.serving_engine import (
+    OUT_OF_TIME,
     CircuitState,
     EngineState,
     EngineStatus,
+    NoReplica,
     ReplicaStatus,
     ReplyStream,
+    failure_code,
 )
 from graftwork.serve.settings import FailoverSettings, FallbackEndpoint, ServeSettings
 from graftwork.serve.supervisor import EngineSupervisor
@@ -37,8 +40,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Attempt = Callable[["Replica", ChatCall, str], Awaitable[T]]
 
-_OUT_OF_TIME = "timeout"
-"""The client's time is over: another model could not answer either."""
 _LONGEST_PAUSE = 30.0
 """Seconds for which a replica that keeps failing is left alone at most."""
 _PAUSE_SECONDS = 0.1
@@ -48,26 +49,10 @@ _IDLE_SECONDS = 0.05
 _STATES: tuple[EngineState, ...] = ("ready", "frozen", "unreachable", "starting", "down", "stopped")
 
 
-class NoReplica(ConnectionError):
-    """No replica can be asked: all are down, or their circuits are open."""
-
-
-def failure_code(error: BaseException) -> str | None:
-    """Why another replica or model should be asked, as a short code; None if none should."""
-    if isinstance(error, ApiError):
-        code = error.code or "engine_error"
-        if code == _OUT_OF_TIME:
-            return None
-        return code if error.status >= 500 or error.status == 429 else None
-    if isinstance(error, TimeoutError):
-        return "attempt_timeout"
-    return "engine_down" if isinstance(error, OSError) else None
-
-
 def is_replica_fault(error: BaseException) -> bool:
     """Whether it counts against the replica. Being full does not."""
     if isinstance(error, ApiError):
-        return error.status >= 500 and error.code != _OUT_OF_TIME
+        return error.status >= 500 and error.code != OUT_OF_TIME
     return isinstance(error, OSError)
 
 

@@ -4,12 +4,16 @@ from collections.abc import Collection
 from typing import Literal, NotRequired, Protocol, TypedDict
 
 from graftwork.engines.protocol import PieceData
+from graftwork.http.messages import ApiError
 from graftwork.serve.api.call import ChatCall
 
 EngineState = Literal["starting", "ready", "frozen", "unreachable", "down", "stopped"]
 """`frozen`: its process does not answer. `unreachable`: the server behind it does not."""
 
 CircuitState = Literal["closed", "open", "half_open"]
+
+OUT_OF_TIME = "timeout"
+"""The client's time is over: another model could not answer either."""
 
 
 class ReplicaStatus(TypedDict):
@@ -69,3 +73,19 @@ class ServingEngine(Protocol):
     async def load_adapter(self, name: str, folder: str, *, keep: Collection[str] = ()) -> None:
         """Load an adapter. Those in `keep` stay loaded whatever room it needs."""
         ...
+
+
+class NoReplica(ConnectionError):
+    """No replica can be asked: all are down, or their circuits are open."""
+
+
+def failure_code(error: BaseException) -> str | None:
+    """Why another replica or model should be asked, as a short code; None if none should."""
+    if isinstance(error, ApiError):
+        code = error.code or "engine_error"
+        if code == OUT_OF_TIME:
+            return None
+        return code if error.status >= 500 or error.status == 429 else None
+    if isinstance(error, TimeoutError):
+        return "attempt_timeout"
+    return "engine_down" if isinstance(error, OSError) else None

@@ -9,13 +9,12 @@ from graftwork.engines.settings import EngineSettings
 from graftwork.http.messages import ApiError
 from graftwork.serve.replicas import (
     CircuitBreaker,
-    NoReplica,
     Replica,
     RetryBudget,
-    failure_code,
     is_replica_fault,
 )
 from graftwork.serve.routing import find_chain
+from graftwork.serve.serving_engine import NoReplica, failure_code
 from graftwork.serve.settings import FailoverSettings
 
 
