@@ -36,7 +36,7 @@ from graftwork.serve.own_endpoint import RELOAD_SIGNAL, RESULT_FILE, ReloadResul
 from graftwork.serve.replicas import EngineSet
 from graftwork.serve.request_log import AccessLog, log_as_json
 from graftwork.serve.routing import AliasWatcher, FindAdapter, FindCanary, ResolveAliases, Routes
-from graftwork.serve.settings import ServeSettings, find_api_key
+from graftwork.serve.settings import ServeSettings, is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +81,33 @@ async def open_keys(settings: ServeSettings, load: LoadKeys) -> KeyRing:
     ring = KeyRing(find_api_key(settings, has_keys=any(is_usable(key) for key in stored)))
     ring.replace(stored)
     return ring
+
+
+def find_api_key(settings: ServeSettings, *, has_keys: bool) -> str | None:
+    """The key of the environment, or None where there are others or only this machine can ask."""
+    if settings.api_key_env is None:
+        hosts = {"serve.host": settings.host}
+        if settings.admin_port is not None and settings.admin_host is not None:
+            hosts["serve.admin_host"] = settings.admin_host
+        where, host = next(((w, h) for w, h in hosts.items() if not is_loopback(h)), ("", ""))
+        if has_keys or not where:
+            return None
+        raise UserMistake(
+            f"serving on {host} needs a key",
+            why="everyone who can reach this machine could use the model and fill the captures",
+            fix="run `graft serve keys create NAME`, or export GRAFT_API_KEY=… and set `serve.api_key_env: "
+            "GRAFT_API_KEY`, or serve on 127.0.0.1",
+            where=where,
+        )
+    key = os.environ.get(settings.api_key_env, "").strip()
+    if not key:
+        raise UserMistake(
+            f"the environment variable {settings.api_key_env} is not set",
+            why="it should hold the key that clients must present",
+            fix=f"export {settings.api_key_env}=… before `graft serve`",
+            where="serve.api_key_env",
+        )
+    return key
 
 
 def list_listeners(gateway: Gateway, settings: ServeSettings) -> list[Listener]:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from graftwork.engines.settings import EngineSettings
 from graftwork.records.base import MIB, NotSecret, Record, SecretText
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentLacks
 from graftwork.text.redact import EndpointUrl, VariableName
 
 PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
@@ -780,33 +780,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def find_api_key(settings: ServeSettings, *, has_keys: bool = False) -> str | None:
-    """The key of the environment, or None where there are others or only this machine can ask."""
-    if settings.api_key_env is None:
-        hosts = {"serve.host": settings.host}
-        if settings.admin_port is not None and settings.admin_host is not None:
-            hosts["serve.admin_host"] = settings.admin_host
-        where, host = next(((w, h) for w, h in hosts.items() if not is_loopback(h)), ("", ""))
-        if has_keys or not where:
-            return None
-        raise UserMistake(
-            f"serving on {host} needs a key",
-            why="everyone who can reach this machine could use the model and fill the captures",
-            fix="run `graft serve keys create NAME`, or export GRAFT_API_KEY=… and set `serve.api_key_env: "
-            "GRAFT_API_KEY`, or serve on 127.0.0.1",
-            where=where,
-        )
-    key = os.environ.get(settings.api_key_env, "").strip()
-    if not key:
-        raise UserMistake(
-            f"the environment variable {settings.api_key_env} is not set",
-            why="it should hold the key that clients must present",
-            fix=f"export {settings.api_key_env}=… before `graft serve`",
-            where="serve.api_key_env",
-        )
-    return key
 
 
 def require_upstream_keys(settings: ServeSettings) -> None:
