@@ -33,7 +33,7 @@ from graftwork.text.redact import hide, redact_message
 
 LONGEST_REASON = 300
 LONGEST_REFUSAL = 64 * 2**10
-SHORTEST_LIMIT, BYTES_A_TOKEN = MIB, 4 * 2**10
+SHORTEST_LIMIT, BYTES_PER_TOKEN = MIB, 4 * 2**10
 """How large an answer may be: an event for each token is a few hundred bytes."""
 MOST_TOKENS = 10**9
 SHORTEST_IN_ANSWERS = 16
@@ -109,7 +109,7 @@ class EndpointEngine:
         """Raise TryAgain where another attempt makes sense, a GraftError where it does not."""
         began = time.perf_counter()
         try:
-            client = HttpClient(longest=SHORTEST_LIMIT + BYTES_A_TOKEN * decoding.max_new_tokens)
+            client = HttpClient(longest=SHORTEST_LIMIT + BYTES_PER_TOKEN * decoding.max_new_tokens)
             request = self._request(messages, decoding)
             with client.send(request, seconds=self._endpoint.timeout_seconds) as answer:
                 if answer.status != 200:
