@@ -88,7 +88,7 @@ def test_a_chain_that_leads_back_to_itself_is_refused_with_the_cycle():
         ({"steps": [{"name": "a", "model": "base", "when": {"contains": ["x"]}}]}, "no answer before it"),
         (steps_with(when={}), "holds always"),
         (steps_with(when={"contains": [""]}), "empty text"),
-        (steps_with(when={"answer_of": "final", "contains": ["x"]}), "no step before it"),
+        (steps_with(when={"answer_of": "final", "contains": ["x"]}), "not a step before it"),
         ({**THREE, "fallback": "trio"}, "is a chain"),
     ],
 )

@@ -196,7 +196,7 @@ def test_the_main_model_answers_for_a_specialist_whose_server_is_killed(
 
 
 def test_a_remote_member_without_an_endpoint_or_a_model_is_refused_by_name():
-    with pytest.raises(ValidationError, match="no endpoint of failover"):
+    with pytest.raises(ValidationError, match="not an endpoint of failover"):
         ServeSettings.model_validate({"family": {"remote": {"people": "nowhere"}}})
     serve = {
         "family": {"remote": {"main": "there"}},

@@ -92,20 +92,20 @@ def test_json_without_compression_is_taken_too(run):
 
 def test_a_batch_that_is_sent_again_has_the_same_ids():
     rows = [parse_protobuf(unpack(PACKED, most=1 << 24)) for _ in range(2)]
-    first, second = ([exchange.id for exchange in read_traces(row).exchanges] for row in rows)
+    first, second = ([exchange.id for exchange in read_traces(row)[0]] for row in rows)
     assert first == second
     assert len(set(first)) == 6
 
 
 def test_a_traced_call_counts_for_the_memory_of_the_capture_queue():
-    for exchange in read_traces(parse_protobuf(unpack(PACKED, most=1 << 24))).exchanges:
+    for exchange in read_traces(parse_protobuf(unpack(PACKED, most=1 << 24)))[0]:
         texts = [turn["content"] for turn in exchange.request["messages"]]
         assert exchange.size == len("".join([*texts, exchange.reply])) > 0
 
 
 def test_protobuf_and_json_of_the_same_spans_are_read_alike():
-    packed = read_traces(parse_protobuf(unpack(PACKED, most=1 << 24))).exchanges
-    plain = [exchange for line in LINES for exchange in read_traces(parse_json(line)).exchanges]
+    packed = read_traces(parse_protobuf(unpack(PACKED, most=1 << 24)))[0]
+    plain = [exchange for line in LINES for exchange in read_traces(parse_json(line))[0]]
 
     def facts(exchange):
         return (exchange.reply, exchange.request, exchange.release, exchange.prompt_tokens, exchange.model)
@@ -174,9 +174,7 @@ def test_a_key_for_traces_is_charged_with_their_requests_and_tokens(run):
 
     statuses, usage = run(main)
     assert statuses == [200, 200, 429]
-    sizes = [
-        exchange.size for exchange in read_traces(parse_protobuf(unpack(PACKED, most=1 << 24))).exchanges
-    ]
+    sizes = [exchange.size for exchange in read_traces(parse_protobuf(unpack(PACKED, most=1 << 24)))[0]]
     assert 2 * sum(sizes) / 4 <= usage.tokens <= 2 * (sum(sizes) / 4 + len(sizes))
 
 
