@@ -13,7 +13,7 @@ from data_scale import make_rows, write_log
 
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.corpus import build
-from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
+from graftwork.data.prepare import PrepareJob, prepare
 from graftwork.data.settings import DataSettings
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.chat.template import ChatTemplate
@@ -46,7 +46,9 @@ def prepared(tmp_path, template):
         words = []
         job = PrepareJob(
             AuditContext(settings=settings),
-            base=RenderTarget("base", "f", template),
+            base="base",
+            base_fingerprint="f",
+            renderer=template,
             work=tmp_path / name / "work",
             out=tmp_path / name / "out",
             root=tmp_path,

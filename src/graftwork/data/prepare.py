@@ -68,14 +68,6 @@ FEATURES, SHARDS = "sifted", "shards"
 MAIN: Mapping[str, ModelSettings] = {"main": ModelSettings()}
 
 
-class RenderTarget(NamedTuple):
-    """The base model that the rows are rendered for."""
-
-    name: str
-    fingerprint: str
-    renderer: Renderer
-
-
 class PreparedDataset(NamedTuple):
     dataset: Dataset
     folder: Path
@@ -90,10 +82,12 @@ class Preparation(NamedTuple):
 
 
 class PrepareJob(NamedTuple):
-    """What to prepare. Log files are named relative to `root`."""
+    """What to prepare, and for which base model. Log files are named relative to `root`."""
 
     context: AuditContext
-    base: RenderTarget
+    base: str
+    base_fingerprint: str
+    renderer: Renderer
     work: Path
     out: Path
     root: Path = Path()
@@ -140,7 +134,7 @@ def prepare(
     warnings += _find_job_warnings(corpus, positions, job)
     corpus.forget()
     staged = frozenset(name for name, model in job.models.items() if model.curriculum)
-    options = RenderOptions(job.base.renderer, settings, job.work / SHARDS, staged)
+    options = RenderOptions(job.renderer, settings, job.work / SHARDS, staged)
     rendering = render_corpus(corpus, positions, subsets, options=options, report=report, engine=engine)
     report("write", 0, 1)
     refused = {position: reason for block in rendering for position, reason in block.refused.items()}
@@ -190,11 +184,11 @@ def prepare_without_logs(job: PrepareJob) -> Preparation:
 
 def _begin_manifest(job: PrepareJob, **stated: Any) -> Dataset:
     """The manifest of every model's dataset, without what is the model's own."""
-    renderer = job.base.renderer
+    renderer = job.renderer
     return Dataset(
         content_hash="",
-        base=job.base.name,
-        base_fingerprint=job.base.fingerprint,
+        base=job.base,
+        base_fingerprint=job.base_fingerprint,
         template_fingerprint=renderer.template_fingerprint,
         tokenizer_fingerprint=renderer.tokenizer_fingerprint,
         splits={},
@@ -240,9 +234,9 @@ def _find_job_warnings(corpus: Corpus, places: "np.ndarray[Any, Any]", job: Prep
     ]
     calling = int(corpus.column("calls_tools")[places].sum())
     # A renderer of another package need not know tools.
-    if calling and not getattr(job.base.renderer, "writes_tool_calls", False):
+    if calling and not getattr(job.renderer, "writes_tool_calls", False):
         warnings.append(
-            f"{calling:,} rows call tools, and the template of {job.base.name} has no form of calls that can "
+            f"{calling:,} rows call tools, and the template of {job.base} has no form of calls that can "
             "be read back: they are trained as JSON in <tool_call> tags"
         )
     return warnings
@@ -303,8 +297,8 @@ def _explain_refusals(corpus: Corpus, refused: Mapping[int, str], job: PrepareJo
             )
             for _, row in corpus.rows_at(by_template[:_MOST_TRIED])
         ]
-        if settings.reasoning == "keep" and needs_reasoning_dropped(rows, job.base.renderer):
-            fix = f"set data.reasoning to drop: then the template of {job.base.name} takes plain answers"
+        if settings.reasoning == "keep" and needs_reasoning_dropped(rows, job.renderer):
+            fix = f"set data.reasoning to drop: then the template of {job.base} takes plain answers"
     return AnswerIsNo("no row is left to train on", why=f"{count} of {len(refused)} rows: {reason}", fix=fix)
 
 

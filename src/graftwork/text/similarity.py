@@ -155,17 +155,13 @@ def weigh(sets: Ragged) -> RunWeights:
     return RunWeights(ordered[starts], counts, int((np.diff(sets.offsets) > 0).sum()))
 
 
-class Measures(NamedTuple):
-    """For each pair: the shared weight relative to both together, and relative to the smaller one."""
-
-    likeness: Array
-    containment: Array
-
-
 def measure_pairs(
     sets: Ragged, one: Array, other: Array, *, weighed: Array, sampled: int | None = None
-) -> Measures:
-    """Measure pairs of items; `weighed` is the weight of each value of the sets.
+) -> tuple[Array, Array]:
+    """Return the likeness and the containment of each pair of items.
+
+    They are the shared weight relative to both together, and relative to the smaller one; `weighed` is the
+    weight of each value of the sets.
 
     Two empty sets have similarity 0. Containment counts even values only: in sets of lines these are single
     words. With `sampled`, a set of that many values is only the lowest part of a larger set.
@@ -191,7 +187,7 @@ def measure_pairs(
         )
         likeness[part] = _divide(both, either)
         containment[part] = _divide(_add_up(keys, weights, pairs, common & is_word), smaller)
-    return Measures(likeness, containment)
+    return likeness, containment
 
 
 def _side(sets: Ragged, items: Array, weighed: Array, limits: Array | None) -> tuple[Array, Array]:

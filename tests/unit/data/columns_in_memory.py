@@ -34,12 +34,12 @@ class ColumnsInMemory:
     def column(self, name):
         if name == "passed":
             return self._passed
-        parts = [fingerprints.fixed[name] for _, fingerprints in self._blocks]
+        parts = [fixed[name] for _, (fixed, _) in self._blocks]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
 
     def ragged(self, name):
-        for first, fingerprints in self._blocks:
-            yield first, *fingerprints.ragged[name]
+        for first, (_, ragged) in self._blocks:
+            yield first, *ragged[name]
 
     def labels(self, name):
         known = {}

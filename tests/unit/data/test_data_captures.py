@@ -5,7 +5,7 @@ from data_rows import THINGS, WordRenderer, chat, write_log
 
 from graftwork.data.audit.row_checks import AuditContext, find_refusal, is_confirmed
 from graftwork.data.inspect import trace
-from graftwork.data.prepare import PrepareJob, RenderTarget, audit_files, prepare
+from graftwork.data.prepare import PrepareJob, audit_files, prepare
 from graftwork.data.settings import CaptureSettings, DataSettings
 from graftwork.files.dataset import iterate_drops, read_manifest, read_rows
 from graftwork.records.dataset import SPLITS
@@ -50,7 +50,9 @@ def make(tmp_path, captured, *, logged=LOGGED, captures=None, **changes):
     made = prepare(
         PrepareJob(
             AuditContext(settings=settings),
-            base=RenderTarget("base", "f", WordRenderer()),
+            base="base",
+            base_fingerprint="f",
+            renderer=WordRenderer(),
             work=tmp_path / "work",
             out=tmp_path / "out",
             root=tmp_path,

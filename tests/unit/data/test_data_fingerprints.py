@@ -26,57 +26,52 @@ def prints_of(*rows, **settings):
     return compute_fingerprints(rows, settings=DataSettings(**settings))
 
 
-def values_of(fingerprints, name, place):
-    values, offsets = fingerprints.ragged[name]
+def values_of(ragged, name, place):
+    values, offsets = ragged[name]
     return values[offsets[place] : offsets[place + 1]].tolist()
 
 
 def test_case_spacing_and_punctuation_leave_no_print():
-    fingerprints = prints_of(make_row("Where is it?", "Here."), make_row("where  is IT", "here!"))
+    fixed, _ = prints_of(make_row("Where is it?", "Here."), make_row("where  is IT", "here!"))
     for name in (*KEYS, *NEAR, *TURN):
-        assert fingerprints.fixed[name][0] == fingerprints.fixed[name][1], name
+        assert fixed[name][0] == fixed[name][1], name
 
 
 def test_the_system_prompt_marks_the_prompt_alone():
-    fingerprints = prints_of(make_row("a?", "b", system="Be kind."), make_row("a?", "b", system="Be brief."))
-    differing = [
-        name for name in (*KEYS, *NEAR) if fingerprints.fixed[name][0] != fingerprints.fixed[name][1]
-    ]
+    fixed, _ = prints_of(make_row("a?", "b", system="Be kind."), make_row("a?", "b", system="Be brief."))
+    differing = [name for name in (*KEYS, *NEAR) if fixed[name][0] != fixed[name][1]]
     assert differing == ["prompt"]
 
 
 def test_a_row_that_is_not_compared_has_no_fingerprints():
-    fingerprints = prints_of(None, make_row(f"{LONG}\n{LONG}?", "c"), None)
-    assert all(column[0] == column[2] == 0 for column in fingerprints.fixed.values())
-    assert all(
-        values_of(fingerprints, name, 0) == values_of(fingerprints, name, 2) == []
-        for name in fingerprints.ragged
-    )
-    alone = prints_of(make_row(f"{LONG}\n{LONG}?", "c"))
-    assert all(alone.fixed[name][0] == column[1] for name, column in fingerprints.fixed.items())
-    assert all(values_of(alone, name, 0) == values_of(fingerprints, name, 1) for name in fingerprints.ragged)
+    fixed, ragged = prints_of(None, make_row(f"{LONG}\n{LONG}?", "c"), None)
+    assert all(column[0] == column[2] == 0 for column in fixed.values())
+    assert all(values_of(ragged, name, 0) == values_of(ragged, name, 2) == [] for name in ragged)
+    alone_fixed, alone_ragged = prints_of(make_row(f"{LONG}\n{LONG}?", "c"))
+    assert all(alone_fixed[name][0] == column[1] for name, column in fixed.items())
+    assert all(values_of(alone_ragged, name, 0) == values_of(ragged, name, 1) for name in ragged)
 
 
 def test_no_rows_have_no_prints():
-    fingerprints = prints_of()
-    assert all(len(column) == 0 for column in fingerprints.fixed.values())
-    assert all(offsets.tolist() == [0] for _, offsets in fingerprints.ragged.values())
+    fixed, ragged = prints_of()
+    assert all(len(column) == 0 for column in fixed.values())
+    assert all(offsets.tolist() == [0] for _, offsets in ragged.values())
 
 
 def test_the_last_lines_come_first_and_say_whether_they_ask():
-    fingerprints = prints_of(
+    _, ragged = prints_of(
         make_row("\n".join(f"line {n}" for n in range(20)) + "\n\nWhy?\nAnswer as JSON.\n---")
     )
-    lines = values_of(fingerprints, "lines", 0)
+    lines = values_of(ragged, "lines", 0)
     assert len(lines) == LINES
     assert [line & 1 for line in lines] == [0, 1, 0, 0, 0, 0]
-    assert len(values_of(fingerprints, "line_runs", 0)) == sum(values_of(fingerprints, "line_sizes", 0))
+    assert len(values_of(ragged, "line_runs", 0)) == sum(values_of(ragged, "line_sizes", 0))
 
 
 def test_a_turn_of_one_short_line_is_compared_as_a_line_only():
-    short, long = prints_of(make_row("Where is it?")), prints_of(make_row(LONG))
+    (short, _), (long, _) = prints_of(make_row("Where is it?")), prints_of(make_row(LONG))
     assert len(LONG.split()) > LINE_WORDS
-    assert short.fixed[TURN[0]][0] == 0 != long.fixed[TURN[0]][0]
+    assert short[TURN[0]][0] == 0 != long[TURN[0]][0]
 
 
 def test_rows_that_must_stay_together_are_found_by_their_name():
@@ -85,10 +80,10 @@ def test_rows_that_must_stay_together_are_found_by_their_name():
         make_row("b", session="s", extra={"task": {"id": 8}}),
         make_row("c", extra={"task": "none"}),
     ]
-    assert prints_of(*rows).fixed["together"].tolist() == [0, 0, 0]
-    by_session = prints_of(*rows, split_by="session").fixed["together"]
+    assert prints_of(*rows)[0]["together"].tolist() == [0, 0, 0]
+    by_session = prints_of(*rows, split_by="session")[0]["together"]
     assert by_session[0] == by_session[1] != 0 == by_session[2]
-    by_key = prints_of(*rows, split_by="task.id").fixed["together"]
+    by_key = prints_of(*rows, split_by="task.id")[0]["together"]
     assert 0 not in by_key[:2]
     assert by_key[0] != by_key[1]
     assert by_key[2] == 0
@@ -104,8 +99,8 @@ def test_turns_that_share_a_long_run_of_words_share_a_13_gram(before, other_befo
         )
         for name, size in (("one", before), ("two", other_before))
     ]
-    fingerprints = prints_of(*rows)
-    assert set(values_of(fingerprints, "grams", 0)) & set(values_of(fingerprints, "grams", 1))
+    _, ragged = prints_of(*rows)
+    assert set(values_of(ragged, "grams", 0)) & set(values_of(ragged, "grams", 1))
 
 
 def test_prints_are_the_same_in_another_process():
@@ -115,9 +110,9 @@ def test_prints_are_the_same_in_another_process():
         "from graftwork.records.interaction import Interaction, Message, Origin\n"
         f"row = Interaction(id='1', origin=Origin(file='f', line=1), reply='{THINGS[0]}',"
         f" messages=(Message(role='user', content='{LONG}'),))\n"
-        "prints = compute_fingerprints([row], settings=DataSettings())\n"
-        "print(sum(int(c[0]) for c in prints.fixed.values()),"
-        " sum(int(v.sum()) for v, _ in prints.ragged.values()))"
+        "fixed, ragged = compute_fingerprints([row], settings=DataSettings())\n"
+        "print(sum(int(c[0]) for c in fixed.values()),"
+        " sum(int(v.sum()) for v, _ in ragged.values()))"
     )
     output = {
         subprocess.run(
@@ -133,7 +128,7 @@ def test_prints_are_the_same_in_another_process():
 
 
 def test_every_column_has_a_value_for_every_row():
-    fingerprints = compute_fingerprints([make_row(thing) for thing in THINGS], settings=SETTINGS)
-    assert {len(column) for column in fingerprints.fixed.values()} == {len(THINGS)}
-    assert {column.dtype for column in fingerprints.fixed.values()} == {np.dtype(np.uint64)}
-    assert {len(offsets) for _, offsets in fingerprints.ragged.values()} == {len(THINGS) + 1}
+    fixed, ragged = compute_fingerprints([make_row(thing) for thing in THINGS], settings=SETTINGS)
+    assert {len(column) for column in fixed.values()} == {len(THINGS)}
+    assert {column.dtype for column in fixed.values()} == {np.dtype(np.uint64)}
+    assert {len(offsets) for _, offsets in ragged.values()} == {len(THINGS) + 1}

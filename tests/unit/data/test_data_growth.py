@@ -14,7 +14,7 @@ from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.corpus import build
 from graftwork.data.corpus.store import PrefixCache
 from graftwork.data.dedup import repeats
-from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
+from graftwork.data.prepare import PrepareJob, prepare
 from graftwork.data.settings import DataSettings
 
 FILLERS = (
@@ -38,7 +38,9 @@ def prepare_text(folder, text, **changes):
     chosen = {"logs": ("log.jsonl",), "validation": 0.2, "test": 0.3, **changes}
     job = PrepareJob(
         AuditContext(settings=DataSettings(**chosen)),
-        base=RenderTarget("base", "f", WordRenderer()),
+        base="base",
+        base_fingerprint="f",
+        renderer=WordRenderer(),
         work=folder / "work",
         out=folder / "out",
         root=folder,

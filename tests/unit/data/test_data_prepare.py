@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.corpus import build
-from graftwork.data.prepare import PrepareJob, RenderTarget, audit_files, prepare
+from graftwork.data.prepare import PrepareJob, audit_files, prepare
 from graftwork.data.render import rows
 from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.files.dataset import iterate_drops, read_manifest, read_rows
@@ -38,7 +38,9 @@ def preparation(tmp_path, rows=None, renderer=None, models=None, processes=1, on
     return prepare(
         PrepareJob(
             AuditContext(settings=DataSettings(**chosen)),
-            base=RenderTarget("base", "f", renderer or WordRenderer()),
+            base="base",
+            base_fingerprint="f",
+            renderer=renderer or WordRenderer(),
             work=tmp_path / "work",
             out=tmp_path / "out",
             root=tmp_path,
@@ -490,7 +492,9 @@ def test_settings_that_name_what_no_row_has_are_pointed_out(tmp_path):
                     logs=("log.jsonl",), test=0.3, split_by="team", system_prompts={"codr": "Write code."}
                 )
             ),
-            base=RenderTarget("base", "f", WordRenderer()),
+            base="base",
+            base_fingerprint="f",
+            renderer=WordRenderer(),
             work=tmp_path / "work",
             out=tmp_path / "out",
             root=tmp_path,
@@ -566,7 +570,9 @@ def test_rows_with_tool_calls_are_named_where_the_template_has_no_form_for_them(
     (tmp_path / "work").mkdir()
     job = PrepareJob(
         AuditContext(settings=DataSettings(logs=("log.jsonl",), validation=0.2, test=0.3)),
-        base=RenderTarget("base", "f", WordRenderer()),
+        base="base",
+        base_fingerprint="f",
+        renderer=WordRenderer(),
         work=tmp_path / "work",
         out=tmp_path / "out",
         root=tmp_path,

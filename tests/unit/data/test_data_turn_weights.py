@@ -6,7 +6,7 @@ from data_rows import WordRenderer, write_log
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.ingest.blocks import ReadFault
 from graftwork.data.ingest.read import read_file
-from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
+from graftwork.data.prepare import PrepareJob, prepare
 from graftwork.data.settings import DataSettings
 from graftwork.files.dataset import iterate_drops, read_rows
 
@@ -29,7 +29,9 @@ def train(tmp_path, rows, **settings):
     data = DataSettings(logs=("log.jsonl",), validation=0, test=0, **settings)
     job = PrepareJob(
         context=AuditContext(settings=data),
-        base=RenderTarget("words", "f", WordRenderer()),
+        base="words",
+        base_fingerprint="f",
+        renderer=WordRenderer(),
         work=tmp_path / "work",
         out=tmp_path / "out",
         root=tmp_path,

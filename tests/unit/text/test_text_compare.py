@@ -55,10 +55,10 @@ def sets_of(*texts, size=1):
 
 def measure(sets, one, other, **more):
     weights = more.pop("weights", NO_WEIGHTS)
-    measures = measure_pairs(
+    likeness, containment = measure_pairs(
         sets, np.array([one]), np.array([other]), weighed=weights.of(sets.values), **more
     )
-    return float(measures.likeness[0]), float(measures.containment[0])
+    return float(likeness[0]), float(containment[0])
 
 
 def test_a_text_shorter_than_a_run_is_one_by_itself():

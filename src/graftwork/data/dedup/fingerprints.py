@@ -20,7 +20,6 @@ from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.similarity import (
     Array,
-    Measures,
     Ragged,
     RunWeights,
     as_sets,
@@ -63,18 +62,14 @@ SERVED or TAUGHT. `replaces` is the key of the log line whose row this one repla
 """
 
 
-class Fingerprints(NamedTuple):
-    """Columns with one value per row, and columns with any number of values per row (values, offsets).
+def compute_fingerprints(
+    rows: Sequence[Interaction | None], *, settings: DataSettings
+) -> tuple[dict[str, Array], dict[str, tuple[Array, Array]]]:
+    """Compute the fingerprints of each row; None is a row to skip.
 
+    Returns columns with one value per row, and columns with any number of values per row (values, offsets).
     0 means none: no session, no words, or a row that was skipped.
     """
-
-    fixed: dict[str, Array]
-    ragged: dict[str, tuple[Array, Array]]
-
-
-def compute_fingerprints(rows: Sequence[Interaction | None], *, settings: DataSettings) -> Fingerprints:
-    """Compute the fingerprints of each row; None is a row to skip."""
     read = [None if row is None else _split_words(row, settings=settings) for row in rows]
     fixed: dict[str, Array] = {
         name: np.array([0 if row is None else row.keys[index] for row in read], dtype=np.uint64)
@@ -99,7 +94,7 @@ def compute_fingerprints(rows: Sequence[Interaction | None], *, settings: DataSe
         ("reply_grams", _choose_grams(replies)),
     ):
         ragged[name] = items.values, items.offsets
-    return Fingerprints(fixed, ragged)
+    return fixed, ragged
 
 
 class _Line(NamedTuple):
@@ -382,8 +377,8 @@ def rows_of(pairs: Array) -> Array:
 
 def measure_rows(
     pairs: Array, rows: Array, sets: Ragged, weights: RunWeights, *, sampled: int | None = None
-) -> Measures:
-    """Measure pairs of rows by their sets, which are given for these ascending rows."""
+) -> tuple[Array, Array]:
+    """Return the likeness and the containment of pairs of rows; `sets` are those of these ascending rows."""
     later, earlier = (np.searchsorted(rows, side) for side in unpack(pairs))
     return measure_pairs(sets, later, earlier, weighed=weights.of(sets.values), sampled=sampled)
 

@@ -458,15 +458,15 @@ def _find_in(
 
 
 def _are_alike(pairs: Array, places: Array, sets: Ragged, weights: RunWeights, *, threshold: float) -> Array:
-    measures = measure_rows(pairs, places, sets, weights)
-    contained = np.flatnonzero(measures.containment >= max(CONTAINED, threshold) - TOLERANCE)
+    likeness, containment = measure_rows(pairs, places, sets, weights)
+    contained = np.flatnonzero(containment >= max(CONTAINED, threshold) - TOLERANCE)
     word_counts = []
     for side in unpack(pairs[contained]):
         runs = sets.take(np.searchsorted(places, side))
         word_counts.append(
             np.bincount(runs.owners(), (runs.values & np.uint32(1)) == 0, minlength=len(contained))
         )
-    alike: Array = measures.likeness >= threshold - TOLERANCE
+    alike: Array = likeness >= threshold - TOLERANCE
     alike[contained] |= np.minimum(*word_counts) >= CONTAINED_PART * np.maximum(*word_counts)
     return alike
 

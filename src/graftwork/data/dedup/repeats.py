@@ -77,9 +77,8 @@ class TextComparer:
             # Turns and reply together have to be similar, and the reply alone.
             for sets in map(join_ragged, zip(*texts, strict=True)):
                 if len(part):
-                    part = part[
-                        measure_rows(part, positions, sets, weights).likeness >= threshold - TOLERANCE
-                    ]
+                    likeness, _ = measure_rows(part, positions, sets, weights)
+                    part = part[likeness >= threshold - TOLERANCE]
             similar.append(part)
         return np.concatenate(similar)
 
@@ -231,8 +230,8 @@ def _compare(corpus: CorpusColumns, pairs: Array, *, passed: Array, threshold: f
         here = pairs[slice(*np.searchsorted(rows, [questions.window.start, questions.window.stop]))]
         if len(here):
             positions = rows_of(here)
-            measures = measure_rows(here, positions, questions.runs_of(positions), questions.weights)
-            here = here[measures.likeness >= threshold - TOLERANCE]
+            likeness, _ = measure_rows(here, positions, questions.runs_of(positions), questions.weights)
+            here = here[likeness >= threshold - TOLERANCE]
         if len(here):
             yield comparer.choose(here, window=questions.window, threshold=threshold)
 

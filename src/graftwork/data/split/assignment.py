@@ -120,8 +120,8 @@ def pair_turns(
             part = pairs[start : min(start + _PAIRS_AT_ONCE, high)]
             positions = rows_of(part)
             sets = read_rows(corpus, "turn_runs", positions)
-            measures = measure_rows(part, positions, sets, weights, sampled=TURN_RUNS)
-            similar.append(part[measures.likeness >= threshold - TOLERANCE])
+            likeness, _ = measure_rows(part, positions, sets, weights, sampled=TURN_RUNS)
+            similar.append(part[likeness >= threshold - TOLERANCE])
     return merge_pairs(similar)
 
 

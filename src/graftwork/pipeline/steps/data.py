@@ -57,13 +57,15 @@ def _require_context(work: OpenProject) -> None:
 
 
 def _prepare(work: OpenProject, _outputs: StepOutputs) -> PreparedData:
-    from graftwork.data.prepare import PrepareJob, RenderTarget, prepare, prepare_without_logs
+    from graftwork.data.prepare import PrepareJob, prepare, prepare_without_logs
 
     _require_context(work)
     template = load_template(work)
     job = PrepareJob(
         audit_context(work, template=template),
-        base=RenderTarget(name=work.base.name, fingerprint=work.base.revision, renderer=template),
+        base=work.base.name,
+        base_fingerprint=work.base.revision,
+        renderer=template,
         work=work.project.data,
         out=work.project.datasets,
         root=work.project.root,
