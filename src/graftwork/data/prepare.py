@@ -207,32 +207,32 @@ def _assemble(
 
 
 def _describe_rows(
-    corpus: Corpus, assignment: SplitAssignment, places: "np.ndarray[Any, Any]", *, settings: DataSettings
+    corpus: Corpus, assignment: SplitAssignment, positions: "np.ndarray[Any, Any]", *, settings: DataSettings
 ) -> KeptRows:
     roles, domains = corpus.labels("group"), corpus.labels("domain")
     weights = weigh_rows(corpus, settings)
     return KeptRows(
-        role=roles.numbers[places],
+        role=roles.numbers[positions],
         role_names=roles.names,
-        domain=domains.numbers[places],
+        domain=domains.numbers[positions],
         domain_names=domains.names,
-        stage=corpus.column("stage")[places],
-        split=assignment.split[places],
+        stage=corpus.column("stage")[positions],
+        split=assignment.split[positions],
         # By content: the position of a group's first row varies, what it asks does not.
-        group=corpus.column("turn")[assignment.group[places]].view(np.int64),
-        key=(corpus.column("prompt") * np.uint64(31) + corpus.column("reply"))[places],
-        taught=corpus.column("unconfirmed")[places] == TAUGHT,
-        weight=None if weights is None else weights[places],
+        group=corpus.column("turn")[assignment.group[positions]].view(np.int64),
+        key=(corpus.column("prompt") * np.uint64(31) + corpus.column("reply"))[positions],
+        taught=corpus.column("unconfirmed")[positions] == TAUGHT,
+        weight=None if weights is None else weights[positions],
     )
 
 
-def _find_job_warnings(corpus: Corpus, places: "np.ndarray[Any, Any]", job: PrepareJob) -> list[str]:
+def _find_job_warnings(corpus: Corpus, positions: "np.ndarray[Any, Any]", job: PrepareJob) -> list[str]:
     warnings = [
         f"data.formats: no log file matches {pattern!r}"
         for pattern in job.context.settings.formats
         if not any(names_file(pattern, log.file) for log in corpus.inputs)
     ]
-    calling = int(corpus.column("calls_tools")[places].sum())
+    calling = int(corpus.column("calls_tools")[positions].sum())
     # A renderer of another package need not know tools.
     if calling and not getattr(job.renderer, "writes_tool_calls", False):
         warnings.append(
@@ -245,13 +245,13 @@ def _find_job_warnings(corpus: Corpus, places: "np.ndarray[Any, Any]", job: Prep
 def _write(
     corpus: Corpus,
     outcomes: RowOutcomes,
-    places: "np.ndarray[Any, Any]",
+    positions: "np.ndarray[Any, Any]",
     rendering: list[RenderedSegment],
     job: PrepareJob,
 ) -> list[tuple[Dataset, Path]]:
     """Write the dataset folder of each model."""
     passed = corpus.column("passed")
-    unconfirmed = int(np.isin(corpus.column("unconfirmed")[places], (SERVED, TAUGHT)).sum())
+    unconfirmed = int(np.isin(corpus.column("unconfirmed")[positions], (SERVED, TAUGHT)).sum())
     with TemporaryDirectory(dir=job.work, prefix=".part-") as scratch:
         drops = Path(scratch) / DROPS
         shard, dropped = write_drops(drops, list_dropped(corpus, outcomes))

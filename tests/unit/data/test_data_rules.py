@@ -115,7 +115,7 @@ def test_a_tally_counts_every_row_once_and_remembers_few():
     ]
     noted = NoteCounts(notes)["secret"]
     assert noted.count == 3 * MOST_ROWS
-    assert noted.places == list(range(MOST_ROWS))
+    assert noted.positions == list(range(MOST_ROWS))
     assert len(noted.shown) == MOST_EXAMPLES
     assert noted.sort_reasons() == {"password": 3 * MOST_ROWS, "token": 3 * MOST_ROWS}
 

@@ -93,7 +93,7 @@ def find_dominant_groups(facts: AuditFacts) -> Iterator[Finding]:
             "imbalance",
             "info",
             np.flatnonzero(facts.usable & (numbers == largest)),
-            show=lambda row, place: row.question,
+            show=lambda row, position: row.question,
             wording=Wording(
                 title=f"{counts[largest]:,} of {rows:,} usable rows belong to {names[largest]}",
                 effect="the model becomes good at this group at the cost of the others",
@@ -122,7 +122,7 @@ def find_same_reply(facts: AuditFacts) -> Iterator[Finding]:
             "imbalance",
             "info",
             usable[number == most],
-            show=lambda row, place: row.reply,
+            show=lambda row, position: row.reply,
             wording=Wording(
                 title=f"{counts[most]:,} of {len(usable):,} usable rows have the same reply",
                 effect="the model may give this reply where another is right",
@@ -144,8 +144,8 @@ def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
     settings, instead = facts.settings, facts.repeats.instead
     fix = f"`graft data prepare` keeps the {settings.keep_duplicate} of each (data.keep_duplicate)"
 
-    def name_kept(place: int) -> str:
-        twin = int(instead[place])
+    def name_kept(position: int) -> str:
+        twin = int(instead[position])
         return "another row" if twin < 0 else str(facts.corpus.origin(twin))
 
     same = np.flatnonzero(facts.repeats.step == DUPLICATE)
@@ -155,7 +155,7 @@ def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
             "duplicate",
             "warning",
             same,
-            show=lambda row, place: f"the same as {name_kept(place)}: {row.question}",
+            show=lambda row, position: f"the same as {name_kept(position)}: {row.question}",
             wording=Wording(
                 title=count_rows(len(same), "repeat an earlier row"),
                 effect="repeated rows are memorized, and a held-out copy tests nothing",
@@ -169,7 +169,7 @@ def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
             "near_duplicate",
             "warning",
             near,
-            show=lambda row, place: f"nearly the same as {name_kept(place)}: {row.question}",
+            show=lambda row, position: f"nearly the same as {name_kept(position)}: {row.question}",
             wording=Wording(
                 title=count_rows(len(near), "nearly repeat an earlier row"),
                 effect="they weigh in training as if they were different rows",
@@ -213,7 +213,7 @@ def find_conflicts(facts: AuditFacts) -> Iterator[Finding]:
         "conflicting_answers",
         "warning" if len(positions) else "info",
         positions if len(positions) else logged,
-        show=lambda row, place: row.reply,
+        show=lambda row, position: row.reply,
         wording=Wording(
             title=title,
             effect="the model is pulled both ways and learns neither",
@@ -269,14 +269,14 @@ def find_clusters(facts: AuditFacts) -> tuple[Cluster, ...]:
     )
 
 
-def _largest_runs(places: "NDArray[Any]", keys: "NDArray[Any]") -> "Iterator[NDArray[Any]]":
+def _largest_runs(positions: "NDArray[Any]", keys: "NDArray[Any]") -> "Iterator[NDArray[Any]]":
     """Yield positions that share a key, for the most frequent keys."""
     import numpy as np
 
     order = np.argsort(keys, kind="stable")
     _, starts, counts = np.unique(keys[order], return_index=True, return_counts=True)
     for run in np.argsort(-counts, kind="stable")[:MOST_CLUSTERS]:
-        yield places[order[starts[run] : starts[run] + counts[run]]]
+        yield positions[order[starts[run] : starts[run] + counts[run]]]
 
 
 def say_together(split_by: str) -> str:
@@ -366,7 +366,7 @@ def find_leaked(facts: AuditFacts) -> Iterator[Finding]:
         "split_leak",
         "blocker",
         leaked,
-        show=lambda row, place: f"{met} in {facts.corpus.origin(int(twin[place]))} too: {row.question}",
+        show=lambda row, position: f"{met} in {facts.corpus.origin(int(twin[position]))} too: {row.question}",
         wording=Wording(
             title=f"{len(leaked):,} of {int(held_out.sum()):,} held-out rows "
             + say_like_another(split_by, "a training row"),
@@ -409,7 +409,7 @@ def find_random_leaks(facts: AuditFacts) -> Iterator[Finding]:
         "split_leak",
         "warning",
         positions,
-        show=lambda row, place: row.question,
+        show=lambda row, position: row.question,
         wording=Wording(
             title=title,
             effect="the evaluation would measure memory and call it skill",

@@ -90,24 +90,24 @@ class NoteCount:
     """The notes of one code. A row counts once, however many notes it has."""
 
     count: int = 0
-    places: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
     shown: list[tuple[int, str]] = field(default_factory=list)
     """Rows by their position, with what is quoted of them."""
     reasons: Counter[str] = field(default_factory=Counter)
     last: int = -1
 
-    def add(self, place: int, note: Note) -> None:
+    def add(self, position: int, note: Note) -> None:
         if note.reason in self.reasons or len(self.reasons) < MOST_REASONS:
             self.reasons[note.reason] += 1
-        if place == self.last:
+        if position == self.last:
             return
-        self.last = place
+        self.last = position
         self.count += 1
-        if len(self.places) < MOST_ROWS:
-            self.places.append(place)
+        if len(self.positions) < MOST_ROWS:
+            self.positions.append(position)
         if len(self.shown) < MOST_EXAMPLES:
             quoted = f"{note.reason}: {note.excerpt}" if note.excerpt else note.reason
-            self.shown.append((place, quoted))
+            self.shown.append((position, quoted))
 
     def sort_reasons(self) -> dict[str, int]:
         """Return reasons by frequency; nothing where every row has its own."""
@@ -162,7 +162,7 @@ def merge_faults(
     if noted is not None:
         notes = facts.notes[noted]
         count += notes.count
-        rows += facts.origins(notes.places[: MOST_ROWS - len(rows)])
+        rows += facts.origins(notes.positions[: MOST_ROWS - len(rows)])
         examples += [
             Example(origin=facts.corpus.origin(position), excerpt=text)
             for position, text in notes.shown[: MOST_EXAMPLES - len(examples)]
@@ -196,8 +196,8 @@ class AuditedCorpus(Protocol):
     def left_out(self) -> Iterator[SkippedPart]: ...
     @property
     def withdrawn(self) -> Mapping[int, str]: ...
-    def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Interaction]]: ...
-    def origin(self, place: int) -> Origin: ...
+    def rows_at(self, positions: Sequence[int]) -> Iterator[tuple[int, Interaction]]: ...
+    def origin(self, position: int) -> Origin: ...
 
 
 class RepeatColumns(Protocol):
@@ -257,12 +257,12 @@ class AuditFacts:
         """A column of fingerprints; 0 for none."""
         return self.corpus.column(name).astype("uint64", copy=False)
 
-    def origins(self, places: Iterable[int]) -> tuple[Origin, ...]:
-        return tuple(self.corpus.origin(int(position)) for position in places)
+    def origins(self, positions: Iterable[int]) -> tuple[Origin, ...]:
+        return tuple(self.corpus.origin(int(position)) for position in positions)
 
-    def read(self, places: Iterable[int]) -> dict[int, Interaction]:
+    def read(self, positions: Iterable[int]) -> dict[int, Interaction]:
         """Read a few rows, redacted whatever the settings say, because they are shown."""
-        positions = sorted({int(position) for position in places})
+        positions = sorted({int(position) for position in positions})
         rows = self.corpus.rows_at(positions)
         return {position: row if self.settings.redact else redact_row(row).row for position, row in rows}
 
@@ -291,7 +291,7 @@ def finding_from_notes(
         code=code,
         severity=severity,
         count=notes.count,
-        rows=facts.origins(notes.places),
+        rows=facts.origins(notes.positions),
         examples=tuple(
             Example(origin=facts.corpus.origin(position), excerpt=text) for position, text in notes.shown
         ),
@@ -304,20 +304,20 @@ def finding_from_rows(
     facts: AuditFacts,
     code: str,
     severity: Severity,
-    places: "NDArray[Any]",
+    positions: "NDArray[Any]",
     *,
     wording: Wording,
     show: Callable[[Interaction, int], str],
     reasons: dict[str, int] | None = None,
 ) -> Finding:
     """Make a finding from row positions; `show` selects the text of a row that is quoted."""
-    examples = [int(position) for position in places[:MOST_EXAMPLES]]
+    examples = [int(position) for position in positions[:MOST_EXAMPLES]]
     rows = facts.read(examples)
     return Finding(
         code=code,
         severity=severity,
-        count=len(places),
-        rows=facts.origins(places[:MOST_ROWS]),
+        count=len(positions),
+        rows=facts.origins(positions[:MOST_ROWS]),
         examples=tuple(
             Example(origin=facts.corpus.origin(position), excerpt=show_start(show(rows[position], position)))
             for position in examples

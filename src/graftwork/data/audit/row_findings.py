@@ -315,7 +315,7 @@ def find_other_scripts(facts: AuditFacts) -> Iterator[Finding]:
         ENCODING,
         "info",
         positions,
-        show=lambda row, place: row.question,
+        show=lambda row, position: row.question,
         reasons=counts_by_script,
         wording=Wording(
             title=count_rows(
@@ -356,8 +356,8 @@ def find_overlong(facts: AuditFacts) -> Iterator[Finding]:
         return
     beyond = np.maximum(lengths.whole - most, 0)
     without_reply = int(np.count_nonzero((beyond > 0) & (lengths.prompt >= most)))
-    if len(noted.places) == noted.count:
-        usable = int(facts.usable[noted.places].sum())
+    if len(noted.positions) == noted.count:
+        usable = int(facts.usable[noted.positions].sum())
     else:  # not all noted rows are named
         usable = min(int(((beyond > 0) & facts.usable).sum()), noted.count)
     cuts = {
@@ -418,7 +418,7 @@ def find_foreign_models(facts: AuditFacts) -> Iterator[Finding]:
         FOREIGN_MODEL,
         "info",
         positions,
-        show=lambda row, place: f"{row.model}: {row.reply}",
+        show=lambda row, position: f"{row.model}: {row.reply}",
         reasons={names[number]: int(counts[number]) for number in order[:20]},
         wording=Wording(
             title=f"{count_rows(len(positions), what)} ({listing}{suffix}){unseen}",

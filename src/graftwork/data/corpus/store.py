@@ -329,30 +329,30 @@ class Corpus:
                 read_blocks.add((segment.file, segment.block))
                 yield segment, read_head(self._folder / segment.features)
 
-    def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Interaction]]:
+    def rows_at(self, positions: Sequence[int]) -> Iterator[tuple[int, Interaction]]:
         """Yield the rows at these positions, which must ascend."""
         start = 0
         for (first, stop), segment in zip(pairwise(self._firsts), self.segments, strict=True):
             until = start
-            while until < len(places) and places[until] < stop:
+            while until < len(positions) and positions[until] < stop:
                 until += 1
             if until > start:
                 rows = read_interactions(
                     self._folder / segment.features,
-                    [segment.start + int(position) - first for position in places[start:until]],
+                    [segment.start + int(position) - first for position in positions[start:until]],
                     file=segment.file,
                     first_line=segment.first_line,
                 )
                 for position, row in zip(
-                    (int(position) for position in places[start:until]), rows, strict=True
+                    (int(position) for position in positions[start:until]), rows, strict=True
                 ):
                     joined = self.joined.get(position)
                     yield position, row if joined is None else join_facts(row, joined)
             start = until
 
-    def origin(self, place: int) -> Origin:
-        segment = self.segments[bisect_right(self._firsts, place) - 1]
-        return Origin(file=segment.file, line=segment.first_line + int(self._lines[place]))
+    def origin(self, position: int) -> Origin:
+        segment = self.segments[bisect_right(self._firsts, position) - 1]
+        return Origin(file=segment.file, line=segment.first_line + int(self._lines[position]))
 
     @cached_property
     def _lines(self) -> "np.ndarray[Any, np.dtype[np.int32]]":

@@ -348,9 +348,9 @@ class CorpusColumns(Protocol):
 
     def labels(self, name: str) -> LabelNumbers: ...
 
-    def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Interaction]]: ...
+    def rows_at(self, positions: Sequence[int]) -> Iterator[tuple[int, Interaction]]: ...
 
-    def origin(self, place: int) -> Origin: ...
+    def origin(self, position: int) -> Origin: ...
 
     def remember(self, name: str, rows: int, make: Callable[[], Arrays], *, store: bool = True) -> Arrays: ...
 
@@ -459,7 +459,7 @@ class SortedEntries(NamedTuple):
     """Values with the row they occur in and 8 bits of marks, sorted by value, then by row."""
 
     values: Array
-    places: Array
+    positions: Array
     marks: Array
 
     def ranks(self) -> Array:
@@ -493,10 +493,10 @@ class ExternalSort:
         for file in self._files:
             file.close()
 
-    def add(self, values: Array, places: Array, marks: Array | None = None) -> None:
+    def add(self, values: Array, positions: Array, marks: Array | None = None) -> None:
         """Positions must ascend from one call to the next."""
         entries = np.zeros(len(values), dtype=self._ENTRY)
-        entries["value"], entries["place"] = values, places
+        entries["value"], entries["place"] = values, positions
         if marks is not None:
             entries["mark"] = marks
         # The lowest bit may have a meaning of its own.
@@ -517,21 +517,21 @@ class ExternalSort:
             yield SortedEntries(values[fresh], positions[fresh], entries["mark"][order][fresh])
 
 
-def read_rows(corpus: CorpusColumns, name: str, places: Array) -> Ragged:
+def read_rows(corpus: CorpusColumns, name: str, positions: Array) -> Ragged:
     """Read the values of some rows, by ascending positions."""
-    parts = list(stream_rows(corpus, name, places))
+    parts = list(stream_rows(corpus, name, positions))
     if not parts:
-        return Ragged(np.zeros(0, dtype=np.uint32), np.zeros(len(places) + 1, dtype=np.int64))
+        return Ragged(np.zeros(0, dtype=np.uint32), np.zeros(len(positions) + 1, dtype=np.int64))
     return join_ragged(parts)
 
 
-def stream_rows(corpus: CorpusColumns, name: str, places: Array) -> Iterator[Ragged]:
+def stream_rows(corpus: CorpusColumns, name: str, positions: Array) -> Iterator[Ragged]:
     """As `read_rows`, some rows at a time."""
     for first, flat, offsets in corpus.ragged(name):
-        low, high = np.searchsorted(places, [first, first + len(offsets) - 1])
+        low, high = np.searchsorted(positions, [first, first + len(offsets) - 1])
         if low < high:
-            yield Ragged(flat, offsets).take(places[low:high] - first)
-        if high == len(places):
+            yield Ragged(flat, offsets).take(positions[low:high] - first)
+        if high == len(positions):
             break
 
 

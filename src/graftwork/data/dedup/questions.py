@@ -81,9 +81,9 @@ def sample_before(window: range, *, passed: Array, turns: Array, most: int = SAM
     return sample
 
 
-def learn_boilerplate(corpus: CorpusColumns, places: Array) -> Array:
+def learn_boilerplate(corpus: CorpusColumns, positions: Array) -> Array:
     """Return the sorted keys of lines that ask nothing, without the question bit."""
-    lines = read_rows(corpus, "lines", places)
+    lines = read_rows(corpus, "lines", positions)
     if not len(lines.values):
         return np.zeros(0, dtype=np.uint64)
     asking = distinct(lines.values[(lines.values & IS_QUESTION) == IS_QUESTION] & ~IS_QUESTION)
@@ -94,7 +94,7 @@ def learn_boilerplate(corpus: CorpusColumns, places: Array) -> Array:
     once[1:] = (keys[1:] != keys[:-1]) | (owners[1:] != owners[:-1])
     distinct_keys, counts = np.unique(keys[once], return_counts=True)
     share = np.where(np.isin(distinct_keys, asking), QUESTION_SHARE, BOILERPLATE_SHARE)
-    boilerplate: Array = distinct_keys[(counts >= BOILERPLATE_COUNT) & (counts >= share * len(places))]
+    boilerplate: Array = distinct_keys[(counts >= BOILERPLATE_COUNT) & (counts >= share * len(positions))]
     return boilerplate
 
 
@@ -171,41 +171,41 @@ _HALF = np.uint64(32)
 
 
 def propose_all_pairs(
-    sets: Ragged, places: Array, *, weighed: Array, threshold: float, is_probe: Array
+    sets: Ragged, positions: Array, *, weighed: Array, threshold: float, is_probe: Array
 ) -> Iterator[Array]:
     """Yield pairs of a probe and an earlier row, partition by partition."""
     with ExternalSort(len(sets.values)) as spill:
-        for start in range(0, len(places), _ROWS_AT_ONCE):
-            stop = min(start + _ROWS_AT_ONCE, len(places))
+        for start in range(0, len(positions), _ROWS_AT_ONCE):
+            stop = min(start + _ROWS_AT_ONCE, len(positions))
             part = sets.take(np.arange(start, stop))
             weights = weighed[sets.offsets[start] : sets.offsets[stop]]
             marks = _mark_rare(part, weights, threshold=threshold)
-            spill.add(part.values.astype(np.uint64), places[start:stop][part.owners()], marks)
+            spill.add(part.values.astype(np.uint64), positions[start:stop][part.owners()], marks)
         for entries in spill.partitions():
             parts, ranks = [], entries.ranks()
             for step in range(1, CANDIDATES_PER_ROW + 1):
                 later, earlier = entries.pair(step)
                 rare = entries.marks[later] | (entries.marks[earlier] & _RAREST)
-                proposed = (rare > 0) & is_probe[entries.places[later]] & (ranks[later] < _RARE_ROWS)
-                parts.append(pack(entries.places[later[proposed]], entries.places[earlier[proposed]]))
+                proposed = (rare > 0) & is_probe[entries.positions[later]] & (ranks[later] < _RARE_ROWS)
+                parts.append(pack(entries.positions[later[proposed]], entries.positions[earlier[proposed]]))
             yield merge_pairs(parts)
 
 
 class MarkedRuns(NamedTuple):
     """The runs of some rows' lines, and whether each is among the rarest of its line."""
 
-    places: Array
+    positions: Array
     keys: Array
     marks: Array
 
     @classmethod
-    def of(cls, sets: Ragged, places: Array, *, weighed: Array, threshold: float) -> "MarkedRuns":
+    def of(cls, sets: Ragged, positions: Array, *, weighed: Array, threshold: float) -> "MarkedRuns":
         keys = sets.owners().astype(np.uint64) << _HALF | sets.values.astype(np.uint64)
-        return cls(places, keys, _mark_rare(sets, weighed, threshold=threshold))
+        return cls(positions, keys, _mark_rare(sets, weighed, threshold=threshold))
 
     def marks_of(self, rows: Array, values: Array) -> Array:
         """Return the marks of runs that occur in the lines of these rows."""
-        owners = np.searchsorted(self.places, rows).astype(np.uint64)
+        owners = np.searchsorted(self.positions, rows).astype(np.uint64)
         marks: Array = self.marks[np.searchsorted(self.keys, owners << _HALF | values.astype(np.uint64))]
         return marks
 
@@ -235,7 +235,7 @@ def find_shared_runs(
     entries = _find_entries(lines, runs, fresh=fresh)
     ranks, shared = entries.ranks(), []
     for later, earlier in map(entries.pair, range(1, CANDIDATES_PER_ROW + 1)):
-        pairs = SharedRuns(runs[entries.values[later]], entries.places[later], entries.places[earlier])
+        pairs = SharedRuns(runs[entries.values[later]], entries.positions[later], entries.positions[earlier])
         pairs = pairs.only(ranks[later] < _RARE_ROWS)
         shared.append(pairs.only(is_probe[pairs.later] & (fresh[pairs.later] | fresh[pairs.earlier])))
     return SharedRuns(*(np.concatenate(parts) for parts in zip(*shared, strict=True)))
@@ -277,7 +277,7 @@ def _gather(
 
 def drop_common_runs(sharing: SharedRuns, lines: MarkedRuns) -> SharedRuns:
     """Drop runs of two words that are not among the rarest of the later line, where its marks are known."""
-    is_marked = np.isin(sharing.later, lines.places)
+    is_marked = np.isin(sharing.later, lines.positions)
     hopeless = is_marked & ((sharing.value & np.uint32(1)) == 1)
     hopeless[hopeless] = lines.marks_of(sharing.later[hopeless], sharing.value[hopeless]) == 0
     return sharing.only(~hopeless)
@@ -339,9 +339,9 @@ class Questions:
     _corpus: CorpusColumns
     _passed: Array
 
-    def runs_of(self, places: Array) -> Ragged:
+    def runs_of(self, positions: Array) -> Ragged:
         """Return the runs of words of the question lines of these rows, whose positions ascend."""
-        return _read_runs(self._corpus, places, self.number)
+        return _read_runs(self._corpus, positions, self.number)
 
     def firsts(self) -> Array:
         """Return the rows that are the first of all rows with their line."""
@@ -457,12 +457,14 @@ def _find_in(
     )
 
 
-def _are_alike(pairs: Array, places: Array, sets: Ragged, weights: RunWeights, *, threshold: float) -> Array:
-    likeness, containment = measure_rows(pairs, places, sets, weights)
+def _are_alike(
+    pairs: Array, positions: Array, sets: Ragged, weights: RunWeights, *, threshold: float
+) -> Array:
+    likeness, containment = measure_rows(pairs, positions, sets, weights)
     contained = np.flatnonzero(containment >= max(CONTAINED, threshold) - TOLERANCE)
     word_counts = []
     for side in unpack(pairs[contained]):
-        runs = sets.take(np.searchsorted(places, side))
+        runs = sets.take(np.searchsorted(positions, side))
         word_counts.append(
             np.bincount(runs.owners(), (runs.values & np.uint32(1)) == 0, minlength=len(contained))
         )
@@ -503,28 +505,28 @@ def _choose_lines(corpus: CorpusColumns, rows: int, boilerplate: Array, marked: 
     return chosen_keys, numbers
 
 
-def _read_runs(corpus: CorpusColumns, places: Array, numbers: Array) -> Ragged:
+def _read_runs(corpus: CorpusColumns, positions: Array, numbers: Array) -> Ragged:
     """Read the runs of one line of each of these rows."""
-    parts = [sets for _, sets in _stream_runs(corpus, places, numbers)]
+    parts = [sets for _, sets in _stream_runs(corpus, positions, numbers)]
     if not parts:
-        return Ragged(np.zeros(0, dtype=np.uint32), np.zeros(len(places) + 1, dtype=np.int64))
+        return Ragged(np.zeros(0, dtype=np.uint32), np.zeros(len(positions) + 1, dtype=np.int64))
     return join_ragged(parts)
 
 
-def _stream_runs(corpus: CorpusColumns, places: Array, numbers: Array) -> Iterator[tuple[Array, Ragged]]:
+def _stream_runs(corpus: CorpusColumns, positions: Array, numbers: Array) -> Iterator[tuple[Array, Ragged]]:
     """As `_read_runs`, some rows at a time, with their positions."""
     sizes_of, runs_of = corpus.ragged("line_sizes"), corpus.ragged("line_runs")
     for (first, sizes, line_offsets), (_, runs, _) in zip(sizes_of, runs_of, strict=True):
-        low, high = np.searchsorted(places, [first, first + len(line_offsets) - 1])
+        low, high = np.searchsorted(positions, [first, first + len(line_offsets) - 1])
         if low < high:
-            batch = places[low:high]
+            batch = positions[low:high]
             local = batch - first
             empty = line_offsets[local] == line_offsets[local + 1]
             lines = Ragged(runs, np.concatenate(([0], np.cumsum(sizes, dtype=np.int64), [len(runs)])))
             # A row without lines takes the empty line after the last.
             which = np.where(empty, len(sizes), line_offsets[local] + numbers[batch])
             yield batch, lines.take(which)
-        if high == len(places):
+        if high == len(positions):
             break
 
 
@@ -595,10 +597,10 @@ class Paraphrases:
         pairs = merge_pairs(pairs_by_batch)
         return pairs if wanted is None else pairs[wanted(*unpack(pairs))]
 
-    def _embed(self, asked: Questions, places: Array) -> Array:
-        keys = asked.key[places].tolist()
+    def _embed(self, asked: Questions, positions: Array) -> Array:
+        keys = asked.key[positions].tolist()
         # A line is embedded as the first row with it spells it, whatever rows follow.
-        first = dict(zip(reversed(keys), reversed(places.tolist()), strict=True))
+        first = dict(zip(reversed(keys), reversed(positions.tolist()), strict=True))
         unembedded = sorted(position for key, position in first.items() if key not in self._known)
         lines = [
             _pick_line(row, int(asked.number[position])) for position, row in self._corpus.rows_at(unembedded)

@@ -97,10 +97,10 @@ class TextComparer:
         return weigh(Ragged(np.concatenate(sets), offsets))
 
 
-def _read_sets(corpus: CorpusColumns, places: Array) -> Iterator[tuple[Array, Ragged, Ragged]]:
+def _read_sets(corpus: CorpusColumns, positions: Array) -> Iterator[tuple[Array, Ragged, Ragged]]:
     """Yield some of the rows with the runs of their turns and reply together, and of the reply alone."""
-    for start in range(0, len(places), _ROWS_AT_ONCE):
-        batch = places[start : start + _ROWS_AT_ONCE]
+    for start in range(0, len(positions), _ROWS_AT_ONCE):
+        batch = positions[start : start + _ROWS_AT_ONCE]
         wholes, replies = [], []
         for _, row in corpus.rows_at(batch.tolist()):
             reply = words(row.reply)

@@ -334,17 +334,17 @@ class _Tree:
             if event.is_reply and event.message:
                 self._parts.setdefault(event.message, []).append(index)
 
-    def continues_reply(self, place: int) -> bool:
+    def continues_reply(self, index: int) -> bool:
         """Whether this is a later part of a reply that began before."""
-        parent, name = self._parents[place], self._events[place].message
+        parent, name = self._parents[index], self._events[index].message
         if parent is None or not name:
             return False
         before = self._events[parent]
         return before.is_reply and before.message == name
 
-    def _before(self, place: int) -> _Step | None:
+    def _before(self, index: int) -> _Step | None:
         """Return the conversation before a reply."""
-        end = above = self._above[place]
+        end = above = self._above[index]
         waiting: list[int] = []
         while above is not None and above not in self._steps:
             waiting.append(above)
@@ -353,10 +353,10 @@ class _Tree:
             self._steps[number] = self._make_step(number)
         return None if end is None else self._steps[end]
 
-    def _make_step(self, place: int) -> _Step:
+    def _make_step(self, index: int) -> _Step:
         """Make the last step of a conversation that ends with this line."""
-        first = self._events[place]
-        above, name, parts = self._above[place], first.message, first.parts or b""
+        first = self._events[index]
+        above, name, parts = self._above[index], first.message, first.parts or b""
         if name and above is not None and self._events[above].message == name:
             listed = [parts]
             while above is not None and self._events[above].message == name:
@@ -366,9 +366,9 @@ class _Tree:
             parts = b",".join(filter(None, reversed(listed)))
         return _Step(None if above is None else self._steps[above], _write_message(first.role, parts))
 
-    def join_parts(self, place: int) -> _Reply:
+    def join_parts(self, index: int) -> _Reply:
         """Return a reply whose parts are on several lines as one."""
-        first = self._events[place]
+        first = self._events[index]
         numbers = self._parts.get(first.message, ())
         parts, reason, usage = first.parts or b"", first.reason, first.usage
         if len(numbers) > 1:
@@ -377,7 +377,7 @@ class _Tree:
             usage = next((event.usage for event in reversed(listed) if event.usage), None)
             parts = b",".join(event.parts for event in listed if event.parts)
         about = b'{%b,"reason":%b,"usage":%b}' % (first.about, orjson.dumps(reason), usage or b"null")
-        return _Reply(first.line, self._before(place), parts, about, _write_message(ASSISTANT, parts))
+        return _Reply(first.line, self._before(index), parts, about, _write_message(ASSISTANT, parts))
 
 
 def _write_message(role: bytes, parts: bytes) -> bytes:
@@ -567,19 +567,19 @@ class TranscriptReader:
         else:
             self._add({"role": "assistant", "content": self._parts}, len(self._ends))
 
-    def _add(self, step: Any, place: int) -> None:
+    def _add(self, step: Any, index: int) -> None:
         items = step if self.kind == "codex" else [step]
         if len(items) == 1 and (plain := _take_plain(items[0])) is not None:
             self._messages.append(plain)
             return
         if any(_has_other_parts(item) for item in items):
-            self._flaws[place] = None
+            self._flaws[index] = None
             return
-        key = f"messages[{place}]"
+        key = f"messages[{index}]"
         try:
             turns = _join_calls(items, key) if self.kind == "codex" else take_message(step, key)
         except BadRow as error:
-            self._flaws[place] = error
+            self._flaws[index] = error
         else:
             self._messages += to_messages(turns)
 

@@ -343,29 +343,29 @@ def list_dropped(corpus: Corpus, decided: RowOutcomes) -> Iterator["pa.Table"]:
 
 
 def _judge(
-    corpus: Corpus, place: int, at: int, columns: Mapping[str, list[Any]], decided: RowOutcomes
+    corpus: Corpus, position: int, at: int, columns: Mapping[str, list[Any]], decided: RowOutcomes
 ) -> tuple[str, str] | None:
     repeats, assignment = decided.repeats, decided.assignment
-    if place in corpus.withdrawn or not columns["passed"][at]:
+    if position in corpus.withdrawn or not columns["passed"][at]:
         fault = f"{columns['fault'][at]}: {columns['reason'][at]}"
-        return "filter", corpus.withdrawn.get(place, fault)
-    if repeats.instead[place] >= 0:
-        step = REPEAT_STEPS[repeats.step[place]]
-        return step, f"{_WORDS[step]} {corpus.origin(int(repeats.instead[place]))}"
-    if place in assignment.excluded or place in decided.unfit_references:
+        return "filter", corpus.withdrawn.get(position, fault)
+    if repeats.instead[position] >= 0:
+        step = REPEAT_STEPS[repeats.step[position]]
+        return step, f"{_WORDS[step]} {corpus.origin(int(repeats.instead[position]))}"
+    if position in assignment.excluded or position in decided.unfit_references:
         reason = UNFIT_REFERENCE
-        if place in assignment.excluded:
-            first, second = map(corpus.origin, assignment.excluded[place])
+        if position in assignment.excluded:
+            first, second = map(corpus.origin, assignment.excluded[position])
             reason = f"set aside: it asks what {first} and {second} ask, which stand in different splits"
-            if assignment.excluded[place][1] == place:
+            if assignment.excluded[position][1] == position:
                 reason = f"set aside: it asks what {first} asks, and stood in another split before"
         return "split", reason
-    if place in decided.unwanted:
+    if position in decided.unwanted:
         return "models", "no model under models: is made of it"
-    if place in decided.refused or place in decided.shortened:
+    if position in decided.refused or position in decided.shortened:
         # A shortened row is in a shard too, without the part that was left out.
-        step = "render" if place in decided.refused else "render_part"
-        return step, decided.refused.get(place) or decided.shortened[place]
+        step = "render" if position in decided.refused else "render_part"
+        return step, decided.refused.get(position) or decided.shortened[position]
     return None
 
 
@@ -428,7 +428,7 @@ class RenderOptions(NamedTuple):
 
 def render_corpus(
     corpus: Corpus,
-    places: "np.ndarray[Any, np.dtype[np.int64]]",
+    positions: "np.ndarray[Any, np.dtype[np.int64]]",
     subsets: Sequence[ModelSubset],
     *,
     options: RenderOptions,
@@ -445,7 +445,7 @@ def render_corpus(
             SHARDS_FORM,
         ]
     )
-    tasks = list(_list_tasks(corpus, places, subsets, staged=staged, render_key=render_key, folder=folder))
+    tasks = list(_list_tasks(corpus, positions, subsets, staged=staged, render_key=render_key, folder=folder))
     blocks_by_folder = {task.out: find_rendered(task.out) for task, _ in tasks}
     done = sum(len(task.numbers) for task, _ in tasks if blocks_by_folder[task.out])
     new = [task for task, _ in tasks if blocks_by_folder[task.out] is None]
@@ -457,11 +457,11 @@ def render_corpus(
         remote=lambda: remote_rendering(renderer, settings),
     )
     blocks = engine.map(new, work)
-    report("render", done, len(places))
+    report("render", done, len(positions))
     for task, rendered in zip(new, blocks, strict=True):
         blocks_by_folder[task.out] = rendered
         done += len(task.numbers)
-        report("render", done, len(places))
+        report("render", done, len(positions))
     for path in folder.iterdir() if folder.exists() else ():
         if path not in blocks_by_folder:
             shutil.rmtree(path, ignore_errors=True)
@@ -474,7 +474,7 @@ def render_corpus(
 
 def _list_tasks(
     corpus: Corpus,
-    places: "np.ndarray[Any, np.dtype[np.int64]]",
+    positions: "np.ndarray[Any, np.dtype[np.int64]]",
     subsets: Sequence[ModelSubset],
     *,
     staged: Collection[str],
@@ -483,11 +483,11 @@ def _list_tasks(
 ) -> Iterator[tuple[RenderTask, int]]:
     """Yield a task for each segment, with the offset from its row numbers to positions."""
     for first, segment in corpus.by_segment():
-        low, high = np.searchsorted(places, [first, first + segment.stop - segment.start])
+        low, high = np.searchsorted(positions, [first, first + segment.stop - segment.start])
         if low == high:
             continue
         offset = first - segment.start
-        numbers = places[low:high] - offset
+        numbers = positions[low:high] - offset
         rows = {
             subset.name: SubsetRows(subset.split[low:high], subset.weight[low:high], subset.name in staged)
             for subset in subsets
@@ -498,7 +498,7 @@ def _list_tasks(
         ]
         joined = {
             index: corpus.joined[int(row)]
-            for index, row in enumerate(places[low:high] if corpus.joined else ())
+            for index, row in enumerate(positions[low:high] if corpus.joined else ())
             if int(row) in corpus.joined
         }
         stated = [[index, *facts] for index, facts in joined.items()]

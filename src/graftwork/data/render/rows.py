@@ -176,14 +176,14 @@ def _leave_out_oldest(row: AnswerPart, *, count: Count, most: int) -> AnswerPart
         return None
     begins = sorted({0, *questions})
 
-    def end(place: int) -> AnswerPart:
+    def end(start: int) -> AnswerPart:
         remaining = (
-            m for index, m in enumerate(row.messages) if index >= begins[place] or m.role == "system"
+            m for index, m in enumerate(row.messages) if index >= begins[start] or m.role == "system"
         )
         return AnswerPart(tuple(remaining), row.reply)
 
-    def does_fit(place: int) -> bool:
-        return count(*end(place)) <= most
+    def does_fit(start: int) -> bool:
+        return count(*end(start)) <= most
 
     fits = len(begins) - 1
     if not does_fit(fits):

@@ -152,9 +152,11 @@ def pair_rare_questions(
             selected = _find_values(few, lines, asks)
             spill.add(lines[selected], positions[selected])
         for entries in spill.partitions():
-            rare = (entries.ranks() < RARE_ROWS) & (entries.places >= low)
+            rare = (entries.ranks() < RARE_ROWS) & (entries.positions >= low)
             for later, earlier in map(entries.pair, range(1, RARE_ROWS)):
-                pairs.append(pack(entries.places[later[rare[later]]], entries.places[earlier[rare[later]]]))
+                pairs.append(
+                    pack(entries.positions[later[rare[later]]], entries.positions[earlier[rare[later]]])
+                )
     return only_fresh(merge_pairs(pairs), fresh)
 
 
@@ -201,7 +203,7 @@ def _pair_grams(
                 lengths = np.diff(np.append(np.flatnonzero(ranks == 0), len(ranks)))
                 rare &= np.repeat(lengths, lengths) <= rare_rows
             pairs = [
-                pack(entries.places[later[rare[later]]], entries.places[earlier[rare[later]]])
+                pack(entries.positions[later[rare[later]]], entries.positions[earlier[rare[later]]])
                 for later, earlier in map(entries.pair, range(1, RARE_ROWS))
             ]
             shared.append(_count_pairs(only_fresh(np.concatenate(pairs), fresh), None))
@@ -224,11 +226,13 @@ def _pair_grams(
     return enough
 
 
-def _fresh_values(corpus: CorpusColumns, name: str, places: Array, fresh: Array | None) -> ValueLookup | None:
+def _fresh_values(
+    corpus: CorpusColumns, name: str, positions: Array, fresh: Array | None
+) -> ValueLookup | None:
     """Return the values of the fresh ones of these rows; None where those of all rows are needed."""
     if fresh is None or not is_worth_looking_up(fresh):
         return None
-    return ValueLookup(distinct(read_rows(corpus, name, places[fresh[places]]).values))
+    return ValueLookup(distinct(read_rows(corpus, name, positions[fresh[positions]]).values))
 
 
 def _find_values(few: ValueLookup | None, values: Array, inside: Array) -> Array:
@@ -534,34 +538,34 @@ class _Assigner:
         neighbors += [row for row in questions if self._split[row] != UNASSIGNED]
         return [row for row in neighbors if row >= 0]
 
-    def _find_conflict(self, place: int, neighbors: list[int]) -> tuple[int, int] | None:
+    def _find_conflict(self, position: int, neighbors: list[int]) -> tuple[int, int] | None:
         for neighbor in neighbors[1:]:
             if self._split[neighbor] != self._split[neighbors[0]]:
                 low, high = sorted((neighbors[0], neighbor))
                 return low, high
-        if neighbors and self._previous[place] not in (UNASSIGNED, self._split[neighbors[0]]):
+        if neighbors and self._previous[position] not in (UNASSIGNED, self._split[neighbors[0]]):
             # It was in another split before, and now turns out to belong to these rows.
-            return neighbors[0], place
+            return neighbors[0], position
         return None
 
-    def _assign(self, place: int, line: int, classes: list[int], neighbors: list[int]) -> None:
+    def _assign(self, position: int, line: int, classes: list[int], neighbors: list[int]) -> None:
         if neighbors:
             split = self._split[neighbors[0]]
-        elif self._previous[place] != UNASSIGNED:
-            split = self._shares.count(place, self._previous[place])
-        elif self._unconfirmed[place]:
+        elif self._previous[position] != UNASSIGNED:
+            split = self._shares.count(position, self._previous[position])
+        elif self._unconfirmed[position]:
             # An unconfirmed reply cannot be held out, and takes no share from other rows.
             split = TRAIN
         else:
-            split = self._shares.assign_group(place)
-        self._split[place] = split
+            split = self._shares.assign_group(position)
+        self._split[position] = split
         for neighbor in neighbors:
-            self._clusters.join(neighbor, place)
+            self._clusters.join(neighbor, position)
         if self._line_rows[split][line] < 0:
-            self._line_rows[split][line] = place
+            self._line_rows[split][line] = position
         for of, (_, first_rows) in zip(classes, self._classes, strict=True):
             if first_rows[of] < 0:
-                first_rows[of] = place
+                first_rows[of] = position
 
     def result(self) -> SplitAssignment:
         split = np.array(self._split, dtype=np.uint8)
@@ -574,10 +578,10 @@ def _no_rows(size: int) -> "array[int]":
     return array("i", [-1]) * size
 
 
-def _place_first(first_rows: "array[int]", class_of: Array, places: Array) -> None:
+def _place_first(first_rows: "array[int]", class_of: Array, positions: Array) -> None:
     """Set the first of these ascending rows for each class."""
     # From the last to the first, so that the first one remains.
-    np.frombuffer(first_rows, dtype=np.int32)[class_of[places[::-1]]] = places[::-1]
+    np.frombuffer(first_rows, dtype=np.int32)[class_of[positions[::-1]]] = positions[::-1]
 
 
 def _by_row(pairs: Array, low: int, high: int) -> SimilarRows:
