@@ -81,7 +81,7 @@ def _to_vectors(counted: Sequence[dict[int, float]], weights: Vectors) -> Vector
     return scaled
 
 
-def _nearest(vectors: Vectors, known: Vectors) -> "tuple[npt.NDArray[np.int64], Vectors]":
-    similarity = vectors @ known.T
+def _nearest(vectors: Vectors, references: Vectors) -> "tuple[npt.NDArray[np.int64], Vectors]":
+    similarity = vectors @ references.T
     nearest = similarity.argmax(axis=1)
     return nearest, similarity[np.arange(len(vectors)), nearest]

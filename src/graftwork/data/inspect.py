@@ -489,14 +489,16 @@ class _Tracer:
         ]
 
 
-def _find_lines(batch: Any, wanted: Collection[tuple[str, int]]) -> list[int]:
+def _find_lines(batch: Any, wanted_lines: Collection[tuple[str, int]]) -> list[int]:
     """Return the offsets of the rows of a batch that have one of these files and lines."""
     import numpy as np
 
     lines = batch.column("line").to_numpy(zero_copy_only=False)
-    offsets = np.flatnonzero(np.isin(lines, [line for _, line in wanted])).tolist()
+    offsets = np.flatnonzero(np.isin(lines, [line for _, line in wanted_lines])).tolist()
     return [
-        offset for offset in offsets if (batch.column("file")[offset].as_py(), int(lines[offset])) in wanted
+        offset
+        for offset in offsets
+        if (batch.column("file")[offset].as_py(), int(lines[offset])) in wanted_lines
     ]
 
 

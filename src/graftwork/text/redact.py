@@ -203,21 +203,21 @@ def _show_error(kind: type[BaseException], error: BaseException | None, trace: T
     sys.stderr.write(publish_text(hide(report, [value for value in secrets if len(value) >= SHORTEST_KNOWN])))
 
 
-def _publish(value: Any, shown: Any, secret: Secret | None, redactor: Redactor) -> Any:
-    """`shown` is the JSON of `value`; the record says which fields are marked."""
-    if isinstance(shown, str):
-        return secret.hide(shown) if secret is not None else redactor.redact_secrets(shown)
-    if isinstance(shown, dict):
+def _publish(value: Any, dumped: Any, secret: Secret | None, redactor: Redactor) -> Any:
+    """`dumped` is the JSON of `value`; the record says which fields are marked."""
+    if isinstance(dumped, str):
+        return secret.hide(dumped) if secret is not None else redactor.redact_secrets(dumped)
+    if isinstance(dumped, dict):
         published = {}
-        for name, part in shown.items():
+        for name, part in dumped.items():
             inner = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
             marked = secret_of(type(value), name) if isinstance(value, Record) else secret
             published[name] = _publish(inner, part, marked, redactor)
         return published
-    if isinstance(shown, list):
-        parts = list(value) if isinstance(value, list | tuple | set | frozenset) else [None] * len(shown)
-        return [_publish(part, dumped, secret, redactor) for part, dumped in zip(parts, shown, strict=True)]
-    return shown
+    if isinstance(dumped, list):
+        parts = list(value) if isinstance(value, list | tuple | set | frozenset) else [None] * len(dumped)
+        return [_publish(*pair, secret, redactor) for pair in zip(parts, dumped, strict=True)]
+    return dumped
 
 
 def is_variable_name(name: str) -> bool:

@@ -81,17 +81,17 @@ class Ragged(NamedTuple):
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
-def run_words(words: Ragged, *, size: int) -> Ragged:
+def run_words(texts: Ragged, *, size: int) -> Ragged:
     """Hash the runs of `size` words of each item. A shorter item is one run."""
-    lengths = np.diff(words.offsets)
-    ends = np.repeat(words.offsets[1:], lengths)
-    here = np.arange(len(words.values))
-    padded = np.concatenate((words.values, np.zeros(size, dtype=np.uint64)))
+    lengths = np.diff(texts.offsets)
+    ends = np.repeat(texts.offsets[1:], lengths)
+    here = np.arange(len(texts.values))
+    padded = np.concatenate((texts.values, np.zeros(size, dtype=np.uint64)))
     total = np.zeros(len(here), dtype=np.uint64)
     for step in range(size):
         word = np.where(here + step < ends, padded[step : step + len(here)], np.uint64(0))
         total = (total + word) * np.uint64(_SPREAD[0])
-    starts = np.repeat(words.offsets[:-1], lengths)
+    starts = np.repeat(texts.offsets[:-1], lengths)
     is_complete = here <= np.maximum(starts, ends - size)
     counts = np.where(lengths > 0, np.maximum(1, lengths - size + 1), 0)
     return Ragged(spread(total[is_complete]), np.concatenate(([0], np.cumsum(counts))))
@@ -156,7 +156,7 @@ def weigh(sets: Ragged) -> RunWeights:
 
 
 def measure_pairs(
-    sets: Ragged, one: Array, other: Array, *, weighed: Array, sampled: int | None = None
+    sets: Ragged, first: Array, second: Array, *, weighed: Array, sampled: int | None = None
 ) -> tuple[Array, Array]:
     """Return the likeness and the containment of each pair of items.
 
@@ -166,17 +166,17 @@ def measure_pairs(
     Two empty sets have similarity 0. Containment counts even values only: in sets of lines these are single
     words. With `sampled`, a set of that many values is only the lowest part of a larger set.
     """
-    likeness, containment = np.zeros(len(one)), np.zeros(len(one))
+    likeness, containment = np.zeros(len(first)), np.zeros(len(first))
     lengths = np.diff(sets.offsets)
-    batches = np.cumsum(lengths[one] + lengths[other]) // _VALUES_AT_ONCE
-    bounds = np.flatnonzero(np.diff(batches, prepend=-1, append=-1)) if len(one) else np.zeros(0, dtype=int)
+    batches = np.cumsum(lengths[first] + lengths[second]) // _VALUES_AT_ONCE
+    bounds = np.flatnonzero(np.diff(batches, prepend=-1, append=-1)) if len(first) else np.zeros(0, dtype=int)
     for start, stop in pairwise(bounds.tolist()):
         part, pairs = slice(start, stop), stop - start
         limits = None
         if sampled is not None:
-            limits = np.minimum(*(_highest(sets, side[part], sampled) for side in (one, other)))
-        keys, weights = _side(sets, one[part], weighed, limits)
-        other_keys, other_weights = _side(sets, other[part], weighed, limits)
+            limits = np.minimum(*(_highest(sets, side[part], sampled) for side in (first, second)))
+        keys, weights = _side(sets, first[part], weighed, limits)
+        other_keys, other_weights = _side(sets, second[part], weighed, limits)
         nearest = np.minimum(np.searchsorted(other_keys, keys), max(len(other_keys) - 1, 0))
         common = other_keys[nearest] == keys if len(other_keys) else np.zeros(len(keys), dtype=bool)
         both = _add_up(keys, weights, pairs, common)
@@ -237,8 +237,8 @@ class Clusters:
             self._parent[item], item = root, self._parent[item]
         return root
 
-    def join(self, one: int, other: int) -> None:
-        low, high = sorted((self.find(one), self.find(other)))
+    def join(self, first: int, second: int) -> None:
+        low, high = sorted((self.find(first), self.find(second)))
         self._parent[high] = low
 
     def names(self) -> Array:

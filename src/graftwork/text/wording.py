@@ -55,9 +55,9 @@ def figure_text(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-def moment(at: float) -> str:
+def moment(timestamp: float) -> str:
     """2026-05-01 12:30, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(timestamp))
 
 
 def ago(seconds: float, stamp: datetime) -> str:

@@ -287,9 +287,9 @@ def say_together(split_by: str) -> str:
     }.get(split_by, f"ask alike or have the same `{split_by}`")
 
 
-def say_like_another(split_by: str, other: str) -> str:
+def say_like_another(split_by: str, noun: str) -> str:
     """Say the same about one row and another: `ask what a training row asks`."""
-    asks = f"ask what {other} asks"
+    asks = f"ask what {noun} asks"
     return {
         "question": asks,
         "session": f"{asks} or are of its session",

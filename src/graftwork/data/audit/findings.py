@@ -43,11 +43,11 @@ class RowLengths(NamedTuple):
 
 
 def measure_lengths(
-    corpus: "AuditedCorpus", *, settings: DataSettings, wanted: "NDArray[Any]", count: CountTokens | None
+    corpus: "AuditedCorpus", *, settings: DataSettings, preferred: "NDArray[Any]", count: CountTokens | None
 ) -> RowLengths:
     """Measure the rows, exactly where that decides whether they have more than `max_tokens`.
 
-    The `wanted` ones come first.
+    The `preferred` ones come first.
     """
     import numpy as np
 
@@ -63,7 +63,7 @@ def measure_lengths(
     may_be_long = (sizes + added) * _MOST_TOKENS_PER_CHARACTER + _MOST_CONTROL_TOKENS > most
     doubtful = np.flatnonzero(may_be_long & (sizes <= most * _MOST_CHARACTERS_PER_TOKEN))
     distance = np.abs(np.log(np.maximum(whole[doubtful], 1) / most))
-    order = doubtful[np.lexsort((distance, ~wanted[doubtful]))]
+    order = doubtful[np.lexsort((distance, ~preferred[doubtful]))]
     counted = np.sort(order[np.cumsum(sizes[order]) <= MOST_COUNTED])
     tokens = np.zeros(len(counted))
     for start in range(0, len(counted), _ROWS_AT_ONCE):
@@ -245,7 +245,7 @@ class AuditFacts:
     @cached_property
     def lengths(self) -> RowLengths:
         return measure_lengths(
-            self.corpus, settings=self.settings, wanted=self.usable, count=self.count_tokens
+            self.corpus, settings=self.settings, preferred=self.usable, count=self.count_tokens
         )
 
     def labels(self, name: str) -> "tuple[NDArray[np.int32], list[str]]":

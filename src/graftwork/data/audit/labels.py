@@ -208,16 +208,16 @@ def estimate_label_noise(
     return noise, suspects
 
 
-def _kappa(predicted: "NDArray[Any]", given: "NDArray[Any]", labels: int) -> float:
+def _kappa(predicted: "NDArray[Any]", stated: "NDArray[Any]", labels: int) -> float:
     import numpy as np
 
-    shares = [np.bincount(side, minlength=labels) / len(side) for side in (predicted, given)]
+    shares = [np.bincount(side, minlength=labels) / len(side) for side in (predicted, stated)]
     chance = float(shares[0] @ shares[1])
-    agreed = float((predicted == given).mean())
+    agreed = float((predicted == stated).mean())
     return (agreed - chance) / (1 - chance) if chance < 1 else 0.0
 
 
-def _estimate(scores: "NDArray[np.float64]", given: "NDArray[Any]") -> tuple[Figure, int]:
+def _estimate(scores: "NDArray[np.float64]", labels: "NDArray[Any]") -> tuple[Figure, int]:
     """The disagreement among the most clearly predicted rows of each label, with its interval.
 
     How clearly a row is predicted does not depend on its own label. Half of the rows count; a quarter if
@@ -230,8 +230,8 @@ def _estimate(scores: "NDArray[np.float64]", given: "NDArray[Any]") -> tuple[Fig
     ordered = np.sort(scores, axis=1)
     margin = ordered[:, -1] - ordered[:, -2]
     predicted = scores.argmax(axis=1)
-    wrong = predicted != given
-    rank = np.empty(len(given))
+    wrong = predicted != labels
+    rank = np.empty(len(labels))
     """How far down a row is among those of the same predicted label, from 0 to 1."""
     for label in np.unique(predicted):
         rows = np.flatnonzero(predicted == label)

@@ -178,8 +178,8 @@ def count_usage(facts: AuditFacts) -> tuple[UsageDay, ...]:
     combinations, where = np.unique(keys, axis=1, return_inverse=True)
     where = where.reshape(-1)
 
-    def total(values: "NDArray[Any]", chosen: "NDArray[Any]") -> "NDArray[Any]":
-        weights = np.where(chosen, values, 0).astype(np.float64)
+    def total(values: "NDArray[Any]", mask: "NDArray[Any]") -> "NDArray[Any]":
+        weights = np.where(mask, values, 0).astype(np.float64)
         return np.bincount(where, weights=weights, minlength=combinations.shape[1])
 
     prompt, reply = corpus.column("prompt_tokens"), corpus.column("reply_tokens")

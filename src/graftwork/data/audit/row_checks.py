@@ -324,11 +324,11 @@ def find_refusal(
     return None if reason is None else Fault(CAPTURES_FILTER, reason)
 
 
-def _find_time_objection(at: str, settings: CaptureSettings) -> str | None:
+def _find_time_objection(timestamp: str, settings: CaptureSettings) -> str | None:
     if settings.since is None and settings.until is None:
         return None
     try:
-        moment = datetime.fromisoformat(at)
+        moment = datetime.fromisoformat(timestamp)
         if settings.since is not None and moment < settings.since:
             return "served before data.captures.since"
         if settings.until is not None and moment >= settings.until:

@@ -329,18 +329,18 @@ Progress = Callable[[str, int, int], None]
 
 
 def order_rows(
-    blocks: Sequence[Segment], line_keys: Sequence[Keys], known: Keys
+    blocks: Sequence[Segment], line_keys: Sequence[Keys], known_keys: Keys
 ) -> tuple[list[Segment], Keys]:
     """Put the rows of these blocks in row order: runs of rows, and the hashes of all lines.
 
-    `line_keys` are the hashes of each block's lines; `known` is the order of the last time.
+    `line_keys` are the hashes of each block's lines; `known_keys` is the order of the last time.
     """
     keys = np.concatenate([np.zeros(0, dtype=np.uint64), *line_keys])
     sizes = np.array([len(block_keys) for block_keys in line_keys], dtype=np.int64)
     starts = np.cumsum(sizes) - sizes
-    stood = find_places(keys, known)
+    stood = find_places(keys, known_keys)
     # Known rows keep their order; new ones follow in the order of the files.
-    order = np.lexsort((np.arange(len(keys)), np.where(stood < 0, len(known), stood)))
+    order = np.lexsort((np.arange(len(keys)), np.where(stood < 0, len(known_keys), stood)))
     runs = _find_runs(order, starts)
     if len(runs) > max(RUNS_A_BLOCK * len(blocks), FEW_RUNS):
         order = np.arange(len(keys))
@@ -357,11 +357,11 @@ def order_rows(
     return segments, keys[order]
 
 
-def find_places(keys: Keys, known: Keys) -> Places:
-    """Return the position of each key in `known`, or -1. Equal keys are matched one to one, in order."""
-    if not len(known):
+def find_places(keys: Keys, known_keys: Keys) -> Places:
+    """Return the position of each key in `known_keys`, or -1. Equal keys are matched one to one, in order."""
+    if not len(known_keys):
         return np.full(len(keys), -1, dtype=np.int64)
-    numbered_keys, numbered_known = _number_repeats(keys), _number_repeats(known)
+    numbered_keys, numbered_known = _number_repeats(keys), _number_repeats(known_keys)
     order = np.argsort(numbered_known, kind="stable")
     nearest = np.minimum(
         np.searchsorted(numbered_known, numbered_keys, sorter=order), len(numbered_known) - 1

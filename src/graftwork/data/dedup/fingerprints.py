@@ -170,7 +170,7 @@ def _split_words(row: Interaction, *, settings: DataSettings) -> _RowWords:
     )
 
 
-def _list_lines(asked: Sequence[list[tuple[list[str], str]]], later: list[str]) -> tuple[_Line, ...]:
+def _list_lines(user_turns: Sequence[list[tuple[list[str], str]]], later: list[str]) -> tuple[_Line, ...]:
     """List the lines of which one is the question, in the order in which they are considered: the last of a
     turn first.
 
@@ -178,7 +178,7 @@ def _list_lines(asked: Sequence[list[tuple[list[str], str]]], later: list[str]) 
     only where the first is boilerplate: many chats open with "Hi".
     """
     lines: list[_Line] = []
-    for number, turn in enumerate((*asked[:1], *reversed(asked[1:]))):
+    for number, turn in enumerate((*user_turns[:1], *reversed(user_turns[1:]))):
         room = LINES if number == 0 else 2 * LINES - len(lines)
         spoken = [line for line in turn if line[0]]
         for line, text in reversed(spoken[-room:] if room else []):

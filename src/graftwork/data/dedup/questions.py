@@ -355,7 +355,7 @@ class Questions:
         return np.flatnonzero(inside & (find_first(self.key, among=inside) == rows))
 
     def pair_alike(
-        self, *, threshold: float, wanted: PairFilter | None = None, fresh: Array | None = None
+        self, *, threshold: float, accept: PairFilter | None = None, fresh: Array | None = None
     ) -> Array:
         """Pair rows of the window with earlier rows that ask the same in nearly the same words.
 
@@ -368,7 +368,7 @@ class Questions:
         if not len(probes) or (fresh is not None and not fresh[positions].any()):
             return NO_PAIRS
         if fresh is not None and is_worth_looking_up(fresh):
-            return self._look_up(positions, is_probe, threshold=threshold, wanted=wanted, fresh=fresh)
+            return self._look_up(positions, is_probe, threshold=threshold, accept=accept, fresh=fresh)
         sets = self.runs_of(positions)
         weighed = self.weights.of(sets.values)
         alike = []
@@ -376,20 +376,20 @@ class Questions:
             sets, positions, weighed=weighed, threshold=threshold, is_probe=is_probe
         ):
             proposed = only_fresh(pairs, fresh)
-            if wanted is not None:
-                proposed = proposed[wanted(*unpack(proposed))]
+            if accept is not None:
+                proposed = proposed[accept(*unpack(proposed))]
             alike.append(proposed[_are_alike(proposed, positions, sets, self.weights, threshold=threshold)])
         return merge_pairs(alike)
 
     def _look_up(
-        self, positions: Array, is_probe: Array, *, threshold: float, wanted: PairFilter | None, fresh: Array
+        self, positions: Array, is_probe: Array, *, threshold: float, accept: PairFilter | None, fresh: Array
     ) -> Array:
         fresh_positions = positions[fresh[positions]]
         runs = self.runs_of(fresh_positions)
         lines = _stream_runs(self._corpus, positions, self.number)
         sharing = find_shared_runs(lines, runs.values, fresh=fresh, is_probe=is_probe)
-        if wanted is not None:
-            sharing = sharing.only(wanted(sharing.later, sharing.earlier))
+        if accept is not None:
+            sharing = sharing.only(accept(sharing.later, sharing.earlier))
         marked = MarkedRuns.of(
             runs, fresh_positions, weighed=self.weights.of(runs.values), threshold=threshold
         )
@@ -574,14 +574,16 @@ class Paraphrases:
         self._embedder = embedder
         self._known: dict[int, Array] = {}
 
-    def pair(self, asked: Questions, *, wanted: PairFilter | None = None) -> Array:
+    def pair(self, questions: Questions, *, accept: PairFilter | None = None) -> Array:
         """Pair rows of the window with earlier rows that ask the same in other words."""
-        probes = asked.probes()
+        probes = questions.probes()
         probes = probes[probes < MOST_EMBEDDED]
         if not len(probes):
             return NO_PAIRS
-        positions = np.union1d(probes, asked.firsts()[: np.searchsorted(asked.firsts(), MOST_EMBEDDED)])
-        vectors = self._embed(asked, positions)
+        positions = np.union1d(
+            probes, questions.firsts()[: np.searchsorted(questions.firsts(), MOST_EMBEDDED)]
+        )
+        vectors = self._embed(questions, positions)
         pairs_by_batch = []
         for start in range(0, len(probes), _LINES_AT_ONCE):
             later = probes[start : start + _LINES_AT_ONCE]
@@ -589,26 +591,28 @@ class Paraphrases:
             # Equal lines are grouped already: only earlier rows with another line count.
             alike[
                 (positions[None, :] >= later[:, None])
-                | (asked.key[positions][None, :] == asked.key[later][:, None])
+                | (questions.key[positions][None, :] == questions.key[later][:, None])
             ] = 0
             best = np.argsort(-alike, axis=1, kind="stable")[:, :_BEFORE]
             same = np.take_along_axis(alike, best, axis=1) >= SAME_MEANING
             pairs_by_batch.append(pack(np.repeat(later, same.sum(axis=1)), positions[best[same]]))
         pairs = merge_pairs(pairs_by_batch)
-        return pairs if wanted is None else pairs[wanted(*unpack(pairs))]
+        return pairs if accept is None else pairs[accept(*unpack(pairs))]
 
-    def _embed(self, asked: Questions, positions: Array) -> Array:
-        keys = asked.key[positions].tolist()
+    def _embed(self, questions: Questions, positions: Array) -> Array:
+        keys = questions.key[positions].tolist()
         # A line is embedded as the first row with it spells it, whatever rows follow.
         first = dict(zip(reversed(keys), reversed(positions.tolist()), strict=True))
         unembedded = sorted(position for key, position in first.items() if key not in self._known)
         lines = [
-            _pick_line(row, int(asked.number[position])) for position, row in self._corpus.rows_at(unembedded)
+            _pick_line(row, int(questions.number[position]))
+            for position, row in self._corpus.rows_at(unembedded)
         ]
         if lines:
             vectors = self._embedder.embed(lines)
             self._known |= {
-                int(asked.key[position]): vector for position, vector in zip(unembedded, vectors, strict=True)
+                int(questions.key[position]): vector
+                for position, vector in zip(unembedded, vectors, strict=True)
             }
         return np.stack([self._known[key] for key in keys])
 

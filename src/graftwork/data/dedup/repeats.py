@@ -194,12 +194,12 @@ def find_near_pairs(
     """
     firsts = np.flatnonzero(passed & (first == np.arange(corpus.rows)))
 
-    def propose(since: int, known: Arrays | None) -> Arrays:
-        # Rows that share a band, whatever comes later; `known` are the pairs of the rows before `since`.
-        if known is not None and since == corpus.rows:
-            return known
-        fresh = np.arange(corpus.rows) >= since if known is not None else None
-        pairs = known[0] if known is not None else NO_PAIRS
+    def propose(since: int, earlier_pairs: Arrays | None) -> Arrays:
+        # Rows that share a band, whatever comes later; the earlier pairs are those of the rows before `since`.
+        if earlier_pairs is not None and since == corpus.rows:
+            return earlier_pairs
+        fresh = np.arange(corpus.rows) >= since if earlier_pairs is not None else None
+        pairs = earlier_pairs[0] if earlier_pairs is not None else NO_PAIRS
         for name in NEAR:
             pairs = merge_pairs([pairs, pair_neighbors(corpus.column(name)[firsts], firsts, fresh=fresh)])
         return (pairs,)
@@ -208,9 +208,9 @@ def find_near_pairs(
     later, earlier = unpack(proposed)
     candidates = proposed[standing[later] & standing[earlier]]
 
-    def judge(_since: int, known: Arrays | None) -> Arrays:
+    def judge(_since: int, earlier_pairs: Arrays | None) -> Arrays:
         # A pair is judged by rows before it: what was judged once stays so.
-        judged, alike = known if known is not None else (NO_PAIRS, NO_PAIRS)
+        judged, alike = earlier_pairs if earlier_pairs is not None else (NO_PAIRS, NO_PAIRS)
         new = candidates[~np.isin(candidates, judged)]
         compared = _compare(corpus, new, passed=passed, threshold=settings.near_duplicate)
         return merge_pairs([judged, new]), merge_pairs([alike, *compared])

@@ -414,10 +414,10 @@ def split_lines(chunks: Iterable[bytes], *, line: int, longest: int) -> Iterator
         yield Entry(line, partial)
 
 
-def _skip_line(held: bytes, chunks: Iterator[bytes]) -> tuple[int, bytes]:
+def _skip_line(line_start: bytes, chunks: Iterator[bytes]) -> tuple[int, bytes]:
     """Read to the end of a line without holding it. Returns its size, and what follows it."""
     size = 0
-    data: bytes | None = held
+    data: bytes | None = line_start
     while data is not None:
         end = data.find(b"\n")
         if end >= 0:

@@ -290,42 +290,42 @@ def split_array(stream: ByteStream, *, longest: int, has_brackets: bool = True) 
         yield Flaw(max(line, buffer.line), "parse_error", f"{stream.damage}; the rows before are read")
 
 
-def _split(held: "_Buffer", stream: ByteStream, *, is_closed: bool) -> Iterator[Entry | Flaw]:
-    longest = held.longest
+def _split(buffer: "_Buffer", stream: ByteStream, *, is_closed: bool) -> Iterator[Entry | Flaw]:
+    longest = buffer.longest
     wasted = 0
     indent: bytes | None = None  # of the first element that begins a line, and so of all
     while True:
-        margin = held.skip_separators()
-        if not held.left:
+        margin = buffer.skip_separators()
+        if not buffer.left:
             if is_closed and not stream.damage:
-                yield Flaw(held.line, "parse_error", _UNCLOSED)
+                yield Flaw(buffer.line, "parse_error", _UNCLOSED)
             return
-        if held.data[held.start] == ord("]"):
-            held.drop(1)
-            yield from _rest_by_line(held)
+        if buffer.data[buffer.start] == ord("]"):
+            buffer.drop(1)
+            yield from _rest_by_line(buffer)
             return
-        end = held.find_end()
-        line = held.line
+        end = buffer.find_end()
+        line = buffer.line
         if end == _ENDS_THERE and stream.damage:
             return
         if end > longest:
-            held.drop(end)
+            buffer.drop(end)
             yield too_long(line, end, longest=longest)
             continue
         indent = margin if indent is None else indent
-        if end >= 0 and held.is_one_element(end, indent or b""):
+        if end >= 0 and buffer.is_one_element(end, indent or b""):
             # A line end inside an element is white space, and so is \r; in a string both are invalid.
-            yield Entry(line, held.take(end).replace(b"\n", b"\r"))
+            yield Entry(line, buffer.take(end).replace(b"\n", b"\r"))
             continue
-        wasted += held.scanned
-        yield held.take_broken()
+        wasted += buffer.scanned
+        yield buffer.take_broken()
         if wasted > 4 * longest:
             # With too many broken places, only lines count that are objects by themselves.
-            for record in _rest_by_line(held):
+            for record in _rest_by_line(buffer):
                 if isinstance(record, Entry) and record.data.startswith(b"{") and record.data.endswith(b"}"):
                     yield record
             return
-        if not held.find_next_line(indent or b""):
+        if not buffer.find_next_line(indent or b""):
             return
 
 
@@ -449,10 +449,10 @@ class _Buffer:
                 return False
 
 
-def _rest_by_line(held: _Buffer) -> Iterator[Entry | Flaw]:
+def _rest_by_line(buffer: _Buffer) -> Iterator[Entry | Flaw]:
     """What looked like an array may have been the first line of a file of lines."""
-    chunks = chain((held.data[held.start :],), held.chunks)
-    for record in split_lines(chunks, line=held.line, longest=held.longest):
+    chunks = chain((buffer.data[buffer.start :],), buffer.chunks)
+    for record in split_lines(chunks, line=buffer.line, longest=buffer.longest):
         if isinstance(record, Flaw):
             yield record
         elif record.data.strip():

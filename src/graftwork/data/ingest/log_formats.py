@@ -327,23 +327,23 @@ def _without_judgments(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key not in (*_REWARDS, *_FEEDBACK)}
 
 
-def _own(found: Interaction, item: dict[str, Any], session: dict[str, Any]) -> Interaction:
+def _own(row: Interaction, item: dict[str, Any], session: dict[str, Any]) -> Interaction:
     """Return an exchange with its own values, and those of its session where it has none."""
     row_facts = {
-        key: getattr(found, key) if getattr(found, key) is not None else session[key]
+        key: getattr(row, key) if getattr(row, key) is not None else session[key]
         for key in ("group", "domain", "stage", "model", "status", "split", "duration_ms", "max_tokens")
     }
     reward = _take_rewards(item)
     verdict = _take_verdict(item)
     if session["status"] == "rejected" and verdict is None:
         verdict = "rejected"
-    return found.model_copy(
+    return row.model_copy(
         update={
             **row_facts,
             "session": session["session"],
             "reward": session["reward"] if reward is None else reward,
             "status": verdict or row_facts["status"],
-            "extra": {**session["extra"], **found.extra},
+            "extra": {**session["extra"], **row.extra},
         }
     )
 
@@ -370,8 +370,8 @@ def read_pattern(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
     return _make(origin, task, fenced, kind="code_pattern")
 
 
-def _make(origin: Origin, asked: str, reply: str, *, kind: str) -> Interaction:
-    messages = (Message(role="user", content=asked),)
+def _make(origin: Origin, question: str, reply: str, *, kind: str) -> Interaction:
+    messages = (Message(role="user", content=question),)
     return Interaction(id=str(origin), origin=origin, messages=messages, reply=reply, extra={"kind": kind})
 
 

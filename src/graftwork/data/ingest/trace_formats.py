@@ -199,7 +199,7 @@ def _to_mlflow_span(item: Any, trace: str | None) -> Span:
     )
 
 
-def _add_assessments(found: list[RowResult], assessments: list[Any]) -> list[RowResult]:
+def _add_assessments(results: list[RowResult], assessments: list[Any]) -> list[RowResult]:
     """Give each call the mean of its own assessments, else that of its trace."""
     by_span: dict[str | None, list[float]] = {}
     for item in assessments:
@@ -210,9 +210,9 @@ def _add_assessments(found: list[RowResult], assessments: list[Any]) -> list[Row
         if number is not None and fields.get("valid") is not False:
             by_span.setdefault(take_fact(fields.get("span_id")), []).append(number)
     if not by_span:
-        return found
+        return results
     rated: list[RowResult] = []
-    for row in found:
+    for row in results:
         span_scores = by_span.get(row.id) if isinstance(row, Interaction) else None
         scores = span_scores or by_span.get(None)
         if not isinstance(row, Interaction) or not scores:

@@ -343,11 +343,11 @@ def list_dropped(corpus: Corpus, decided: RowOutcomes) -> Iterator["pa.Table"]:
 
 
 def _judge(
-    corpus: Corpus, position: int, at: int, columns: Mapping[str, list[Any]], decided: RowOutcomes
+    corpus: Corpus, position: int, index: int, columns: Mapping[str, list[Any]], decided: RowOutcomes
 ) -> tuple[str, str] | None:
     repeats, assignment = decided.repeats, decided.assignment
-    if position in corpus.withdrawn or not columns["passed"][at]:
-        fault = f"{columns['fault'][at]}: {columns['reason'][at]}"
+    if position in corpus.withdrawn or not columns["passed"][index]:
+        fault = f"{columns['fault'][index]}: {columns['reason'][index]}"
         return "filter", corpus.withdrawn.get(position, fault)
     if repeats.instead[position] >= 0:
         step = REPEAT_STEPS[repeats.step[position]]

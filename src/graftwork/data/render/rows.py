@@ -360,7 +360,7 @@ def render_block(task: RenderTask) -> RenderedBlock:
     for position, joined in task.joined.items():
         rows[position] = join_facts(rows[position], joined)
     earlier = read_known_rows(task.earlier)
-    ready, refused = _render(rows, renderer=renderer, settings=settings, known=earlier)
+    ready, refused = _render(rows, renderer=renderer, settings=settings, earlier=earlier)
     placed = {entry.position for entry in ready}
     table = read_table(task.features, ["prompt", "reply", "input_hash"])
     keys: dict[str, list[Any]] = table.take(pa.array(task.numbers, pa.int64())).to_pydict()
@@ -387,7 +387,7 @@ NOT_MARKED = "nothing to train on: no reply is marked with `weight: 1`, and data
 
 
 def _render(
-    rows: Sequence[Interaction], *, renderer: Renderer, settings: DataSettings, known: KnownRows
+    rows: Sequence[Interaction], *, renderer: Renderer, settings: DataSettings, earlier: KnownRows
 ) -> tuple[list[_RenderedPart], dict[int, str]]:
     # The conversations to render, each with the position of its row and the number of its answer.
     requests = []
@@ -398,7 +398,7 @@ def _render(
     most = settings.max_tokens * MOST_CHARACTERS_PER_TOKEN
     sizes = [_count_characters(*answer) for _, _, answer in requests]
     reused = [
-        known.get((encode_messages(answer.messages), answer.reply)) if known and size <= most else None
+        earlier.get((encode_messages(answer.messages), answer.reply)) if earlier and size <= most else None
         for (_, _, answer), size in zip(requests, sizes, strict=True)
     ]
     new = [
@@ -491,17 +491,17 @@ def _shorten(
 
 def _write_shard(
     task: RenderTask,
-    chosen: Sequence[_RenderedPart],
+    members: Sequence[_RenderedPart],
     keys: Mapping[str, list[Any]],
     *,
     model: str,
     split: Split,
 ) -> RenderedShard:
     subset = task.subsets[model]
-    lengths = np.array([len(entry.rendered.tokens) for entry in chosen], dtype=np.int32)
-    trained = int(lengths.sum()) - sum(entry.rendered.trained_from for entry in chosen)
+    lengths = np.array([len(entry.rendered.tokens) for entry in members], dtype=np.int32)
+    trained = int(lengths.sum()) - sum(entry.rendered.trained_from for entry in members)
     path = task.out / f"{model}.{split}.parquet"
-    write_table(path, _to_table(chosen, lengths, subset, keys), durable=False)
+    write_table(path, _to_table(members, lengths, subset, keys), durable=False)
     return RenderedShard(
         model=model,
         split=split,
@@ -509,45 +509,45 @@ def _write_shard(
         sha256=file_digest(path),
         trained_tokens=trained,
         lengths=lengths,
-        numbers=task.numbers[[entry.position for entry in chosen]],
+        numbers=task.numbers[[entry.position for entry in members]],
     )
 
 
 def _to_table(
-    chosen: Sequence[_RenderedPart],
+    members: Sequence[_RenderedPart],
     lengths: "np.ndarray[Any, Any]",
     subset: SubsetRows,
     keys: Mapping[str, list[Any]],
 ) -> "pa.Table":
-    tokens = np.concatenate([np.asarray(entry.rendered.tokens, dtype=np.int32) for entry in chosen])
+    tokens = np.concatenate([np.asarray(entry.rendered.tokens, dtype=np.int32) for entry in members])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     # Rows are named by their content: logs repeat their own ids.
     contents = [
-        (keys["prompt"][entry.position] * 31 + keys["reply"][entry.position]) % 2**64 for entry in chosen
+        (keys["prompt"][entry.position] * 31 + keys["reply"][entry.position]) % 2**64 for entry in members
     ]
     columns: dict[str, Any] = {
         "id": [
             f"{content:016x}" + (f".{entry.part}" if entry.part else "")
-            for content, entry in zip(contents, chosen, strict=True)
+            for content, entry in zip(contents, members, strict=True)
         ],
-        "file": [entry.row.origin.file for entry in chosen],
-        "line": [entry.row.origin.line for entry in chosen],
-        "input_hash": [keys["input_hash"][entry.position] for entry in chosen],
-        "messages": [encode_messages(entry.messages) for entry in chosen],
-        "reply": [entry.reply for entry in chosen],
+        "file": [entry.row.origin.file for entry in members],
+        "line": [entry.row.origin.line for entry in members],
+        "input_hash": [keys["input_hash"][entry.position] for entry in members],
+        "messages": [encode_messages(entry.messages) for entry in members],
+        "reply": [entry.reply for entry in members],
         "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens)),
-        "trained_from": [entry.rendered.trained_from for entry in chosen],
-        "stage": [entry.row.stage if subset.staged else None for entry in chosen],
-        "weight": [float(subset.weight[entry.position]) for entry in chosen],
-        "rejected": [entry.row.rejected if entry.reply == entry.row.reply else None for entry in chosen],
+        "trained_from": [entry.rendered.trained_from for entry in members],
+        "stage": [entry.row.stage if subset.staged else None for entry in members],
+        "weight": [float(subset.weight[entry.position]) for entry in members],
+        "rejected": [entry.row.rejected if entry.reply == entry.row.reply else None for entry in members],
     }
     for name in ("group", "domain", "session", "duration_ms", "reward"):
-        columns[name] = [getattr(entry.row, name) for entry in chosen]
+        columns[name] = [getattr(entry.row, name) for entry in members]
     optional = encode_optional(
         {
-            "capture": [entry.row.capture for entry in chosen],
-            "answered": [entry.row.answered for entry in chosen],
-            "usage": [_usage_of(entry) for entry in chosen],
+            "capture": [entry.row.capture for entry in members],
+            "answered": [entry.row.answered for entry in members],
+            "usage": [_usage_of(entry) for entry in members],
         }
     )
     columns |= optional
@@ -555,14 +555,14 @@ def _to_table(
     return pa.table({name: columns[name] for name in schema.names}, schema=schema)
 
 
-def _usage_of(one: _RenderedPart) -> CallUsage | None:
+def _usage_of(part: _RenderedPart) -> CallUsage | None:
     """What the call used that gave the reply; earlier replies of a conversation were calls of their own.
 
     Captured calls were answered here, not by a model that is paid for by the token.
     """
-    row = one.row
+    row = part.row
     stated = (row.cost, row.prompt_tokens, row.reply_tokens) != (None, None, None)
-    if one.reply != row.reply or row.capture is not None or not stated:
+    if part.reply != row.reply or row.capture is not None or not stated:
         return None
     return CallUsage(
         model=row.model,

@@ -267,7 +267,7 @@ def find_targets(corpus: Corpus, assignment: SplitAssignment, *, settings: DataS
         question = questions.get(key)
         rows = (target,) if question is None else (*question.rows, target)
         questions[key] = RepairQuestion(key, clean if question is None else question.row, rows)
-    added = _augment(corpus, assignment, usable, settings=settings, taken=set(questions))
+    added = _augment(corpus, assignment, usable, settings=settings, asked_hashes=set(questions))
     replies = corpus.column("reply_chars")[usable]
     roles = corpus.labels("group")
     counts = np.bincount(roles.numbers[usable & (roles.numbers >= 0)], minlength=len(roles.names))
@@ -322,7 +322,7 @@ def _augment(
     usable: "np.ndarray[Any, Any]",
     *,
     settings: DataSettings,
-    taken: set[str],
+    asked_hashes: set[str],
 ) -> list[RepairQuestion]:
     """Ask prompts of other roles in a small role, up to the share that settings allow."""
     repair = settings.repair
@@ -355,8 +355,8 @@ def _augment(
         for question in _ask_as(role, system, corpus, order, reason=f"{AUGMENT}: role {role}"):
             if lacking <= 0:
                 break
-            if question.prompt_hash not in taken:
-                taken.add(question.prompt_hash)
+            if question.prompt_hash not in asked_hashes:
+                asked_hashes.add(question.prompt_hash)
                 added.append(question)
                 lacking -= 1
     return added

@@ -94,7 +94,7 @@ def pair_turns(
     *,
     passed: Array,
     threshold: float,
-    wanted: PairFilter | None = None,
+    accept: PairFilter | None = None,
     fresh: Array | None = None,
 ) -> Array:
     """Pair turns that are similar as a whole: LSH proposes, the weighted similarity decides.
@@ -106,8 +106,8 @@ def pair_turns(
         return pairs
     for name in TURN:
         proposed = pair_neighbors(corpus.column(name)[turns.own], turns.own, fresh=fresh)
-        if wanted is not None:
-            proposed = proposed[wanted(*unpack(proposed))]
+        if accept is not None:
+            proposed = proposed[accept(*unpack(proposed))]
         pairs = merge_pairs([pairs, proposed])
     similar = []
     for window in open_windows(corpus.rows):
@@ -131,14 +131,14 @@ def _learn_weights(corpus: CorpusColumns, window: range, turns: UserTurns, passe
 
 
 def pair_rare_questions(
-    corpus: CorpusColumns, asked: Questions, *, passed: Array, fresh: Array | None = None
+    corpus: CorpusColumns, questions: Questions, *, passed: Array, fresh: Array | None = None
 ) -> Array:
     """Pair rows of the window with earlier rows that contain the same line ending as a question.
 
     The question line is not always recognized, least among the first rows of a log. So every question near
     the end of a turn counts if it is rare up to the later row.
     """
-    low, high = asked.window.start, asked.window.stop
+    low, high = questions.window.start, questions.window.stop
     few = _fresh_values(corpus, "lines", np.flatnonzero(passed[:high]), fresh)
     pairs = []
     with ExternalSort(high) as spill:
@@ -148,7 +148,7 @@ def pair_rare_questions(
                 break
             positions = np.repeat(np.arange(first, first + len(offsets) - 1), np.diff(offsets))
             asks = (lines & IS_QUESTION == IS_QUESTION) & (sizes >= QUESTION_RUNS) & (positions < high)
-            asks[asks] = passed[positions[asks]] & ~np.isin(lines[asks] & ~IS_QUESTION, asked.boilerplate)
+            asks[asks] = passed[positions[asks]] & ~np.isin(lines[asks] & ~IS_QUESTION, questions.boilerplate)
             selected = _find_values(few, lines, asks)
             spill.add(lines[selected], positions[selected])
         for entries in spill.partitions():
@@ -179,13 +179,13 @@ def pair_long_replies(
 
 
 def _pair_grams(
-    corpus: CorpusColumns, name: str, own: Array, *, rare_rows: int, in_all: bool, fresh: Array | None
+    corpus: CorpusColumns, name: str, members: Array, *, rare_rows: int, in_all: bool, fresh: Array | None
 ) -> Array:
     if fresh is not None and not fresh.any():
         return NO_PAIRS
     is_own = np.zeros(corpus.rows, dtype=bool)
-    is_own[own] = True
-    few = _fresh_values(corpus, name, own, fresh)
+    is_own[members] = True
+    few = _fresh_values(corpus, name, members, fresh)
     shared: list[tuple[Array, Array]] = []
     if few is not None:
         expected = _GRAMS_LOOKED_UP * corpus.rows
@@ -457,33 +457,35 @@ class _Assigner:
     def set_previous(self, previous: Array) -> None:
         np.frombuffer(self._previous, dtype=np.uint8)[:] = previous
 
-    def resume(self, known: SplitAssignment) -> None:
+    def resume(self, earlier: SplitAssignment) -> None:
         """Restore the assignment of the first rows."""
-        np.frombuffer(self._split, dtype=np.uint8)[: known.rows] = known.split
-        for position in np.flatnonzero((known.group >= 0) & (known.group != np.arange(known.rows))).tolist():
-            self._clusters.join(int(known.group[position]), position)
-        self._excluded = dict(known.excluded)
-        self._shares.resume(known.founders, known.split)
-        assigned = np.flatnonzero(known.split != UNASSIGNED)
+        np.frombuffer(self._split, dtype=np.uint8)[: earlier.rows] = earlier.split
+        for position in np.flatnonzero(
+            (earlier.group >= 0) & (earlier.group != np.arange(earlier.rows))
+        ).tolist():
+            self._clusters.join(int(earlier.group[position]), position)
+        self._excluded = dict(earlier.excluded)
+        self._shares.resume(earlier.founders, earlier.split)
+        assigned = np.flatnonzero(earlier.split != UNASSIGNED)
         for first, first_rows in self._classes:
             _place_first(first_rows, first, assigned)
         turns_first = self._classes[0][0]
         self._excluded_turns = {
-            position: pair for position, pair in known.excluded.items() if turns_first[position] == position
+            position: pair for position, pair in earlier.excluded.items() if turns_first[position] == position
         }
 
-    def open_window(self, asked: Questions, *, until: int) -> None:
+    def open_window(self, questions: Questions, *, until: int) -> None:
         """Index the rows assigned before `until` by the question lines of this window."""
-        low, high = asked.window.start, asked.window.stop
-        self._line_first = asked.first
+        low, high = questions.window.start, questions.window.stop
+        self._line_first = questions.first
         self._is_probe = np.zeros(high, dtype=bool)
-        self._is_probe[asked.probes()] = True
+        self._is_probe[questions.probes()] = True
         self._line_rows = [_no_rows(high) for _ in SPLITS]
         splits = np.frombuffer(self._split, dtype=np.uint8)[:until]
         for split, first_rows in enumerate(self._line_rows):
-            _place_first(first_rows, asked.first, np.flatnonzero(splits == split))
+            _place_first(first_rows, questions.first, np.flatnonzero(splits == split))
         self._excluded_lines = {
-            int(asked.first[position]): pair
+            int(questions.first[position]): pair
             for position, pair in self._excluded.items()
             if low <= position < until and self._is_probe[position]
         }

@@ -99,7 +99,7 @@ def find_leaks(
         note(kind, _ClassSides(find_first(corpus.column(name), among=passed), sides).in_both())
     fresh = None if earlier is None else _spread_over(turns.first, moved)
     alike = pair_turns(
-        corpus, turns, passed=passed, threshold=threshold, wanted=turn_sides.are_parted, fresh=fresh
+        corpus, turns, passed=passed, threshold=threshold, accept=turn_sides.are_parted, fresh=fresh
     )
     note("alike_turn", turn_sides.parted(alike))
     note("rare_words", turn_sides.parted(pair_rare_grams(corpus, turns, in_all=True, fresh=fresh)))
@@ -110,10 +110,10 @@ def find_leaks(
         fresh = None if earlier is None else _spread_over(window_questions.first, moved)
         line_sides = _ClassSides(window_questions.first, sides)
         note("same_line", line_sides.in_both(since=window_questions.window.start))
-        pairs = window_questions.pair_alike(threshold=threshold, wanted=line_sides.are_parted, fresh=fresh)
+        pairs = window_questions.pair_alike(threshold=threshold, accept=line_sides.are_parted, fresh=fresh)
         note("alike_line", line_sides.parted(pairs))
         if paraphrases is not None:
-            paraphrased = paraphrases.pair(window_questions, wanted=line_sides.are_parted)
+            paraphrased = paraphrases.pair(window_questions, accept=line_sides.are_parted)
             note("paraphrase", line_sides.parted(paraphrased))
         fresh = None if earlier is None else moved
         questions = pair_rare_questions(corpus, window_questions, passed=passed, fresh=fresh)
