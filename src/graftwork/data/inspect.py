@@ -79,10 +79,10 @@ def show_rows(
     dataset = read_manifest(folder)
     if row_id is None:
         size = dataset.splits[split].rows if split in dataset.splits else 0
-        numbers: dict[Split, list[int]] = {split: list(range(min(rows, size)))}
+        numbers_by_split: dict[Split, list[int]] = {split: list(range(min(rows, size)))}
     else:
-        numbers = find_row_id(folder, dataset, row_id)
-    fetched = fetch_rows(folder, dataset, places=numbers)
+        numbers_by_split = find_row_id(folder, dataset, row_id)
+    fetched = fetch_rows(folder, dataset, places=numbers_by_split)
     if not fetched:
         sizes = ", ".join(f"{name} {summary.rows}" for name, summary in dataset.splits.items())
         if row_id is None:

@@ -145,8 +145,8 @@ def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
     fix = f"`graft data prepare` keeps the {settings.keep_duplicate} of each (data.keep_duplicate)"
 
     def name_kept(position: int) -> str:
-        twin = int(instead[position])
-        return "another row" if twin < 0 else str(facts.corpus.origin(twin))
+        original = int(instead[position])
+        return "another row" if original < 0 else str(facts.corpus.origin(original))
 
     same = np.flatnonzero(facts.repeats.step == DUPLICATE)
     if len(same):

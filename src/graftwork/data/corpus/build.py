@@ -459,8 +459,8 @@ def _require_condition_fits(corpus: Corpus, condition: str) -> None:
         return
     names = np.array([name.startswith(NO_NUMBER) for name in reasons.names], dtype=bool)
     positions = np.flatnonzero(left_out & names[reasons.numbers])
-    is_answered = (corpus.column("capture") != 0) | (corpus.column("replaces") != 0)
-    if not len(positions) and not (left_out | is_answered).all():
+    is_capture_or_repair = (corpus.column("capture") != 0) | (corpus.column("replaces") != 0)
+    if not len(positions) and not (left_out | is_capture_or_repair).all():
         return
     positions = positions if len(positions) else np.flatnonzero(left_out)
     counts = Counter(reasons.numbers[positions].tolist())

@@ -195,7 +195,7 @@ def find_near_pairs(
     firsts = np.flatnonzero(passed & (first == np.arange(corpus.rows)))
 
     def propose(since: int, earlier_pairs: Arrays | None) -> Arrays:
-        # Rows that share a band, whatever comes later; the earlier pairs are those of the rows before `since`.
+        # Rows that share a band, whatever comes later. The earlier pairs are those of rows before `since`.
         if earlier_pairs is not None and since == corpus.rows:
             return earlier_pairs
         fresh = np.arange(corpus.rows) >= since if earlier_pairs is not None else None

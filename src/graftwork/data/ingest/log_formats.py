@@ -520,13 +520,13 @@ def read_stored(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     request = {"messages" if is_completion else "input": prompt, "instructions": row.get("instructions")}
     failed = row.get("status") in ("failed", "cancelled") or bool(row.get("error"))
     metadata = row.get("metadata")
-    labels = metadata if isinstance(metadata, dict) else {}
+    fields = metadata if isinstance(metadata, dict) else {}
     facts = {
         "id": take_fact(row.get("id")) or str(origin),
         "trace": take_fact(first_of(row, "previous_response_id", "id")) or str(origin),
-        "session": take_fact(first_of(labels, "session_id", "conversation_id", "thread_id"))
+        "session": take_fact(first_of(fields, "session_id", "conversation_id", "thread_id"))
         or take_fact(row.get("conversation")),
-        "group": take_fact(first_of(labels, "agent", "role")),
+        "group": take_fact(first_of(fields, "agent", "role")),
         "model": take_fact(row.get("model")),
         "max_tokens": take_limit(row),
         **take_usage(row),

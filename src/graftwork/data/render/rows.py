@@ -408,8 +408,8 @@ def _render(
     ]
     results = iter(renderer.render_batch(new))
     ready: list[_RenderedPart] = []
-    answered = {position for position, *_ in requests}
-    refused = {position: NOT_MARKED for position in range(len(rows)) if position not in answered}
+    requested = {position for position, *_ in requests}
+    refused = {position: NOT_MARKED for position in range(len(rows)) if position not in requested}
     for (position, part, answer), size, tokens in zip(requests, sizes, reused, strict=True):
         rendered = tokens or (next(results) if size <= most else None)
         row = rows[position]

@@ -64,15 +64,15 @@ def select_subsets(facts: KeptRows, models: dict[str, ModelSettings], *, seed: i
     subsets = []
     for name, settings in models.items():
         selected = _find_own(facts, name, settings.keep)
-        replayable = selected
+        excluded = selected
         if facts.taught is not None and not settings.repaired:
-            selected, replayable = selected & ~facts.taught, selected | facts.taught
+            selected, excluded = selected & ~facts.taught, selected | facts.taught
         split = np.where(selected, facts.split, np.uint8(NOT_SELECTED))
         # About this share of the groups, independently of which other groups there are.
         drawn = _mix(facts.group.astype(np.int64).view(np.uint64), purpose="rl", seed=seed)
         apart = selected & (facts.split == TRAIN) & (drawn < np.uint64(int(settings.rl * 2**64)))
         split[apart] = RL
-        split[_draw_replay(facts, settings.replay, eligible=replayable, apart=apart, seed=seed)] = TRAIN
+        split[_draw_replay(facts, settings.replay, excluded=excluded, apart=apart, seed=seed)] = TRAIN
         subsets.append(ModelSubset(name, split, selected, _weigh(facts, settings.weights, split)))
     return subsets
 
@@ -163,17 +163,17 @@ def _values_that_occur(facts: KeptRows) -> dict[str, list[str] | list[int]]:
     }
 
 
-def _draw_replay(facts: KeptRows, share: float, *, eligible: Mask, apart: Mask, seed: int) -> Mask:
+def _draw_replay(facts: KeptRows, share: float, *, excluded: Mask, apart: Mask, seed: int) -> Mask:
     """Draw training rows of other models so that they make up `share` of this model's, or all there are.
 
     Rows with the smallest hashes are drawn, so a row that is logged later replaces few. Rows that share a
     question with an RL row are not drawn.
     """
-    drawn = np.zeros(len(eligible), dtype=np.bool_)
-    candidates = np.flatnonzero((facts.split == TRAIN) & ~eligible)
+    drawn = np.zeros(len(excluded), dtype=np.bool_)
+    candidates = np.flatnonzero((facts.split == TRAIN) & ~excluded)
     if apart.any():
         candidates = candidates[~np.isin(facts.group[candidates], np.unique(facts.group[apart]))]
-    learned = int(np.count_nonzero(eligible & ~apart & (facts.split == TRAIN)))
+    learned = int(np.count_nonzero(excluded & ~apart & (facts.split == TRAIN)))
     count = min(round(learned * share / (1 - share)), len(candidates))
     if count == 0:
         return drawn
