@@ -495,7 +495,7 @@ def buy(
             electricity_usd_kwh=electricity,
         ),
         overlay=catalog,
-        places=tuple(place or ()),
+        providers=tuple(place or ()),
     )
     print_record(found, as_json=json)
     raise typer.Exit(0 if found.best else EXIT_ANSWER_IS_NO)

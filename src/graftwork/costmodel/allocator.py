@@ -359,10 +359,10 @@ def dequantized_sizes(weights: int, width: int) -> list[int]:
     return [weights // QUANTIZED_BLOCK * 4, weights * width]
 
 
-def tile_places(places: int, width: int, vocabulary: int) -> int:
+def tile_places(rows: int, width: int, vocabulary: int) -> int:
     """As many places that their logits take what the hidden states do, as a power of two."""
-    share = -(-places // -(-vocabulary // width))
-    return min(1 << (share - 1).bit_length(), places)
+    share = -(-rows // -(-vocabulary // width))
+    return min(1 << (share - 1).bit_length(), rows)
 
 
 FEWEST_IN_EIGHT = 4096

@@ -251,13 +251,13 @@ def _plain_flops(shape: ModelShape, work: Workload) -> dict[str, float]:
     }
 
 
-def _own_flops(shape: ModelShape, work: Workload, own: CpuStepPlan) -> dict[str, float]:
+def _own_flops(shape: ModelShape, work: Workload, cpu_step: CpuStepPlan) -> dict[str, float]:
     """The step written for CPUs: frozen blocks once a row and not once an epoch where their output is
     cached; the last block beyond keys and values only where a reply is predicted; adapters besides."""
     tokens, layer, scores = _read_tokens(work), layer_parameters(shape), _scores(shape, work)
     replies = work.trained_tokens * work.epochs
     frozen = shape.layers - work.adapted_layers
-    read = own.distinct_tokens + work.shared_tokens if own.kept != "nowhere" else tokens
+    read = cpu_step.distinct_tokens + work.shared_tokens if cpu_step.kept != "nowhere" else tokens
     adapters = adapter_parameters(shape, rank=work.rank, targets=work.targets, layers=1, ranks=work.ranks)
     # Forward and back through frozen weights; an adapter has its own gradient too.
     block = 4.0 * layer + 6.0 * adapters
@@ -325,9 +325,9 @@ def reached_share(work: Workload, cores: float) -> float:
     return reached / (1 + OWN_SERIAL_SHARE * max(cores - MEASURED_CORES, 0))
 
 
-def _pass_flops(shape: ModelShape, work: Workload, own: CpuStepPlan) -> float:
+def _pass_flops(shape: ModelShape, work: Workload, cpu_step: CpuStepPlan) -> float:
     """What all passes of a run cost besides their tokens, as operations."""
-    frozen = shape.layers - work.adapted_layers if own.kept == "nowhere" else 0
+    frozen = shape.layers - work.adapted_layers if cpu_step.kept == "nowhere" else 0
     a_token = layer_parameters(shape) * (4.0 * work.adapted_layers + 2.0 * frozen)
     return PASS_TOKENS * a_token * math.ceil(len(work.lengths) / work.batch_size) * work.epochs
 

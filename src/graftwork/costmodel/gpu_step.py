@@ -191,11 +191,11 @@ class SavedBlock:
     kept: SavedActivationBytes | None = None
 
 
-def _norm_if(memory: TensorMemory, s: StepSizes, tokens: int, there: bool) -> Any:
+def _norm_if(memory: TensorMemory, s: StepSizes, tokens: int, present: bool) -> Any:
     """Of the hidden state."""
-    if there and s.layout.norm == "layer":
+    if present and s.layout.norm == "layer":
         return pieces.layer_norm(memory, tokens * s.hidden, tokens)
-    return pieces.norm(memory, tokens * s.hidden) if there else None
+    return pieces.norm(memory, tokens * s.hidden) if present else None
 
 
 def _norm_backward(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
@@ -376,11 +376,11 @@ def forward(
 
 
 def backward(
-    memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, held: SavedBlock, *, wants_input: bool
+    memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, block: SavedBlock, *, wants_input: bool
 ) -> tuple[Any, list[Any]]:
     """The gradient of the block's input and of its adapters; what the block held is given back."""
-    saved = held.kept
-    island, extra = held.island, held.extra
+    saved = block.kept
+    island, extra = block.island, block.extra
     if saved is None:
         island, extra = before_attention(memory, s, tokens)
         island = [*island, *pieces.attend(memory, s, tokens)]
@@ -398,7 +398,7 @@ def backward(
     if saved is not None:
         # What was kept is held by the caller until the block is done.
         free_all(memory, [*saved.blocks(), *values])
-    x = [] if held.x is None else [held.x]
+    x = [] if block.x is None else [block.x]
     free_all(memory, [*x, *extra, between[1], *gradients[::-1]])
     return dx, [*gradients_after, *gradients_before]
 
@@ -441,9 +441,9 @@ def chunks(tokens: int, size: int) -> list[int]:
     return [min(size, tokens - start) for start in range(0, tokens, size)]
 
 
-def is_like_others(at: int, count: int) -> bool:
+def is_like_others(index: int, count: int) -> bool:
     """Neither one of the first nor the last: only what such a chunk leaves needs to be counted."""
-    return SHOWN <= at < count - 1
+    return SHOWN <= index < count - 1
 
 
 def compute_loss(memory: TensorMemory, s: StepSizes, tokens: int, places: int, head_tokens: int) -> Any:
@@ -627,11 +627,11 @@ def _load_four(memory: TensorMemory, out: int, inputs: int) -> None:
     free_all(memory, [*small, every, weight])
 
 
-def _let_go(memory: TensorMemory, held: list[Any], name: str) -> None:
-    for index, (of, block) in enumerate(held):
+def _let_go(memory: TensorMemory, blocks: list[Any], name: str) -> None:
+    for index, (of, block) in enumerate(blocks):
         if of == name:
             memory.free(block)
-            del held[index]
+            del blocks[index]
             return
 
 

@@ -85,9 +85,9 @@ def with_room(
     return None
 
 
-def room_with_margin(left: float) -> float:
+def room_with_margin(remaining: float) -> float:
     """What a pass may ask for, of what is left besides the lasting bytes, to be worth a replay."""
-    return min(left / SLACK, left - SPARE - PART_FILLED)
+    return min(remaining / SLACK, remaining - SPARE - PART_FILLED)
 
 
 def with_margin(counted: StepBytes) -> float:

@@ -163,10 +163,10 @@ class Tape:
         self.learning, self.part, self._going_back = learning, part, back
 
     def _accumulate(
-        self, buffer: dict[int, Tensor], key: int, results: "Sequence[Tensor | None]", place: int
+        self, buffer: dict[int, Tensor], key: int, results: "Sequence[Tensor | None]", index: int
     ) -> None:
         """Accumulate, in place where there is no other reference."""
-        gradient = results[place]
+        gradient = results[index]
         assert gradient is not None
         if key not in buffer:
             # The tensor may be shared with another edge; its storage is what counts.
@@ -306,11 +306,11 @@ def activate(tape: Tape, x: Tensor) -> Tensor:
     return tape.made(tape.new(x.count, x.width), [x], back)
 
 
-def mean_square(tape: Tape, x: Tensor, places: int) -> Tensor:
+def mean_square(tape: Tape, x: Tensor, rows: int) -> Tensor:
     """x.pow(2).mean(-1): backward holds four tensors as large as x at once."""
     saved = x.storage
     squares = tape.new(x.count, x.width)
-    result = tape.new(places, x.width)
+    result = tape.new(rows, x.width)
     del squares
     count, width = x.count, x.width
 
@@ -368,13 +368,13 @@ def linear(
     return tape.made(result, [x, weight, *([bias] if bias else [])], back)
 
 
-def embed(tape: Tape, weight: Tensor, *, places: int, hidden: int) -> Tensor:
+def embed(tape: Tape, weight: Tensor, *, tokens: int, hidden: int) -> Tensor:
     size = weight.count
-    result = tape.new(places * hidden, weight.width)
+    result = tape.new(tokens * hidden, weight.width)
 
     def back(grads: list[Tensor]) -> list[Tensor]:
         gradient = tape.new(size, grads[0].width)
-        tape.stream.use_together([places * 8] * 2)
+        tape.stream.use_together([tokens * 8] * 2)
         return [gradient]
 
     return tape.made(result, [weight], back)
@@ -462,9 +462,9 @@ class Linear:
                 self.magnitude = Weight(sizes[1], wide, trained=True)
                 self.weights.append(self.magnitude)
 
-    def run(self, shared: Machinery, given: Tensor) -> Tensor:
+    def run(self, shared: Machinery, hidden: Tensor) -> Tensor:
         """What is given is held by the call until it returns."""
-        x = given
+        x = hidden
         result = self._base(shared, x)
         if self.adapter is None:
             return result
@@ -667,9 +667,9 @@ class PlainBlock:
         self.weights = [weight for module in modules for weight in module.weights]
         self.weights += _expert_weights(shape, setup, adapted=adapted and not full, trained=full)
 
-    def run(self, shared: Machinery, given: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+    def run(self, shared: Machinery, hidden: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
         """What is given is held by the call until it returns."""
-        residual = x = given
+        residual = x = hidden
         if not self.recipe.norm_after:
             x = self.norms[0].run(shared, x)
         x = self._attention(shared, x, waves)
@@ -744,7 +744,7 @@ class PlainDecoder:
 
     def hidden_states(self, shared: Machinery) -> Tensor:
         tape, setup = shared.tape, self.setup
-        x = embed(tape, tape.leaf(self.embedding), places=shared.places, hidden=self.shape.hidden_size)
+        x = embed(tape, tape.leaf(self.embedding), tokens=shared.places, hidden=self.shape.hidden_size)
         if self.recipe.scaled_embedding:
             x = scale(tape, x)
         embedded = x  # held by its name until the last layer is through
@@ -865,6 +865,6 @@ def _ahead_of_running(block: PlainBlock, shared: Machinery, count: int) -> list[
     return [shared.tape.new(count, width)]
 
 
-def _pass_on(found: list[Tensor], given: list[Tensor]) -> list[Tensor | None]:
-    found.append(given.pop())
+def _pass_on(collected: list[Tensor], grads: list[Tensor]) -> list[Tensor | None]:
+    collected.append(grads.pop())
     return []

@@ -337,7 +337,7 @@ def share(
         norms = NORMED * shape.hidden_size * ELEMENT_BYTES[passing_setup(setup).dtype]
         parts["activations"] = parts.get("activations", 0.0) + norms * norm_layers * setup.rows * setup.tokens
     parts["workspace"] = parts.get("workspace", 0.0) + _buffers(
-        shape, setup, shared, trainable=trainable, held=frozen or learned
+        shape, setup, shared, trainable=trainable, weight_bytes=frozen or learned
     )
     allocated = sum(parts.values())
     # What the allocator takes beyond what is asked for comes of what passes, not of what stays.
@@ -369,14 +369,14 @@ def _lasting(
 
 
 def _buffers(
-    shape: ModelShape, setup: PlainSetup, shared: Distribution, *, trainable: int, held: float
+    shape: ModelShape, setup: PlainSetup, shared: Distribution, *, trainable: int, weight_bytes: float
 ) -> float:
     """What is gathered to be worked with, and what is collected to be sent."""
     learned = ELEMENT_BYTES[setup.dtype] if setup.method == "full" else ELEMENT_BYTES[setup.adapter_dtype]
     bucket = min(BUCKET_ELEMENTS, trainable) * learned
     if shared.sharding == "zero2":
         return 2 * bucket
-    a_weight = held / max(total_parameters(shape), 1)
+    a_weight = weight_bytes / max(total_parameters(shape), 1)
     computed = min(a_weight, 2.0) if setup.autocast else a_weight
     block, table = layer_parameters(shape), shape.vocab_size * shape.hidden_size
     tables = table * (1 if shape.tied_embeddings else 2)

@@ -191,13 +191,13 @@ class _Replay:
                 self._keep(UPDATE_SLICES, "optimizer", UPDATE_BUFFERS)
         return stream.finish()
 
-    def _take_step(self, held: dict[str, int]) -> None:
+    def _take_step(self, tensors: dict[str, int]) -> None:
         tape, sizes = self._tape, self._sizes
         self._stream.enter("forward")
         # Tokens, the attention mask, where a token is predicted, and which one.
         batch = (sizes.tokens * 8, sizes.tokens * 8, sizes.tokens, sizes.predicted * 8)
         batches = [tape.new(size, 1) for size in batch for _ in range(sizes.portions)]
-        outer = tape.new(held["outer"], 1, part="weights")
+        outer = tape.new(tensors["outer"], 1, part="weights")
         table = tape.new(self._table, self._width, part="weights")
         self._states = [tape.new(self._hidden, self._width) for _ in range(sizes.portions)]
         wave = sizes.longest * self._shape.head_dim
@@ -209,7 +209,7 @@ class _Replay:
         self._stream.enter("loss")
         self._head()
         self._stream.enter("backward")
-        self._backward(held)
+        self._backward(tensors)
         if self._whole:
             for _ in self._states:
                 gathered = tape.new(self._hidden, self._width)
@@ -305,9 +305,9 @@ class _Replay:
         states = tape.new(positions * self._shape.hidden_size, width)
         del narrow, product, states
 
-    def _backward(self, held: dict[str, int]) -> None:
+    def _backward(self, tensors: dict[str, int]) -> None:
         tape = self._tape
-        several = held["gradients"] - SLOTS * layer_parameters(self._shape) * self._width
+        several = tensors["gradients"] - SLOTS * layer_parameters(self._shape) * self._width
         if several and not self._summed:
             self._summed = True
             self._keep(several, "gradients", 1)
@@ -326,10 +326,10 @@ class _Replay:
                     self._states[number] = tape.new(self._hidden, self._width)
                 del block_input
 
-    def _back(self, given: Tensor, number: int) -> Tensor:
+    def _back(self, block_input: Tensor, number: int) -> Tensor:
         """A block runs again and back: the gradients of all its weights exist at the end of it."""
         tape, decoder, collected = self._tape, self._decoder, list[Tensor]()
-        leaf = Tensor(given.storage, given.count, given.width)
+        leaf = Tensor(block_input.storage, block_input.count, block_input.width)
         leaf.edge = (Node([], lambda grads: _collect(collected, grads)), 0)
         out = decoder.blocks[0].run(self._shared, leaf, self._waves[number])
         assert out.edge is not None
@@ -340,8 +340,8 @@ class _Replay:
         return collected.pop()
 
 
-def _collect(found: list[Tensor], gradients: list[Tensor]) -> "list[Tensor | None]":
-    found.append(gradients.pop())
+def _collect(collected: list[Tensor], gradients: list[Tensor]) -> "list[Tensor | None]":
+    collected.append(gradients.pop())
     return []
 
 

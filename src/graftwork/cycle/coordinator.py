@@ -94,7 +94,7 @@ class StepRunner(Protocol):
     def do(self, step: str, cycle: CycleState) -> CycleStepResult:
         """Do the step. Doing it again after a crash must change nothing."""
 
-    def find_missing(self, cycle: CycleState, place: str) -> str:
+    def find_missing(self, cycle: CycleState, here: str) -> str:
         """The first step that is done and whose files are not here any more; empty if all are."""
 
     def abandon(self, cycle: CycleState) -> None:
@@ -142,11 +142,11 @@ class Coordinator:
         if idle and may_trigger and now - self._measured_at >= CHECK_SECONDS:
             self._facts, self._measured_at = self.runner.measure_facts(), now
         facts = self._facts
-        action = next_action(state, self.settings, facts, now=now, place=self.holder.place)
+        action = next_action(state, self.settings, facts, now=now, here=self.holder.place)
 
         def still_due(state: CoordinatorState) -> bool:
             """Whether the newest state leads to the same action: another coordinator may have done it."""
-            newest = next_action(state, self.settings, facts, now=now, place=self.holder.place)
+            newest = next_action(state, self.settings, facts, now=now, here=self.holder.place)
             # Tuples of two kinds are equal if their fields are: to wait for a step is not to do it.
             return type(newest) is type(action) and newest == action
 
@@ -414,41 +414,41 @@ class ClaimKeeper:
     def _pause(self) -> float:
         return min(self._coordinator.lease_seconds / 4, MOST_SECONDS)
 
-    def _renew(self, kept: "_KeptClaim") -> None:
+    def _renew(self, claim: "_KeptClaim") -> None:
         """Only this: anything slow here would outlast the lease."""
         coordinator = self._coordinator
         lease = coordinator.lease_seconds
-        while not kept.released.wait(self._pause):
+        while not claim.released.wait(self._pause):
             now = time.time()
 
             def apply(state: CoordinatorState, at: float = now) -> CoordinatorState:
-                return renew(state, kept.step, kept.token, now=at, lease=lease)
+                return renew(state, claim.step, claim.token, now=at, lease=lease)
 
             try:
                 coordinator.store.change(apply)
             except Superseded:
-                kept.lose()
+                claim.lose()
                 return
             except GraftError:
                 # The database is busy or gone: the claim ends by itself unless it comes back.
                 continue
             except Exception as error:
                 # Without a renewer another coordinator may take the step over.
-                kept.lose()
-                coordinator.on_event(f"the claim of {kept.step} cannot be renewed: {_name_error(error)}")
+                claim.lose()
+                coordinator.on_event(f"the claim of {claim.step} cannot be renewed: {_name_error(error)}")
                 return
 
-    def _do_chores(self, kept: "_KeptClaim") -> None:
+    def _do_chores(self, claim: "_KeptClaim") -> None:
         """Watch the run and the fleet. An error is reported once, and tried again."""
         reported: set[str] = set()
-        while not kept.over.wait(self._pause):
+        while not claim.over.wait(self._pause):
             for chore in (self._coordinator.watch, self._housekeep):
                 try:
                     chore()
                 except Exception as error:
                     if (text := _name_error(error)) not in reported:
                         reported.add(text)
-                        self._coordinator.on_event(f"during {kept.step}: {text}")
+                        self._coordinator.on_event(f"during {claim.step}: {text}")
 
 
 def _name_error(error: Exception) -> str:

@@ -61,13 +61,13 @@ Action = Rest | AwaitApproval | Begin | DoStep | SkipStep | Close
 
 
 def next_action(
-    state: CoordinatorState, settings: CycleSettings, facts: CycleFacts, *, now: float, place: str
+    state: CoordinatorState, settings: CycleSettings, facts: CycleFacts, *, now: float, here: str
 ) -> Action:
     if state.paused is not None:
         why = f": {state.paused.why}" if state.paused.why else ""
         return Rest(now + FAR_AWAY, f"paused by {state.paused.who}{why}")
     if state.open_cycle is not None:
-        return _in_cycle(state.open_cycle, settings, now=now, place=place)
+        return _in_cycle(state.open_cycle, settings, now=now, here=here)
     if state.queue:
         return Begin(state.queue[0], state.queue_cause)
     if cause := find_cause(state, settings, facts, now=now):
@@ -120,11 +120,11 @@ def next_date(settings: CycleSettings, *, after: float) -> float | None:
     return parse_cron(settings.schedule).next_after(after, ZoneInfo(settings.timezone))
 
 
-def _in_cycle(cycle: CycleState, settings: CycleSettings, *, now: float, place: str) -> Action:
+def _in_cycle(cycle: CycleState, settings: CycleSettings, *, now: float, here: str) -> Action:
     step = cycle.current
     if step is None:
         return _close(cycle)
-    if not is_free(step, place, now):
+    if not is_free(step, here, now):
         return Rest(step.until, f"{step.holder} does {step.name}")
     if step.status == "waiting" and (why := why_skipped(cycle, step.name, settings)):
         return SkipStep(step.name, why)
@@ -208,10 +208,10 @@ def approval_notice(cycle: CycleState, step: str, *, now: float) -> Notice:
     )
 
 
-def _of_steps(known: CycleState | None, cycle: CycleState, now: float) -> list[Notice]:
+def _of_steps(previous: CycleState | None, cycle: CycleState, now: float) -> list[Notice]:
     notices = []
     for step in cycle.steps:
-        earlier = known.step(step.name) if known is not None else None
+        earlier = previous.step(step.name) if previous is not None else None
         if earlier is not None and earlier.status == step.status and earlier.failures == step.failures:
             continue
         if step.name == "gate" and step.status == "done":

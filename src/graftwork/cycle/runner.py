@@ -115,7 +115,7 @@ class ProjectRunner:
             summary["same_as_last"] = last is not None and last.summary("plan").get("run") == summary["run"]
         return CycleStepResult(summary)
 
-    def find_missing(self, cycle: CycleState, place: str) -> str:
+    def find_missing(self, cycle: CycleState, here: str) -> str:
         work = self._of_model(cycle)
         for step in STEPS:
             state = cycle.step(step.name)
@@ -124,7 +124,7 @@ class ProjectRunner:
             entry = work.ledger.get(name_cycle(cycle.number, step.name))
             if entry is None:
                 return step.name
-            if state.place != place and not step.still_there(work, step.makes.model_validate(entry.output)):
+            if state.place != here and not step.still_there(work, step.makes.model_validate(entry.output)):
                 return step.name
         return ""
 
@@ -290,24 +290,24 @@ def choose_place(work: OpenProject) -> FleetRequest:
     return FleetRequest(work.settings.cycle.place, gpu=work.settings.cycle.gpu)
 
 
-def train_at_place(work: OpenProject, made: StepOutputs) -> StepOutputs:
+def train_at_place(work: OpenProject, outputs: StepOutputs) -> StepOutputs:
     """Bring the result of the run into its folder here; raises what kept the job from finishing.
 
-    Returns `made` with the plan that was trained: that for the device of the place, whose run has another id.
+    Returns `outputs` with the plan that was trained: for the device of the place, whose run has another id.
     """
-    return _with_plan(work, made, train_there(work, made, choose_place(work)))
+    return _with_plan(work, outputs, train_there(work, outputs, choose_place(work)))
 
 
-def find_trained(work: OpenProject, made: StepOutputs) -> StepOutputs | None:
-    """`made` with the plan that was trained, here or at a place; None: its run is not complete."""
-    finished = find_finished(work, made.get("plan", Plan))
-    return None if finished is None else _with_plan(work, made, finished)
+def find_trained(work: OpenProject, outputs: StepOutputs) -> StepOutputs | None:
+    """`outputs` with the plan that was trained, here or at a place; None: its run is not complete."""
+    finished = find_finished(work, outputs.get("plan", Plan))
+    return None if finished is None else _with_plan(work, outputs, finished)
 
 
-def _with_plan(work: OpenProject, made: StepOutputs, run_id: str) -> StepOutputs:
-    if run_id == run_id_of(made.get("plan", Plan)) or (plan := planned_as(work, run_id)) is None:
-        return made
-    return StepOutputs({**made.outputs, "plan": plan})
+def _with_plan(work: OpenProject, outputs: StepOutputs, run_id: str) -> StepOutputs:
+    if run_id == run_id_of(outputs.get("plan", Plan)) or (plan := planned_as(work, run_id)) is None:
+        return outputs
+    return StepOutputs({**outputs.outputs, "plan": plan})
 
 
 def stop_jobs(work: OpenProject, cycle: CycleState) -> None:
@@ -375,20 +375,22 @@ def watch_canary(work: OpenProject, cycle: CycleState, release: Release, *, now:
             {**_facts(comparison), "verdict": verdict, "why": explain_step(step, comparison, look)}
         )
     started_at = state.started_at if state is not None and state.started_at is not None else now
-    return end_or_wait(comparison, settings, begun=started_at, now=now)
+    return end_or_wait(comparison, settings, started_at=started_at, now=now)
 
 
-def _facts(found: ABResult) -> dict[str, object]:
-    new = found.arms["B"]
+def _facts(comparison: ABResult) -> dict[str, object]:
+    new = comparison.arms["B"]
     failures = new.failures + new.hung_up
     return {"sessions": new.sessions, "failures": failures, "failed_checks": new.failed_checks}
 
 
-def end_or_wait(found: ABResult, settings: CanarySettings, *, begun: float, now: float) -> CycleStepResult:
+def end_or_wait(
+    comparison: ABResult, settings: CanarySettings, *, started_at: float, now: float
+) -> CycleStepResult:
     """Nothing is decided: the gate's verdict counts once the time is over; until then look again."""
-    new, facts = found.arms["B"], _facts(found)
+    new, facts = comparison.arms["B"], _facts(comparison)
     enough = new.sessions >= settings.fewest_sessions
-    minutes = (now - begun) / 60
+    minutes = (now - started_at) / 60
     if minutes >= settings.minutes and enough:
         why = f"{new.sessions} sessions in {minutes:.0f} min, no harm seen"
         return CycleStepResult({**facts, "verdict": "promote", "why": why})
@@ -439,11 +441,11 @@ def promote_or_roll_back(work: OpenProject, cycle: CycleState, release: Release)
     )
 
 
-def deliver(work: OpenProject, cycle: CycleState, release: Release, made: StepOutputs) -> CycleStepResult:
+def deliver(work: OpenProject, cycle: CycleState, release: Release, outputs: StepOutputs) -> CycleStepResult:
     """Bring it to every serving machine. If one of them cannot answer with it, all go back."""
     work, targets = replace(work, publish_to=None), work.settings.cycle.deliver
     # What the release was tried with here: it must be able to answer that there.
-    tried = made.get("try", TryOut).tried if "try" in made.outputs else ()
+    tried = outputs.get("try", TryOut).tried if "try" in outputs.outputs else ()
     questions: list[Question] = [[{"role": "user", "content": attempt.question}] for attempt in tried]
     champion = work.releases.aliases().get(full_alias(work))
     if champion is not None and champion != release.id:
@@ -483,7 +485,7 @@ def _rolled_back(release: Release, to: list[str], why: str) -> CycleStepResult:
 
 
 def _bring(
-    work: OpenProject, champion: str, targets: Sequence[DeliverSettings], asked: list[Question]
+    work: OpenProject, champion: str, targets: Sequence[DeliverSettings], questions: list[Question]
 ) -> None:
     """Deploy the champion to all of these machines; raises if one of them does not serve it."""
     failures: list[str] = []
@@ -491,7 +493,7 @@ def _bring(
         requests = min(1, target.requests)
         try:
             done = deploy(
-                work, champion, to=target.to, graft=target.graft, requests=requests, questions=asked
+                work, champion, to=target.to, graft=target.graft, requests=requests, questions=questions
             )
         except GraftError as error:
             failures.append(f"{target.to}: {error.what}")

@@ -118,9 +118,9 @@ def parse_cron(expression: str) -> CronSchedule:
     return schedule
 
 
-def _values(name: str, lowest: int, highest: int, words: tuple[str, ...], text: str) -> set[int]:
+def _values(name: str, lowest: int, highest: int, names: tuple[str, ...], text: str) -> set[int]:
     def number_of(part: str) -> int:
-        number = words.index(part) if part and part in words else -1
+        number = names.index(part) if part and part in names else -1
         if part.isdecimal() and part.isascii():
             number = int(part)
         if not lowest <= number <= highest:
@@ -215,9 +215,9 @@ class DeliverSettings(Record):
     )
 
 
-def _as_deliveries(given: Any) -> Any:
+def _as_deliveries(value: Any) -> Any:
     """One line will do: `deliver: gpu1:/srv/helpdesk`."""
-    listed = given if isinstance(given, list | tuple) else [given]
+    listed = value if isinstance(value, list | tuple) else [value]
     return [{"to": item} if isinstance(item, str) else item for item in listed]
 
 

@@ -216,9 +216,9 @@ def claim(
     return _with_step(state, claimed), token
 
 
-def is_free(step: CycleStepState, place: str, now: float) -> bool:
+def is_free(step: CycleStepState, here: str, now: float) -> bool:
     """Whether a coordinator at this place may take the step."""
-    return step.status == "waiting" or step.until <= now or step.place == place
+    return step.status == "waiting" or step.until <= now or step.place == here
 
 
 def renew(state: CoordinatorState, step: str, token: int, *, now: float, lease: float) -> CoordinatorState:
@@ -250,9 +250,9 @@ def postpone(state: CoordinatorState, step: str, token: int, *, until: float, wh
     return _with_step(state, require_held(state, step, token).model_copy(update=update))
 
 
-def reopen(state: CoordinatorState, held: str, token: int, *, first: str, why: str) -> CoordinatorState:
+def reopen(state: CoordinatorState, claimed: str, token: int, *, first: str, why: str) -> CoordinatorState:
     """Do the step `first` and all after it again, by who holds a later one: its files are not there."""
-    require_held(state, held, token)
+    require_held(state, claimed, token)
     cycle = state.open_cycle
     assert cycle is not None
     names = [cycle_step.name for cycle_step in cycle.steps]

@@ -93,14 +93,14 @@ def billed_how(title: str, billing: str) -> str:
     return {"spot": " spot", "subscription": " by subscription", "free": " free"}.get(billing, "")
 
 
-def is_recommended(place: PlaceTerms) -> bool:
+def is_recommended(provider: PlaceTerms) -> bool:
     """A place that the catalog warns of is listed, and never wins."""
-    return "not recommended" not in place.notes
+    return "not recommended" not in provider.notes
 
 
-def house_of(place: str) -> str:
+def house_of(name: str) -> str:
     """Whose place it is: azure and azure-ml rent out the same machines at the same prices."""
-    return place.split("-", maxsplit=1)[0]
+    return name.split("-", maxsplit=1)[0]
 
 
 class GpuRun(Record):
@@ -287,11 +287,15 @@ class Stay(NamedTuple):
 
 
 def cut(
-    place: PlaceTerms, *, work: float, setup: float, save: float = 0.0, hours_a_month: float | None = None
+    provider: PlaceTerms, *, work: float, setup: float, save: float = 0.0, hours_a_month: float | None = None
 ) -> Stay:
     """`work` hours in sessions of the place, each of which begins with `setup` and ends with `save`."""
     longest = min(
-        (limit for limit in (place.session_hours, place.free_hours_a_day, place.free_hours_a_week) if limit),
+        (
+            limit
+            for limit in (provider.session_hours, provider.free_hours_a_day, provider.free_hours_a_week)
+            if limit
+        ),
         default=math.inf,
     )
     useful = longest - setup - save
@@ -302,8 +306,8 @@ def cut(
     machine = work + sessions * setup + (sessions - 1) * save
     clock = machine
     for quota, period in (
-        (place.free_hours_a_day, HOURS_PER_DAY),
-        (place.free_hours_a_week, HOURS_PER_WEEK),
+        (provider.free_hours_a_day, HOURS_PER_DAY),
+        (provider.free_hours_a_week, HOURS_PER_WEEK),
         (hours_a_month, HOURS_PER_MONTH),
     ):
         if quota:

@@ -408,9 +408,9 @@ def _search(
     return None
 
 
-def _same(one: OfferCandidate | None, other: OfferCandidate) -> bool:
+def _same(first: OfferCandidate | None, second: OfferCandidate) -> bool:
     """Another GPU, or another offer of the same provider, is not another place."""
-    return one is not None and house_of(one.place.name) == house_of(other.place.name)
+    return first is not None and house_of(first.place.name) == house_of(second.place.name)
 
 
 def _price_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[WinnerChange]:
@@ -428,7 +428,7 @@ def _price_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[W
             increase = f"{100 * (turning_point[0] - 1):.0f} % more"
             explanation = f"if {best.place.title} asked {increase}, {_named(turning_point[1])} would win"
         yield _factor_change(
-            "price of the winner", "× the listed price", turning_point, best=best, words=explanation
+            "price of the winner", "× the listed price", turning_point, best=best, explanation=explanation
         )
     if inputs.terms.goal == "time":
         return
@@ -448,23 +448,25 @@ def _price_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[W
     if nearest is not None:
         factor, rival = nearest
         explanation = f"if {rival.label} cost {100 * (1 - factor):.0f} % less, it would win"
-        yield _factor_change("price of a rival", "× its listed price", nearest, best=best, words=explanation)
+        yield _factor_change(
+            "price of a rival", "× its listed price", nearest, best=best, explanation=explanation
+        )
 
 
 def _factor_change(
     what: str,
     unit: str,
-    found: tuple[float, OfferCandidate | None] | None,
+    turning_point: tuple[float, OfferCandidate | None] | None,
     *,
     best: OfferCandidate,
-    words: str,
+    explanation: str,
 ) -> WinnerChange:
     return WinnerChange(
         what=what,
         now=Figure.exact(1.0, unit),
-        then=None if found is None else Figure.exact(found[0], unit),
-        winner=best.label if found is None else _named(found[1]),
-        words=words,
+        then=None if turning_point is None else Figure.exact(turning_point[0], unit),
+        winner=best.label if turning_point is None else _named(turning_point[1]),
+        words=explanation,
     )
 
 
@@ -482,7 +484,7 @@ def _hours_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[W
             )
             explanation = f"if the run took {longer} everywhere, {_named(turning_point[1])} would win"
             yield _factor_change(
-                "hours of the run", "× the hours", turning_point, best=best, words=explanation
+                "hours of the run", "× the hours", turning_point, best=best, explanation=explanation
             )
 
 
@@ -512,7 +514,7 @@ def _rate_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[Wi
     else:
         explanation = "no spot machine would win if it were interrupted less"
     yield _factor_change(
-        "interruptions of spot machines", "× the rate", turning_point, best=best, words=explanation
+        "interruptions of spot machines", "× the rate", turning_point, best=best, explanation=explanation
     )
 
 
@@ -581,14 +583,14 @@ OWN = PlaceTerms(
 
 def list_candidates(
     offers: Iterable[Offer],
-    places: Iterable[PlaceTerms],
+    providers: Iterable[PlaceTerms],
     *,
     estimate: EstimateRun,
-    own: Iterable[tuple[str, int]] = (),
+    own_gpus: Iterable[tuple[str, int]] = (),
     today: str,
 ) -> tuple[OfferCandidate, ...]:
     """Every offer as often as it has ways of being billed, then the team's own GPUs, by name and number."""
-    by_name = {provider.name: provider for provider in places}
+    by_name = {provider.name: provider for provider in providers}
     candidates = []
     for offer in offers:
         provider = by_name.get(offer.place)
@@ -599,7 +601,7 @@ def list_candidates(
             OfferCandidate(place=provider, offer=offer, billing=way, run=run) for way in ways(offer)
         ]
     provider = by_name.get(OWN.name, OWN)
-    for gpu, gpus in own:
+    for gpu, gpus in own_gpus:
         offer = Offer(
             place=provider.name, gpu=gpu, gpus=gpus, usd_per_hour=None,
             source="electricity as stated", dated=today,
@@ -762,7 +764,7 @@ def compare_places(
         offers,
         catalog,
         estimate=RunEstimator(question, find=find, measured=measured),
-        own=own_gpus,
+        own_gpus=own_gpus,
         today=terms.today.isoformat(),
     )
     run = candidates[0].run

@@ -680,9 +680,9 @@ NORMAL_95 = 1.6449
 """Ranges are stated as 90 % intervals."""
 
 
-def pool_runs(prior: Figure, seen: Sequence[float]) -> Figure:
+def pool_runs(prior: Figure, measured: Sequence[float]) -> Figure:
     """The prior corrected by the values seen. Values that are not positive are ignored."""
-    usable = [value for value in seen if value > 0]
+    usable = [value for value in measured if value > 0]
     if not usable or prior.value <= 0:
         return prior
     logs = [math.log(value) for value in usable]

@@ -194,11 +194,11 @@ def link_words(machine: Machine) -> str:
     return f"through the host: each GPU's connector gives {gpu.pcie_gb_s:g} GB/s one way at best"
 
 
-def news(have: MachineReach, other: MachineReach) -> tuple[str, ...]:
+def news(have: MachineReach, candidate: MachineReach) -> tuple[str, ...]:
     """What the other machine can and the one that is there cannot."""
     news = []
     before = {reach.method: reach.longest for reach in have.reaches}
-    for reach in other.reaches:
+    for reach in candidate.reaches:
         longest = before.get(reach.method)
         if reach.longest is None:
             continue
@@ -364,10 +364,10 @@ def with_thresholds(choice: PurchaseChoice, choices: Sequence[PurchaseChoice]) -
     return choice.model_copy(update=thresholds)
 
 
-def _best_above(choice: PurchaseChoice, others: Sequence[PurchaseChoice]) -> Figure | None:
+def _best_above(choice: PurchaseChoice, rivals: Sequence[PurchaseChoice]) -> Figure | None:
     """From which worth of an hour on it beats them all; None where that is from nothing on, or never."""
     low, high = 0.0, float("inf")
-    for rival in others:
+    for rival in rivals:
         dearer = choice.cost_usd_a_run.value - rival.cost_usd_a_run.value
         quicker = rival.hours_a_run.value - choice.hours_a_run.value
         if quicker > 0:
@@ -470,7 +470,7 @@ def weigh_purchase(
     use: Use,
     terms: Terms,
     overlay: Path | None = None,
-    places: Sequence[str] = (),
+    providers: Sequence[str] = (),
 ) -> Purchase:
     """Keep what is there, buy one of the options, or rent: over the years, for this run."""
     find = finder(overlay)
@@ -491,7 +491,7 @@ def weigh_purchase(
     reaches = [reach_of(machine, ask, max_positions=question.shape.max_positions) for machine in machines]
     now = reaches[0]
     table = compare_places(
-        question, OfferFilter(places), terms=terms, overlay=overlay, with_sensitivity=False
+        question, OfferFilter(providers), terms=terms, overlay=overlay, with_sensitivity=False
     )
     rentals = list_rentals(table)
     choices = [

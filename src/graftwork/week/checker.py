@@ -48,25 +48,27 @@ def _key(session: Session) -> tuple[str, str, int, int, int]:
 
 
 def _check_place(
-    problem: WeekProblem, state: WeekState, place: WeekPlace, sessions: Sequence[Session]
+    problem: WeekProblem, state: WeekState, provider: WeekPlace, sessions: Sequence[Session]
 ) -> list[str]:
     broken = []
     for session in sessions:
         if not session.fixed:
-            broken += [f"{_name(session)}: {text}" for text in _check_session(problem, state, place, session)]
+            broken += [
+                f"{_name(session)}: {text}" for text in _check_session(problem, state, provider, session)
+            ]
     for session in sessions:
         at_once = sum(overlapping.start <= session.start < overlapping.end for overlapping in sessions)
-        if not session.fixed and at_once > place.lanes:
-            broken.append(f"{_name(session)}: {at_once} sessions at once, {place.lanes} possible")
+        if not session.fixed and at_once > provider.lanes:
+            broken.append(f"{_name(session)}: {at_once} sessions at once, {provider.lanes} possible")
     planned = [session for session in sessions if not session.fixed]
     # What fixed sessions used is subtracted from the quota already.
-    for quota in quota_left(place, state)[0]:
+    for quota in quota_left(provider, state)[0]:
         for period in quota:
             used = sum(max(0, min(s.end, period.end) - max(s.start, period.start)) for s in planned)
             if used > period.minutes:
-                broken.append(f"{place.name}: {used} of {period.minutes} minutes in a quota period")
-    for rolling in place.rolling:
-        facts = window_use(place, state, rolling.window)
+                broken.append(f"{provider.name}: {used} of {period.minutes} minutes in a quota period")
+    for rolling in provider.rolling:
+        facts = window_use(provider, state, rolling.window)
         plans = [(s.start, s.end) for s in planned]
         edges = {edge for start, end in (*facts, *plans) for edge in (start, end - rolling.window)}
         for edge in sorted(edges):
@@ -75,31 +77,35 @@ def _check_place(
             used = added + sum(_shared(span, window) for span in facts)
             # Facts alone may have broken it; a plan must not add to that.
             if used > rolling.minutes and added:
-                broken.append(f"{place.name}: {used} of {rolling.minutes} minutes within {rolling.window}")
+                broken.append(f"{provider.name}: {used} of {rolling.minutes} minutes within {rolling.window}")
     return broken
 
 
-def _check_session(problem: WeekProblem, state: WeekState, place: WeekPlace, session: Session) -> list[str]:
+def _check_session(
+    problem: WeekProblem, state: WeekState, provider: WeekPlace, session: Session
+) -> list[str]:
     broken = []
     length = session.end - session.start
     if session.start < state.now or session.end > problem.length:
         broken.append(f"not between now ({state.now}) and the end of the week ({problem.length})")
-    if not any(start <= session.start and session.end <= end for start, end in place.open):
+    if not any(start <= session.start and session.end <= end for start, end in provider.open):
         broken.append("the place is closed")
-    if any(session.start < end and session.end > start for start, end in state.closed.get(place.name, ())):
+    if any(session.start < end and session.end > start for start, end in state.closed.get(provider.name, ())):
         broken.append("the place is not available")
-    if place.starts is not None and not any(start <= session.start < end for start, end in place.starts):
+    if provider.starts is not None and not any(
+        start <= session.start < end for start, end in provider.starts
+    ):
         broken.append("nobody is there to start it")
-    if place.longest is not None and length > place.longest:
-        broken.append(f"{length} minutes, {place.longest} possible")
-    if session.train < place.shortest:
-        broken.append(f"{session.train} minutes of training, {place.shortest} at least")
-    if length != session.train + place.setup + 2 * place.transfer:
+    if provider.longest is not None and length > provider.longest:
+        broken.append(f"{length} minutes, {provider.longest} possible")
+    if session.train < provider.shortest:
+        broken.append(f"{session.train} minutes of training, {provider.shortest} at least")
+    if length != session.train + provider.setup + 2 * provider.transfer:
         broken.append("its length is not set-up, training and transfers")
-    if place.speed_of(session.model) <= 0:
+    if provider.speed_of(session.model) <= 0:
         broken.append("this model cannot be trained there")
-    if not 0 <= session.lane < place.lanes:
-        broken.append(f"lane {session.lane} of {place.lanes}")
+    if not 0 <= session.lane < provider.lanes:
+        broken.append(f"lane {session.lane} of {provider.lanes}")
     return broken
 
 

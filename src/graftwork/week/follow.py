@@ -290,7 +290,7 @@ class WeekData:
         if outputs is not None:
             return outputs
         logs = fingerprint(log_hashes(self.work))
-        self._keep_logs(taken=logs, seen=logs)
+        self._keep_logs(used=logs, latest=logs)
         for name in dict.fromkeys((self.work.settings.main_model, model, *self.models)):
             if name in self.busy and self._read(name) is not None:
                 continue
@@ -317,7 +317,7 @@ class WeekData:
             self.work.reporter.info(
                 "the logs have changed: this week continues with the data that it began with"
             )
-        self._keep_logs(taken=str(entry.output.get("taken")), seen=fingerprint(now))
+        self._keep_logs(used=str(entry.output.get("taken")), latest=fingerprint(now))
 
     def _make(self, model: str) -> StepOutputs:
         # Nothing is trained here on the way: a model that starts from another waits for its adapter.
@@ -337,8 +337,8 @@ class WeekData:
                 return None
         return StepOutputs(outputs)
 
-    def _keep_logs(self, *, taken: str, seen: str) -> None:
-        self._keep(_name(LOGS), {"taken": taken, "seen": seen})
+    def _keep_logs(self, *, used: str, latest: str) -> None:
+        self._keep(_name(LOGS), {"taken": used, "seen": latest})
 
     def _keep(self, name: str, output: dict[str, object]) -> None:
         self.work.ledger.put(

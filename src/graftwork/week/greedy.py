@@ -143,11 +143,11 @@ class _Greedy:
         self,
         problem: WeekProblem,
         state: WeekState,
-        places: list[OpenPlace],
+        open_places: list[OpenPlace],
         choices: _Choices,
         rounds: Mapping[str, tuple[int, ...]],
     ) -> None:
-        self.problem, self.state, self.places = problem, state, places
+        self.problem, self.state, self.places = problem, state, open_places
         self.choices, self.rounds = choices, rounds
         self.sessions: list[Session] = []
         self.hours: dict[tuple[str, int], float] = {}
@@ -198,11 +198,11 @@ class _Greedy:
         added = session.train * self.problem.place(session.place).speed_of(session.model) / 60
         return {**self.hours, key: self.hours.get(key, 0.0) + added}
 
-    def _slot(self, cell: WeekCell, at: int) -> _Slot | None:
+    def _slot(self, cell: WeekCell, earliest: int) -> _Slot | None:
         """The earliest session of this cell."""
         provider = cell.place
         for opens, end in start_spans(cell):
-            start = max(opens, at, self.choices.paid_from if provider.usd_per_hour > 0 else 0)
+            start = max(opens, earliest, self.choices.paid_from if provider.usd_per_hour > 0 else 0)
             while start < end:
                 room = min(cell.end - start, self._room(cell, start))
                 if room >= provider.overhead + provider.shortest:
@@ -229,14 +229,16 @@ class _Greedy:
             limits.append(int((self.problem.cap_usd - self.spent) / provider.usd_per_hour * 60))
         return min(limits, default=self.problem.length)
 
-    def _windows(self, place: WeekPlace) -> Iterator[tuple[OpenWindow, list[Span]]]:
+    def _windows(self, provider: WeekPlace) -> Iterator[tuple[OpenWindow, list[Span]]]:
         """Rolling quotas, with all that uses them."""
-        planned = [(s.start, s.end) for s in self.at_place[place.name] if not s.fixed]
-        for quota in next(opened.windows for opened in self.places if opened.place is place):
+        planned = [(s.start, s.end) for s in self.at_place[provider.name] if not s.fixed]
+        for quota in next(opened.windows for opened in self.places if opened.place is provider):
             yield quota, [*quota.used, *planned]
 
-    def _rolling_change(self, place: WeekPlace, start: int) -> int | None:
-        ends = [_until(place, span, quota.window) for quota, spans in self._windows(place) for span in spans]
+    def _rolling_change(self, provider: WeekPlace, start: int) -> int | None:
+        ends = [
+            _until(provider, span, quota.window) for quota, spans in self._windows(provider) for span in spans
+        ]
         return min((-(-end // STEP) * STEP for end in ends if end > start), default=None)
 
     def _choose(self, slot: _Slot) -> Session | None:
@@ -336,13 +338,13 @@ class _Greedy:
             reached and not self._must_retrain(parent) and all(s.end + parent.gate <= start for s in earlier)
         )
 
-    def _is_worth_moving(self, model: WeekModel, place: WeekPlace, number: int) -> bool:
+    def _is_worth_moving(self, model: WeekModel, provider: WeekPlace, number: int) -> bool:
         """What an heir trains before it moves counts less: it takes only time that is lost otherwise."""
         if model.inherits is None or number > 0 or len(self.rounds[model.name]) == 1:
             return True
         parent = self.rounds[model.inherits][0]
         reached = self.hours.get((model.inherits, parent), 0.0) >= self.choices.first
-        scarce = place.periods or place.rolling or place.usd_per_hour > 0
+        scarce = provider.periods or provider.rolling or provider.usd_per_hour > 0
         return self.choices.first <= 0 or not (reached or scarce)
 
     def _is_over(self, name: str, start: int) -> bool:
@@ -359,6 +361,6 @@ class _Greedy:
         return max((s.end for s in self.of_model[model.name]), default=0) <= failed
 
 
-def _until(place: WeekPlace, span: Span, window: int) -> int:
+def _until(provider: WeekPlace, span: Span, window: int) -> int:
     """How long a session counts in a rolling quota: from start to start, with one lane."""
-    return (span[0] if place.lanes == 1 else span[1]) + window
+    return (span[0] if provider.lanes == 1 else span[1]) + window

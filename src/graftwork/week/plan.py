@@ -130,7 +130,7 @@ def _longer(spans: Sequence[Span], length: int) -> tuple[Span, ...]:
 def check_curves(
     problem: WeekProblem,
     state: WeekState,
-    found: Sequence[ScenarioPlan],
+    plans: Sequence[ScenarioPlan],
     best: ScenarioPlan,
     limits: SearchLimits,
 ) -> tuple[CurveCheck, ...]:
@@ -139,7 +139,7 @@ def check_curves(
     for assumption, changed in _assumptions(problem).items():
         mine = score(as_scenario(changed, best.result.scenario), best.sessions).value
         values: dict[Scenario, float] = {best.result.scenario: mine}
-        for plan in found:
+        for plan in plans:
             scenario = plan.result.scenario
             scenario_problem, rounds = as_scenario(changed, scenario), rounds_of(changed, scenario)
             done = solve(
@@ -260,9 +260,9 @@ def find_plan(
     state: WeekState,
     scenario: Scenario,
     limits: SearchLimits,
-    others: Sequence[tuple[Session, ...]] = (),
+    hints: Sequence[tuple[Session, ...]] = (),
 ) -> ScenarioPlan | None:
-    """The best plan that was found; `others` are plans to start from, as far as they fit."""
+    """The best plan that was found; `hints` are plans to start from, as far as they fit."""
     started_at = time.monotonic()
     rounds = rounds_of(problem, scenario)
     problem, state = as_scenario(problem, scenario), in_rounds(state, rounds)
@@ -280,7 +280,7 @@ def find_plan(
 
     greedy_value = max(map(value_of, plans), default=None)
     provider_names = {provider.name for provider in problem.places}
-    for hint in others:
+    for hint in hints:
         ahead = [s for s in hint if not s.fixed and s.start >= state.now and s.place in provider_names]
         if any(session.round not in rounds.get(session.model, ()) for session in ahead):
             continue
@@ -332,7 +332,7 @@ def find_plan(
 
 
 def describe(
-    problem: WeekProblem, state: WeekState, best: ScenarioPlan, found: Sequence[ScenarioPlan] = ()
+    problem: WeekProblem, state: WeekState, best: ScenarioPlan, plans: Sequence[ScenarioPlan] = ()
 ) -> WeekSchedule:
     """The plan as people and programs read it."""
     zone = ZoneInfo(problem.timezone)
@@ -366,7 +366,7 @@ def describe(
         optimal=best.result.optimal,
         cost_usd=best.score.cost_usd,
         cap_usd=problem.cap_usd,
-        scenarios=tuple(plan.result for plan in found or (best,)),
+        scenarios=tuple(plan.result for plan in plans or (best,)),
         assumptions=problem.assumptions,
         notes=tuple(notes),
     )
@@ -389,38 +389,40 @@ def _model_week(best: ScenarioPlan, name: str) -> ModelWeek:
 
 
 def _place_week(
-    problem: WeekProblem, state: WeekState, place: WeekPlace, sessions: Sequence[Session]
+    problem: WeekProblem, state: WeekState, provider: WeekPlace, sessions: Sequence[Session]
 ) -> PlaceWeek:
-    here = [session for session in sessions if session.place == place.name]
+    here = [session for session in sessions if session.place == provider.name]
     used = sum(session.end - session.start for session in here)
     planned = sum(session.end - session.start for session in here if not session.fixed)
     trained = sum(session.train for session in here)
-    offered = offered_minutes(problem, state, place)
+    offered = offered_minutes(problem, state, provider)
     return PlaceWeek(
-        place=place.name,
+        place=provider.name,
         sessions=len(here),
         used_hours=used / 60,
         trained_hours=trained / 60,
         overhead_hours=(used - trained) / 60,
         left_hours=max(0, offered - planned) / 60,
         offered_hours=(offered + used - planned) / 60,
-        cost_usd=place.usd_per_hour * used / 60,
+        cost_usd=provider.usd_per_hour * used / 60,
     )
 
 
-def offered_minutes(problem: WeekProblem, state: WeekState, place: WeekPlace) -> int:
+def offered_minutes(problem: WeekProblem, state: WeekState, provider: WeekPlace) -> int:
     """Open time from now on, as far as quotas and the money allow."""
-    free = clip(union(place.open), (state.now, problem.length))
-    most = [place.lanes * sum(end - start for start, end in free)]
-    for quota in quota_left(place, state)[0]:
+    free = clip(union(provider.open), (state.now, problem.length))
+    most = [provider.lanes * sum(end - start for start, end in free)]
+    for quota in quota_left(provider, state)[0]:
         most.append(
             sum(
-                min(period.minutes, place.lanes * sum(overlap((period.start, period.end), s) for s in free))
+                min(
+                    period.minutes, provider.lanes * sum(overlap((period.start, period.end), s) for s in free)
+                )
                 for period in quota
             )
         )
-    for rolling in place.rolling:
-        used = window_use(place, state, rolling.window)
+    for rolling in provider.rolling:
+        used = window_use(provider, state, rolling.window)
         windows = [
             (window_end - rolling.window, window_end)
             for window_end in range(problem.length, state.now, -rolling.window)
@@ -429,12 +431,12 @@ def offered_minutes(problem: WeekProblem, state: WeekState, place: WeekPlace) ->
             sum(
                 min(
                     max(0, rolling.minutes - sum(overlap(span, window) for span in used)),
-                    sum(overlap(span, window) for span in free) * place.lanes,
+                    sum(overlap(span, window) for span in free) * provider.lanes,
                 )
                 for window in windows
             )
         )
-    if place.usd_per_hour > 0 and problem.cap_usd is not None:
+    if provider.usd_per_hour > 0 and problem.cap_usd is not None:
         budget_left = max(0.0, problem.cap_usd - spent_so_far(problem, state))
-        most.append(int(budget_left / place.usd_per_hour * 60))
+        most.append(int(budget_left / provider.usd_per_hour * 60))
     return min(most)

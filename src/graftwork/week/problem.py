@@ -174,16 +174,16 @@ class WeekProblem(Record):
         return sum(model.weight for model in self.models)
 
 
-def require_name(name: str, known: Iterable[str], *, kind: str, where: str) -> None:
+def require_name(name: str, names: Iterable[str], *, kind: str, where: str) -> None:
     """An unknown name is refused with the nearest known one."""
-    listed = list(known)
+    listed = list(names)
     if name not in listed:
         raise unknown_name(name, listed, kind=kind, where=where)
 
 
-def unknown_name(name: str, known: Sequence[str], *, kind: str, where: str) -> UserMistake:
-    near = get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
+def unknown_name(name: str, names: Sequence[str], *, kind: str, where: str) -> UserMistake:
+    near = get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names) or 'none'}"
     return UserMistake(f"there is no {kind} {name!r}", fix=hint, where=where)
 
 
@@ -283,17 +283,19 @@ def scenarios_of(problem: WeekProblem) -> tuple[Scenario, ...]:
     return ("parallel", "sequential", "iterative")
 
 
-def quota_left(place: WeekPlace, state: WeekState) -> tuple[tuple[tuple[QuotaPeriod, ...], ...], list[str]]:
+def quota_left(
+    provider: WeekPlace, state: WeekState
+) -> tuple[tuple[tuple[QuotaPeriod, ...], ...], list[str]]:
     """The quotas less what was used, and notes on readings that contradict each other.
 
     A reading replaces what is known of sessions before it. One that is lower than an earlier one of the same
     period is not believed: nothing gives hours back.
     """
     notes: list[str] = []
-    fixed = [session for session in state.fixed if session.place == place.name]
-    readings = sorted((r for r in state.readings if r.place == place.name), key=lambda r: r.at)
+    fixed = [session for session in state.fixed if session.place == provider.name]
+    readings = sorted((r for r in state.readings if r.place == provider.name), key=lambda r: r.at)
     quotas = []
-    for quota in place.periods:
+    for quota in provider.periods:
         remaining = []
         for period in quota:
             used, since = 0, -math.inf
@@ -301,8 +303,8 @@ def quota_left(place: WeekPlace, state: WeekState) -> tuple[tuple[tuple[QuotaPer
                 if period.start <= reading.at < period.end:
                     if reading.used < used:
                         notes.append(
-                            f"{place.name}: a quota reading of {reading.used / 60:.1f} h comes after one of "
-                            f"{used / 60:.1f} h in the same period; the larger one counts"
+                            f"{provider.name}: a quota reading of {reading.used / 60:.1f} h comes after one "
+                            f"of {used / 60:.1f} h in the same period; the larger one counts"
                         )
                     used, since = max(used, reading.used), reading.at
             for session in fixed:
@@ -313,35 +315,35 @@ def quota_left(place: WeekPlace, state: WeekState) -> tuple[tuple[tuple[QuotaPer
     return tuple(quotas), notes
 
 
-def _believed(place: WeekPlace, state: WeekState) -> tuple[list[QuotaReading], list[str]]:
+def _believed(provider: WeekPlace, state: WeekState) -> tuple[list[QuotaReading], list[str]]:
     """Readings of a rolling quota: one does not fall faster than time leaves the window."""
     believed: list[QuotaReading] = []
     notes: list[str] = []
-    for reading in sorted((r for r in state.readings if r.place == place.name), key=lambda r: r.at):
-        least = believed[-1].used - place.lanes * (reading.at - believed[-1].at) if believed else 0
+    for reading in sorted((r for r in state.readings if r.place == provider.name), key=lambda r: r.at):
+        least = believed[-1].used - provider.lanes * (reading.at - believed[-1].at) if believed else 0
         if reading.used < least:
             notes.append(
-                f"{place.name}: a quota reading of {reading.used / 60:.1f} h comes too soon after one of "
+                f"{provider.name}: a quota reading of {reading.used / 60:.1f} h comes too soon after one of "
                 f"{believed[-1].used / 60:.1f} h: at least {least / 60:.1f} h count"
             )
         believed.append(reading.model_copy(update={"used": max(reading.used, least)}))
     return believed, notes
 
 
-def reading_notes(place: WeekPlace, state: WeekState) -> list[str]:
+def reading_notes(provider: WeekPlace, state: WeekState) -> list[str]:
     """On readings that contradict each other."""
-    return [*quota_left(place, state)[1], *(_believed(place, state)[1] if place.rolling else ())]
+    return [*quota_left(provider, state)[1], *(_believed(provider, state)[1] if provider.rolling else ())]
 
 
-def window_use(place: WeekPlace, state: WeekState, window: int) -> tuple[Span, ...]:
+def window_use(provider: WeekPlace, state: WeekState, window: int) -> tuple[Span, ...]:
     """What was used of a rolling quota, as spans of time.
 
     A reading replaces what is known of the time before it. What it has more than the sessions that are known
     was used at an unknown time: it counts as used just before the reading, which is when it counts longest.
     What it has less, the earliest sessions did not use.
     """
-    spans = [(s.start, s.end) for s in state.fixed if s.place == place.name]
-    for reading in _believed(place, state)[0]:
+    spans = [(s.start, s.end) for s in state.fixed if s.place == provider.name]
+    for reading in _believed(provider, state)[0]:
         later = clip(spans, (reading.at, max((end for _, end in spans), default=reading.at)))
         unexplained, used_spans = reading.used, []
         for start, end in sorted(clip(spans, (reading.at - window, reading.at)), reverse=True):
@@ -407,28 +409,28 @@ class OpenPlace(NamedTuple):
     cells: tuple[WeekCell, ...]
 
 
-def open_place_of(problem: WeekProblem, state: WeekState, place: WeekPlace) -> OpenPlace:
-    quotas, _ = quota_left(place, state)
+def open_place_of(problem: WeekProblem, state: WeekState, provider: WeekPlace) -> OpenPlace:
+    quotas, _ = quota_left(provider, state)
     windows = tuple(
-        OpenWindow(rolling.window, rolling.minutes, window_use(place, state, rolling.window))
-        for rolling in place.rolling
+        OpenWindow(rolling.window, rolling.minutes, window_use(provider, state, rolling.window))
+        for rolling in provider.rolling
     )
-    free = subtract(clip(place.open, (state.now, problem.length)), state.closed.get(place.name, ()))
+    free = subtract(clip(provider.open, (state.now, problem.length)), state.closed.get(provider.name, ()))
     for window in windows:
         free = clip(free, (window.blocked_until, problem.length))
     resets = [edge for quota in quotas for period in quota for edge in (period.start, period.end)]
     cells = []
-    for lane in range(place.lanes):
-        busy = [(s.start, s.end) for s in state.fixed if s.place == place.name and s.lane == lane]
+    for lane in range(provider.lanes):
+        busy = [(s.start, s.end) for s in state.fixed if s.place == provider.name and s.lane == lane]
         for opens, end in cut_at(subtract(free, busy), resets):
             start, stop = -(-opens // STEP) * STEP, end // STEP * STEP
             periods = tuple(
                 period for quota in quotas for period in quota if period.start <= opens < period.end
             )
-            cell = WeekCell(place, lane, start, stop, periods)
-            if len(periods) == len(quotas) and cell.usable >= place.overhead + place.shortest:
+            cell = WeekCell(provider, lane, start, stop, periods)
+            if len(periods) == len(quotas) and cell.usable >= provider.overhead + provider.shortest:
                 cells.append(cell)
-    return OpenPlace(place, quotas, windows, tuple(cells))
+    return OpenPlace(provider, quotas, windows, tuple(cells))
 
 
 def start_spans(cell: WeekCell) -> tuple[Span, ...]:
@@ -515,14 +517,14 @@ def score_model(problem: WeekProblem, model: WeekModel, hours: Mapping[tuple[str
 
 
 def inherited_hours(
-    model: WeekModel, own: Mapping[int, float], hours: Mapping[tuple[str, int], float]
+    model: WeekModel, hours_by_round: Mapping[int, float], hours: Mapping[tuple[str, int], float]
 ) -> float:
     """A share of the parent's hours of each earlier round, at most as many as are trained from there on."""
     if model.inherits is None or model.share <= 0:
         return 0.0
     inherited = trained = 0.0
-    for number in range(max(own, default=0), 0, -1):
-        trained += own.get(number, 0.0)
+    for number in range(max(hours_by_round, default=0), 0, -1):
+        trained += hours_by_round.get(number, 0.0)
         inherited += min(model.share * hours.get((model.inherits, number - 1), 0.0), trained - inherited)
     return inherited
 

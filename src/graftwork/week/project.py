@@ -207,55 +207,55 @@ class WeekRequest(NamedTuple):
     """What the ledger has spent or reserved."""
 
 
-def plan_project_week(project: ProjectFolder, asked: WeekRequest) -> WeekSchedule:
-    problem, state = week_as_it_is(project, asked)
-    ahead = sessions_ahead(asked.earlier, state) if asked.earlier is not None else ()
-    return plan_week(problem, state, asked.effort, ahead)
+def plan_project_week(project: ProjectFolder, request: WeekRequest) -> WeekSchedule:
+    problem, state = week_as_it_is(project, request)
+    ahead = sessions_ahead(request.earlier, state) if request.earlier is not None else ()
+    return plan_week(problem, state, request.effort, ahead)
 
 
-def week_as_it_is(project: ProjectFolder, asked: WeekRequest) -> tuple[WeekProblem, WeekState]:
+def week_as_it_is(project: ProjectFolder, request: WeekRequest) -> tuple[WeekProblem, WeekState]:
     """The problem, and what has happened: by the plan so far, the events and the ledger."""
-    asked = asked._replace(paid=list_paid_jobs(project))
-    problem = week_problem(project, asked)
-    return problem, week_state(problem, asked)
+    request = request._replace(paid=list_paid_jobs(project))
+    problem = week_problem(project, request)
+    return problem, week_state(problem, request)
 
 
-def week_state(problem: WeekProblem, asked: WeekRequest) -> WeekState:
-    spent = spent_since(asked.paid, problem.start)
-    if asked.now is None and asked.earlier is None and not asked.events:
+def week_state(problem: WeekProblem, request: WeekRequest) -> WeekState:
+    spent = spent_since(request.paid, problem.start)
+    if request.now is None and request.earlier is None and not request.events:
         return WeekState(spent_usd=spent)
     zone = ZoneInfo(problem.timezone)
     # A reading of today counts for a week that begins later.
-    now = asked.now or max(datetime.now(tz=UTC), problem.start)
+    now = request.now or max(datetime.now(tz=UTC), problem.start)
     local = now if now.tzinfo is not None else now.replace(tzinfo=zone)
-    state = state_after(problem, asked.earlier, asked.events, local)
+    state = state_after(problem, request.earlier, request.events, local)
     return state.model_copy(update={"spent_usd": spent})
 
 
-def week_problem(project: ProjectFolder, asked: WeekRequest) -> WeekProblem:
+def week_problem(project: ProjectFolder, request: WeekRequest) -> WeekProblem:
     """The settings of the project as a problem."""
     settings = project.settings
     week = settings.plan.week
     _require_week(settings)
     zone = ZoneInfo(week.timezone)
-    day = asked.start
-    if day is None and asked.now is not None:
-        now = asked.now if asked.now.tzinfo is not None else asked.now.replace(tzinfo=zone)
+    day = request.start
+    if day is None and request.now is not None:
+        now = request.now if request.now.tzinfo is not None else request.now.replace(tzinfo=zone)
         day = now.astimezone(zone).date()
     elif day is None:
         day = datetime.now(tz=zone).date() + timedelta(days=7)
     start = week_start(day, week.timezone, week.starts).astimezone(UTC)
-    if asked.earlier is not None and asked.start is None:
-        start = asked.earlier.start.astimezone(UTC)
+    if request.earlier is not None and request.start is None:
+        start = request.earlier.start.astimezone(UTC)
     length = minutes_since(start, week_end(start, week.timezone))
     terms = {provider.name: provider for provider in list_places()}
     reference, speeds, speed_notes = _speeds(project, settings)
-    for name in asked.only:
+    for name in request.only:
         require_name(name, settings.fleet.places, kind="place", where="--only")
-    money = week_money(settings.fleet.caps, week.spend_usd, asked.paid, start=start, length=length)
+    money = week_money(settings.fleet.caps, week.spend_usd, request.paid, start=start, length=length)
     providers = []
     for name, place_settings in settings.fleet.places.items():
-        if asked.only and name not in asked.only:
+        if request.only and name not in request.only:
             continue
         provider = _place(
             name,
@@ -291,7 +291,7 @@ def week_problem(project: ProjectFolder, asked: WeekRequest) -> WeekProblem:
             *speed_notes,
             *_job_caps(settings, providers),
             *notes,
-            *_before_the_week(providers, asked),
+            *_before_the_week(providers, request),
         ),
     )
 
@@ -354,7 +354,7 @@ def _base(project: ProjectFolder, base: str) -> str:
 
 def _planned_speed(
     base: str,
-    place: PlaceCalendarSettings,
+    provider: PlaceCalendarSettings,
     reference: PlaceCalendarSettings,
     settings: ProjectSettings,
     notes: list[str],
@@ -367,9 +367,9 @@ def _planned_speed(
             fix="give the reference place a gpu too, or give both a speed",
             where=f"fleet.places.{name}",
         )
-    here = _hours(base, place, settings, name)
+    here = _hours(base, provider, settings, name)
     if here is None:
-        note = f"{base} does not fit {place.gpu} at {name}: it is not trained there"
+        note = f"{base} does not fit {provider.gpu} at {name}: it is not trained there"
         if note not in notes:
             notes.append(note)
         return 0.0
@@ -383,11 +383,11 @@ def _planned_speed(
     return reference_hours / here
 
 
-def _hours(base: str, place: PlaceCalendarSettings, settings: ProjectSettings, name: str) -> float | None:
+def _hours(base: str, provider: PlaceCalendarSettings, settings: ProjectSettings, name: str) -> float | None:
     """Of a run of the project's method on this GPU; None: it does not fit."""
     train = settings.train
     request = FitRequest(
-        model=base, gpu=place.gpu, gpus=place.gpus, rows=ROWS, seq=str(TOKENS), epochs=1.0,
+        model=base, gpu=provider.gpu, gpus=provider.gpus, rows=ROWS, seq=str(TOKENS), epochs=1.0,
         method=train.method, rank=train.rank,
     )  # fmt: skip
     try:
@@ -406,7 +406,7 @@ def _hours(base: str, place: PlaceCalendarSettings, settings: ProjectSettings, n
 
 def _place(
     name: str,
-    place: PlaceCalendarSettings,
+    provider: PlaceCalendarSettings,
     week: WeekSettings,
     terms: PlaceTerms | None,
     speeds: Mapping[str, float],
@@ -414,30 +414,32 @@ def _place(
 ) -> WeekPlace:
     """`frame` is the start of the week and its minutes."""
     start, length = frame
-    zone = place.timezone or week.timezone
+    zone = provider.timezone or week.timezone
     people = spans_of(
         [parse_window(text) for text in week.people], start=start, length=length, zone=week.timezone
     )
     opened: tuple[Span, ...] = ((0, length),)
-    if place.windows:
-        windows = [parse_window(text) for text in place.windows]
+    if provider.windows:
+        windows = [parse_window(text) for text in provider.windows]
         opened = spans_of(windows, start=start, length=length, zone=zone)
-    needs_person = (place.place or name) == ManualPlace.name or (terms and terms.driven_by == "by hand")
-    by_hand = place.by_hand or ("start" if needs_person else "no")
+    needs_person = (provider.place or name) == ManualPlace.name or (terms and terms.driven_by == "by hand")
+    by_hand = provider.by_hand or ("start" if needs_person else "no")
     if by_hand == "whole":
         opened = intersect(opened, people)
-    quotas = place.quotas or _catalog_quotas(terms)
+    quotas = provider.quotas or _catalog_quotas(terms)
     # Providers reset by UTC.
-    resets = zone if place.quotas else place.timezone or "UTC"
+    resets = zone if provider.quotas else provider.timezone or "UTC"
     setup = (
-        place.setup_minutes if place.setup_minutes is not None else (terms.setup_minutes if terms else 0.0)
+        provider.setup_minutes
+        if provider.setup_minutes is not None
+        else (terms.setup_minutes if terms else 0.0)
     )
-    session = place.session_hours or (terms.session_hours if terms else None)
+    session = provider.session_hours or (terms.session_hours if terms else None)
     return WeekPlace(
         name=name,
         speed=max(speeds.values(), default=1.0),
         speeds=dict(speeds),
-        lanes=place.at_once,
+        lanes=provider.at_once,
         open=opened,
         starts=people if by_hand == "start" else None,
         periods=tuple(_periods(quota, frame, resets) for quota in quotas if quota.per is not None),
@@ -447,26 +449,26 @@ def _place(
             if quota.within_hours is not None
         ),
         longest=None if session is None else int(session * 60),
-        shortest=_on_grid(place.shortest_minutes),
+        shortest=_on_grid(provider.shortest_minutes),
         setup=_on_grid(setup),
-        transfer=_on_grid(place.transfer_minutes),
-        usd_per_hour=_price(name, place, terms),
+        transfer=_on_grid(provider.transfer_minutes),
+        usd_per_hour=_price(name, provider, terms),
         by_hand=by_hand != "no",
     )
 
 
-def _job_caps(settings: ProjectSettings, places: Sequence[WeekPlace]) -> list[str]:
+def _job_caps(settings: ProjectSettings, providers: Sequence[WeekPlace]) -> list[str]:
     """Sessions that would be longer without the cap of a job."""
     return [
         f"a session at {provider.name} has at most {provider.longest / 60:.1f} h: more could cost more than "
         f"fleet.caps.job_usd, ${settings.fleet.caps.job_usd:.2f}"
-        for provider in places
+        for provider in providers
         if provider.usd_per_hour > 0
         and provider.longest == longest_paid_minutes(settings.fleet, provider.usd_per_hour)
     ] + [
         f"{provider.name} is not used: fleet.caps.job_usd, ${settings.fleet.caps.job_usd:.2f}, does not pay "
         "for its shortest session"
-        for provider in places
+        for provider in providers
         if provider.usd_per_hour > 0 and not provider.open
     ]
 
@@ -474,16 +476,16 @@ def _job_caps(settings: ProjectSettings, places: Sequence[WeekPlace]) -> list[st
 RENTED = ("cloud", "managed")
 
 
-def _price(name: str, place: PlaceCalendarSettings, terms: PlaceTerms | None) -> float:
+def _price(name: str, provider: PlaceCalendarSettings, terms: PlaceTerms | None) -> float:
     """Free unless a price is stated; a rented place is not free by being silent."""
-    if place.usd_per_hour is None and terms is not None and terms.kind in RENTED:
+    if provider.usd_per_hour is None and terms is not None and terms.kind in RENTED:
         raise UserMistake(
             f"the place {name} has no price",
             why=f"{terms.title} is rented by the hour; without a price a plan would use it for nothing",
             fix=f"set fleet.places.{name}.usd_per_hour; `graft plan compare` lists prices",
             where=f"fleet.places.{name}",
         )
-    return place.usd_per_hour or 0.0
+    return provider.usd_per_hour or 0.0
 
 
 def _on_grid(minutes: float) -> int:
@@ -576,12 +578,12 @@ def _assumptions(settings: ProjectSettings, models: Sequence[WeekModel], referen
     return assumptions
 
 
-def _before_the_week(places: Sequence[WeekPlace], asked: WeekRequest) -> list[str]:
+def _before_the_week(providers: Sequence[WeekPlace], request: WeekRequest) -> list[str]:
     """Quotas that began before the week: what was used of them then is not known here."""
-    metered = {event.place for event in asked.events if event.kind == "quota"}
+    metered = {event.place for event in request.events if event.kind == "quota"}
     return [
         f"nothing of {provider.name}'s quota was used before the week; --event with a reading says otherwise"
-        for provider in places
+        for provider in providers
         if provider.name not in metered
         and (
             any(rolling.window > MINUTES_PER_DAY for rolling in provider.rolling)
@@ -678,7 +680,7 @@ def write_files(schedule: WeekSchedule, *, out: Path | None, html: Path | None, 
 
 
 def compare_proposal(
-    project: ProjectFolder, asked: WeekRequest, schedule: WeekSchedule, path: Path
+    project: ProjectFolder, request: WeekRequest, schedule: WeekSchedule, path: Path
 ) -> ComparedProposal:
     """The best that the proposal is worth in any scenario whose order it keeps."""
     try:
@@ -690,7 +692,7 @@ def compare_proposal(
             fix="write it as examples/week/proposal.json",
             where="--compare",
         ) from error
-    problem, state = week_as_it_is(project, asked)
+    problem, state = week_as_it_is(project, request)
     plain = [_session(problem, session) for session in proposal.sessions]
     best: ComparedProposal | None = None
     for scenario in scenarios_of(problem):

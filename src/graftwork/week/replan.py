@@ -125,25 +125,25 @@ def _apply(problem: WeekProblem, state: WeekState, event: WeekEvent) -> WeekStat
     return state.model_copy(update={"fixed": tuple(fixed)})
 
 
-def _changed(problem: WeekProblem, fixed: Sequence[Session], event: WeekEvent, at: int) -> list[Session]:
+def _changed(problem: WeekProblem, fixed: Sequence[Session], event: WeekEvent, minute: int) -> list[Session]:
     provider = problem.place(event.place or "")
     if event.kind == "started":
         length = round((event.hours or 0) * 60)
         last_round = max((s.round for s in fixed if s.model == event.model), default=0)
-        busy_lanes = {s.lane for s in fixed if s.place == provider.name and s.start <= at < s.end}
+        busy_lanes = {s.lane for s in fixed if s.place == provider.name and s.start <= minute < s.end}
         lane = next((n for n in range(provider.lanes) if n not in busy_lanes), 0)
         begun_session = Session(
-            place=provider.name, model=event.model or "", start=at, end=at + length,
+            place=provider.name, model=event.model or "", start=minute, end=minute + length,
             train=max(0, length - provider.overhead), lane=lane, round=last_round, fixed=True,
         )  # fmt: skip
         return [
-            *(s for s in fixed if not (s.place == provider.name and s.lane == lane and s.end > at)),
+            *(s for s in fixed if not (s.place == provider.name and s.lane == lane and s.end > minute)),
             begun_session,
         ]
     running = [
         s
         for s in fixed
-        if s.place == provider.name and s.start <= at < s.end and event.model in (None, s.model)
+        if s.place == provider.name and s.start <= minute < s.end and event.model in (None, s.model)
     ]
     if not running:
         return list(fixed)
@@ -153,9 +153,9 @@ def _changed(problem: WeekProblem, fixed: Sequence[Session], event: WeekEvent, a
         return other_sessions
     # What was not saved is lost with a preemption: a transfer's time of training, as saving takes.
     lost = provider.transfer if event.kind == "preempted" else 0
-    train = max(0, min(ended.train, at - ended.start - provider.setup - provider.transfer - lost))
+    train = max(0, min(ended.train, minute - ended.start - provider.setup - provider.transfer - lost))
     return (
-        [*other_sessions, ended.model_copy(update={"end": at, "train": train})]
-        if at > ended.start
+        [*other_sessions, ended.model_copy(update={"end": minute, "train": train})]
+        if minute > ended.start
         else other_sessions
     )

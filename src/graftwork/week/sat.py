@@ -259,18 +259,18 @@ class SatWeek:
         )
         return RoundTask(session.model, session.round, moves)
 
-    def _add_place(self, place: WeekPlace, *, keep: bool) -> None:
-        opened = open_place_of(self.problem, self.state, place)
+    def _add_place(self, provider: WeekPlace, *, keep: bool) -> None:
+        opened = open_place_of(self.problem, self.state, provider)
         here: list[_Position] = []
-        hinted = [s for s in self.hint if s.place == place.name and not s.fixed]
+        hinted = [s for s in self.hint if s.place == provider.name and not s.fixed]
         for cell in opened.cells:
             inside = sorted(
                 (s for s in hinted if s.lane == cell.lane and cell.start <= s.start < cell.end),
                 key=lambda s: s.start,
             )
             before: _Position | None = None
-            longest = min(place.longest or USUAL_SESSION, cell.usable)
-            fitting = cell.usable // (place.overhead + max(place.shortest, STEP))
+            longest = min(provider.longest or USUAL_SESSION, cell.usable)
+            fitting = cell.usable // (provider.overhead + max(provider.shortest, STEP))
             usual = max(1, min(math.ceil(cell.usable / longest) + 1, fitting, MOST_SESSIONS))
             count = max(usual, len(inside))
             for number in range(count):
@@ -289,10 +289,10 @@ class SatWeek:
                 if within:
                     self.model.add(sum(within) <= period.minutes // STEP)
         for window in opened.windows:
-            self._add_window(place, here, window)
+            self._add_window(provider, here, window)
         self.positions += here
 
-    def _add_position(self, cell: WeekCell, known: Session | None, *, keep: bool) -> _Position | None:
+    def _add_position(self, cell: WeekCell, hinted: Session | None, *, keep: bool) -> _Position | None:
         from ortools.sat.python import cp_model
 
         model, provider = self.model, cell.place
@@ -318,9 +318,9 @@ class SatWeek:
             model.add(train <= longest * takes)
             model.add(train >= shortest * takes)
             options.append(_Option(position, task, takes, train))
-            is_hinted = known is not None and task == self._task_in_hint(known)
+            is_hinted = hinted is not None and task == self._task_in_hint(hinted)
             model.add_hint(takes, is_hinted)
-            model.add_hint(train, known.train // STEP if known is not None and is_hinted else 0)
+            model.add_hint(train, hinted.train // STEP if hinted is not None and is_hinted else 0)
             if keep and is_hinted:
                 model.add(takes == 1)
         model.add_exactly_one([*(option.takes for option in options), present.negated()])
@@ -329,18 +329,18 @@ class SatWeek:
         # One way only to leave a session out.
         model.add(start == high).only_enforce_if(present.negated())
         model.add(start <= high - overhead - shortest).only_enforce_if(present)
-        model.add_hint(start, known.start // STEP if known is not None else high)
+        model.add_hint(start, hinted.start // STEP if hinted is not None else high)
         for option in options:
             self.options[option.task].append(option)
         return position
 
-    def _add_window(self, place: WeekPlace, here: list[_Position], quota: OpenWindow) -> None:
+    def _add_window(self, provider: WeekPlace, here: list[_Position], quota: OpenWindow) -> None:
         """With one lane, what starts a whole window later never shares too much of a window."""
         intervals: list[Any] = []
         demands: list[Any] = []
         length = quota.window // STEP
         for position in here:
-            single_lane = place.lanes == 1
+            single_lane = provider.lanes == 1
             reach = length if single_lane else position.size + length
             leaves = (position.start if single_lane else position.end) + length
             intervals.append(
@@ -348,7 +348,7 @@ class SatWeek:
             )
             demands.append(position.size)
         for start, end in quota.used:
-            until = -(-(start if place.lanes == 1 else end) // STEP) + length
+            until = -(-(start if provider.lanes == 1 else end) // STEP) + length
             if until > max(self.state.now, quota.blocked_until) // STEP:
                 used = self.model.new_fixed_size_interval_var(start // STEP, until - start // STEP, "")
                 intervals.append(used)
@@ -519,5 +519,5 @@ class SatWeek:
         return sum(parts)
 
 
-def _speed(place: WeekPlace, model: str) -> int:
-    return round(place.speed_of(model) * SPEED_UNITS)
+def _speed(provider: WeekPlace, model: str) -> int:
+    return round(provider.speed_of(model) * SPEED_UNITS)

@@ -54,7 +54,7 @@ def opened(steps=CYCLE_STEPS, settings=NIGHTLY):
 
 
 def act(state, settings=NIGHTLY, *, facts=None, now=NOW, place=HERE.place):
-    return next_action(state, settings, facts or CycleFacts(), now=now, place=place)
+    return next_action(state, settings, facts or CycleFacts(), now=now, here=place)
 
 
 def do(state, step, summary=None, *, holder=HERE, now=NOW):

@@ -59,11 +59,11 @@ def index_prices(prices: tuple[TokenPrice, ...]) -> Mapping[str, TokenPrice]:
     return by_name
 
 
-def find_token_price(model: str, known: Mapping[str, TokenPrice]) -> TokenPrice | None:
+def find_token_price(model: str, by_name: Mapping[str, TokenPrice]) -> TokenPrice | None:
     """The price of a model as a log names it: with its provider, its date, or neither. None if unknown."""
     name = _ROUTE.sub("", model.strip())
     while True:
-        if (price := known.get(normalize(name))) is not None:
+        if (price := by_name.get(normalize(name))) is not None:
             return price
         shorter = _VERSION.sub("", name)
         if shorter == name or not shorter:

@@ -60,31 +60,31 @@ NIGHT_HOURS = 8
 
 
 def give_verdict(
-    question: FitQuestion, chosen: FitCandidate, *, level: Level, good: bool, minutes: Figure
+    question: FitQuestion, candidate: FitCandidate, *, level: Level, good: bool, minutes: Figure
 ) -> str:
     """The answer in one sentence."""
-    machine, need = question.machine.name, reserved_figure(chosen, question, level)
-    room = gpu_room(question, gpus=chosen.way.shared.gpus)
+    machine, need = question.machine.name, reserved_figure(candidate, question, level)
+    room = gpu_room(question, gpus=candidate.way.shared.gpus)
     what = f"{question.model} by {question.method} ({question.algorithm.upper()})"
     where = (
         "in memory"
         if question.machine.gpu is None
         else "of each GPU"
-        if chosen.way.shared.gpus > 1
+        if candidate.way.shared.gpus > 1
         else "of the GPU"
     )
     if good:
-        tight = ", tight on host memory" if is_tight(chosen, question) and question.machine.gpu else ""
+        tight = ", tight on host memory" if is_tight(candidate, question) and question.machine.gpu else ""
         return (
             f"{what} fits {machine}{tight}: {need.value:.1f} of {room.value:.1f} GiB {where}, "
-            f"{chosen.tokens_per_second:,.0f} tokens/s, {say_time(minutes.value)} for the run."
+            f"{candidate.tokens_per_second:,.0f} tokens/s, {say_time(minutes.value)} for the run."
         )
     lacking = []
-    if (over := gpu_excess(chosen, question, level)) > 0:
+    if (over := gpu_excess(candidate, question, level)) > 0:
         lacking.append(
             f"{over:.1f} GiB are lacking {where} ({need.high:.1f} may be needed, {room.value:.1f} are there)"
         )
-    if (over := host_excess(chosen, question)) > 0:
+    if (over := host_excess(candidate, question)) > 0:
         lacking.append(f"{over:.0f} GiB are lacking on the host")
     return f"{what} does not fit {machine}: " + " and ".join(lacking) + "."
 
@@ -99,46 +99,48 @@ def say_time(minutes: float) -> str:
 
 def give_reasons(
     question: FitQuestion,
-    chosen: FitCandidate,
+    candidate: FitCandidate,
     considered: tuple[Considered, ...],
     *,
     good: bool,
 ) -> tuple[str, ...]:
-    reasons = [*_about_the_step(question, chosen), *_about_the_machine(question, chosen)]
+    reasons = [*_about_the_step(question, candidate), *_about_the_machine(question, candidate)]
     if question.algorithm == "grpo":
-        a_prompt = chosen.seconds_per_step * question.generations / question.batch_size
-        writing = sum(chosen.step_parts.get(name, 0.0) for name in ("generation", "reading prompts"))
-        graded = chosen.step_parts.get("rewards", 0.0)
-        rewards = f"{graded / chosen.seconds_per_step:.0%} for rewards" if graded else "rewards not counted"
+        a_prompt = candidate.seconds_per_step * question.generations / question.batch_size
+        writing = sum(candidate.step_parts.get(name, 0.0) for name in ("generation", "reading prompts"))
+        graded = candidate.step_parts.get("rewards", 0.0)
+        rewards = (
+            f"{graded / candidate.seconds_per_step:.0%} for rewards" if graded else "rewards not counted"
+        )
         reasons += [
             *say_why(question),
-            f"{a_prompt:.1f} s a prompt, {writing / chosen.seconds_per_step:.0%} of it for writing answers: "
-            f"{NIGHT_HOURS * 3600 / a_prompt:,.0f} prompts in {NIGHT_HOURS} hours, {rewards}",
+            f"{a_prompt:.1f} s a prompt, {writing / candidate.seconds_per_step:.0%} of it for writing "
+            f"answers: {NIGHT_HOURS * 3600 / a_prompt:,.0f} prompts in {NIGHT_HOURS} hours, {rewards}",
         ]
     if not good:
         reasons.append(
             "a smaller batch would not help: this is with one row at a time already"
-            if chosen.way.micro_rows == 1 or chosen.tuning is not None
+            if candidate.way.micro_rows == 1 or candidate.tuning is not None
             else "fewer rows at a time would help"
         )
         return tuple(reasons)
     # How much faster it is than the next, and where another engine would be faster still.
-    ours = chosen.tokens_per_second
+    ours = candidate.tokens_per_second
     fitting = [option for option in considered if option.fits]
-    same = [option for option in fitting if option.strategy.engine == chosen.way.engine]
+    same = [option for option in fitting if option.strategy.engine == candidate.way.engine]
     if same and ours > 1.005 * same[0].tokens_per_second.value:
         gain = ours / same[0].tokens_per_second.value - 1
-        reasons.append(f"{name_of(chosen, question)} is {100 * gain:.0f} % faster than {same[0].name}")
+        reasons.append(f"{name_of(candidate, question)} is {100 * gain:.0f} % faster than {same[0].name}")
     for option in fitting:
         speed = option.tokens_per_second.value
-        if option.strategy.engine != chosen.way.engine and speed > ours:
+        if option.strategy.engine != candidate.way.engine and speed > ours:
             reasons.append(f"{option.name} would do {speed:,.0f} tokens/s: see it with --engine hf")
     return tuple(reasons)
 
 
-def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
+def _about_the_step(question: FitQuestion, candidate: FitCandidate) -> list[str]:
     gpu, reasons = question.machine.gpu, []
-    if question.algorithm != "sft" and chosen.way.own_step:
+    if question.algorithm != "sft" and candidate.way.own_step:
         reasons.append(
             "writing answers was timed on one H200 only (135M and 7.6B); other GPUs are computed from it"
             if question.algorithm == "grpo"
@@ -151,20 +153,20 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
         question.engine == "graft"
         and gpu is not None
         and question.algorithm == "sft"
-        and not chosen.way.own_step
-        and chosen.streamed is None
+        and not candidate.way.own_step
+        and candidate.streamed is None
     ):
         why = why_plain(question) or "several GPUs share the run"
-        how = "with" if chosen.way.checkpointed else "without"
-        rows = f"{chosen.way.micro_rows} row{'s' * (chosen.way.micro_rows != 1)} at a time"
+        how = "with" if candidate.way.checkpointed else "without"
+        rows = f"{candidate.way.micro_rows} row{'s' * (candidate.way.micro_rows != 1)} at a time"
         reasons.append(f"the plain step, {how} checkpointing, {rows}: {why}")
-    if chosen.streamed is not None:
+    if candidate.streamed is not None:
         reasons.append(
-            f"{describe_streamed(chosen.streamed)}; all rows of a step go through a layer before the next is "
-            "fetched"
+            f"{describe_streamed(candidate.streamed)}; all rows of a step go through a layer before the next "
+            "is fetched"
         )
-    if chosen.tuning is not None:
-        tuning = chosen.tuning
+    if candidate.tuning is not None:
+        tuning = candidate.tuning
         again = question.adapted_layers - tuning.keep - tuning.lean
         reasons.append(
             f"activations: {tuning.keep} layers keep all, {tuning.lean} all but the widest tensor, {again} "
@@ -180,34 +182,34 @@ def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
     return reasons if experts is None else [*reasons, experts]
 
 
-def _about_the_machine(question: FitQuestion, chosen: FitCandidate) -> list[str]:
+def _about_the_machine(question: FitQuestion, candidate: FitCandidate) -> list[str]:
     """About GPUs that share the run, and about what waits in host memory."""
-    gpus, used = question.machine.gpus, chosen.way.shared.gpus
+    gpus, used = question.machine.gpus, candidate.way.shared.gpus
     reasons = []
     if question.machine.gpu is not None and used < gpus:
         reasons.append(
             f"{gpus - used} of {gpus} GPUs stay idle: with this engine, no strategy over all of them fits "
             "and is faster; use each GPU for a separate run"
         )
-    sent = chosen.step_parts.get("link between cards", 0.0)
+    sent = candidate.step_parts.get("link between cards", 0.0)
     if used > 1:
         reasons.append(
-            f"{100 * sent / chosen.seconds_per_step:.0f} % of a step is waiting for the link between GPUs"
+            f"{100 * sent / candidate.seconds_per_step:.0f} % of a step is waiting for the link between GPUs"
         )
     if used > 1 and question.method == "qlora":
         reasons.append("4-bit weights cannot be cut up: each GPU holds the whole base (DDP)")
-    if chosen.way.shared.offload != "none":
-        low, high, ram = chosen.host.low, chosen.host.high, question.machine.ram_gib
-        how = "tight" if is_tight(chosen, question) else "enough"
-        moved = chosen.step_parts.get("host transfers", 0.0) / chosen.seconds_per_step
-        adam = chosen.step_parts.get("optimizer", 0.0) / chosen.seconds_per_step
-        where = "waiting for Adam" if chosen.streamed is not None else "Adam on the CPU"
+    if candidate.way.shared.offload != "none":
+        low, high, ram = candidate.host.low, candidate.host.high, question.machine.ram_gib
+        how = "tight" if is_tight(candidate, question) else "enough"
+        moved = candidate.step_parts.get("host transfers", 0.0) / candidate.seconds_per_step
+        adam = candidate.step_parts.get("optimizer", 0.0) / candidate.seconds_per_step
+        where = "waiting for Adam" if candidate.streamed is not None else "Adam on the CPU"
         reasons += [
             f"host memory is {how}: {low:.0f} to {high:.0f} GiB of {ram:.0f} installed",
             f"{100 * moved:.0f} % of a step is waiting for transfers to and from the host, "
             f"{100 * adam:.0f} % is {where}",
         ]
-        if question.method == "full" and chosen.streamed is None:
+        if question.method == "full" and candidate.streamed is None:
             reasons.append(
                 "DeepSpeed's own estimator adds half as much again and would ask for "
                 f"{padded_gb(question):.0f} GB on the host"
@@ -490,14 +492,14 @@ def ways_of(question: FitQuestion) -> tuple[FitQuestion, ...]:
     return question.model_copy(update={"machine": machine}), shared
 
 
-def compare_engines(best: FitAnswer, other: FitAnswer, *, gpus: int) -> FitAnswer:
+def compare_engines(best: FitAnswer, runner_up: FitAnswer, *, gpus: int) -> FitAnswer:
     """The answer of the better engine, with the other one among those that were considered."""
     alone = best.question.engine == "graft"
     names = ("graft train on one GPU", f"TRL on {gpus} GPUs")
     mine, rival_name = names if alone else reversed(names)
     reasons = []
-    if best.fits and other.fits:
-        times = other.run_minutes.value / best.run_minutes.value
+    if best.fits and runner_up.fits:
+        times = runner_up.run_minutes.value / best.run_minutes.value
         reasons.append(f"{mine} is {times:.1f} × as fast as {rival_name}")
     elif best.fits:
         reasons.append(f"{rival_name} does not fit")
@@ -513,18 +515,18 @@ def compare_engines(best: FitAnswer, other: FitAnswer, *, gpus: int) -> FitAnswe
         reasons.append("the seconds of TRL are derived, not measured")
     considered = Considered(
         name=rival_name,
-        fits=other.fits,
-        peak_reserved_gib=other.peak_reserved_gib,
-        card_gib=other.card_gib,
-        host_gib=other.host_gib,
-        tokens_per_second=other.tokens_per_second,
-        strategy=other.strategy,
+        fits=runner_up.fits,
+        peak_reserved_gib=runner_up.peak_reserved_gib,
+        card_gib=runner_up.card_gib,
+        host_gib=runner_up.host_gib,
+        tokens_per_second=runner_up.tokens_per_second,
+        strategy=runner_up.strategy,
     )
     return best.model_copy(
         update={
             "reasons": (*reasons, *best.reasons),
             "considered": (considered, *best.considered)[:SHOWN],
-            "others": ((other.strategy,) if other.fits else ()) + best.others,
+            "others": ((runner_up.strategy,) if runner_up.fits else ()) + best.others,
         }
     )
 
@@ -569,28 +571,28 @@ def _minutes(step: Figure, steps: float, *, fixed: float) -> Figure:
     return Figure(value=value, low=low, high=high, unit="min")
 
 
-def _parts(chosen: FitCandidate, level: Level) -> dict[str, Figure]:
+def _parts(candidate: FitCandidate, level: Level) -> dict[str, Figure]:
     """The allocated bytes by what they are for, then what the allocator takes beyond them."""
     spread = RESERVED_SPREAD[level]
     exact = ("weights", "adapters", "optimizer", "gradients")
     parts = {}
-    for name, size in sorted(chosen.peak.parts.items(), key=lambda part: -part[1]):
+    for name, size in sorted(candidate.peak.parts.items(), key=lambda part: -part[1]):
         if size > 0:
             wide = 0.01 if name in exact else spread
             parts[name] = Figure.about(size / GIB, down=1 - wide, up=1 + wide, unit="GiB")
-    beyond = max(chosen.peak.reserved - chosen.peak.allocated, 0.0) / GIB
+    beyond = max(candidate.peak.reserved - candidate.peak.allocated, 0.0) / GIB
     parts["allocator"] = Figure(value=beyond, low=0.0, high=2 * beyond, unit="GiB")
     return parts
 
 
-def _late(question: FitQuestion, chosen: FitCandidate, level: Level) -> Figure:
+def _late(question: FitQuestion, candidate: FitCandidate, level: Level) -> Figure:
     """How likely a batch of long rows runs out after a good start, over what the peak may truly be."""
-    room = gpu_room(question, gpus=chosen.way.shared.gpus).value * GIB
-    lasting = sum(chosen.peak.parts.get(name, 0.0) for name in ("weights", "adapters", "optimizer"))
-    rows = chosen.way.micro_rows if not chosen.way.own_step else 1
+    room = gpu_room(question, gpus=candidate.way.shared.gpus).value * GIB
+    lasting = sum(candidate.peak.parts.get(name, 0.0) for name in ("weights", "adapters", "optimizer"))
+    rows = candidate.way.micro_rows if not candidate.way.own_step else 1
 
     def chance(spread: float) -> float:
-        peaks = truths(chosen.floor, spread=spread)
+        peaks = truths(candidate.floor, spread=spread)
         longest = max(question.lengths)
         fitting = [
             length_that_fits(room=room, floor=lasting, at_longest=peak, longest=longest) for peak in peaks

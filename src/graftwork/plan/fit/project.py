@@ -87,15 +87,15 @@ class FitRequest(Record):
     project: Path | None = None
 
 
-def answer_fit(asked: FitRequest, *, on_progress: OnProgress = lambda _: None) -> FitAnswer:
+def answer_fit(request: FitRequest, *, on_progress: OnProgress = lambda _: None) -> FitAnswer:
     """The answer; memory is traced where that was asked for, or where the family has no step recipe."""
-    project = _project(asked)
-    model = _model(asked, project)
-    question = ask(asked, model=model, project=project)
-    if asked.claim is not None:
-        require_possible(question, asked.claim, eight=question.method != "full")
+    project = _project(request)
+    model = _model(request, project)
+    question = ask(request, model=model, project=project)
+    if request.claim is not None:
+        require_possible(question, request.claim, eight=question.method != "full")
     rates = None
-    if asked.gpu is None and question.machine.gpu is not None:
+    if request.gpu is None and question.machine.gpu is not None:
         from graftwork.costmodel.probed_rates import rates_of_probe
         from graftwork.plan.probe import stored_probe
 
@@ -105,9 +105,9 @@ def answer_fit(asked: FitRequest, *, on_progress: OnProgress = lambda _: None) -
         with suppress(ValueError):
             rates = rates_of_probe(facts) if facts is not None and facts.device.kind == "cuda" else None
     answer = fit(question, rates=rates)
-    if asked.trace:
+    if request.trace:
         answer = correct(answer, model, rates=rates, on_progress=on_progress)
-    elif asked.trace is None and answer.certainty == "guessed" and can_trace():
+    elif request.trace is None and answer.certainty == "guessed" and can_trace():
         # Where the libraries cannot build this model, the guess with its wide range stays.
         with suppress(EnvironmentLacks, subprocess.TimeoutExpired):
             answer = correct(answer, model, rates=rates, on_progress=on_progress)
@@ -126,35 +126,35 @@ def doubts(model: CatalogModel, answer: FitAnswer) -> Iterator[str]:
         )
 
 
-def question_of(asked: FitRequest) -> FitQuestion:
+def question_of(request: FitRequest) -> FitQuestion:
     """The question alone, for those who answer it for many machines."""
-    project = _project(asked)
-    return ask(asked, model=_model(asked, project), project=project)
+    project = _project(request)
+    return ask(request, model=_model(request, project), project=project)
 
 
-def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | None") -> FitQuestion:
+def ask(request: FitRequest, *, model: CatalogModel, project: "ProjectFolder | None") -> FitQuestion:
     """The question: what was stated, then what the project says, then what is usual."""
     train = project.settings.train if project is not None else None
-    own_rows = _own_rows(project) if asked.seq == OWN_DATA or (asked.seq is None and project) else None
-    if asked.seq == OWN_DATA and own_rows is None:
+    own_rows = _own_rows(project) if request.seq == OWN_DATA or (request.seq is None and project) else None
+    if request.seq == OWN_DATA and own_rows is None:
         raise UserMistake(
             "there is no dataset whose lengths could be read",
             why="`--seq data` means the rows of this project",
             fix="run `graft data prepare` first, or give a number: --seq 2048",
             where="--seq",
         )
-    if own_rows is None and asked.seq is not None and not (asked.seq.isdigit() and int(asked.seq) >= 1):
+    if own_rows is None and request.seq is not None and not (request.seq.isdigit() and int(request.seq) >= 1):
         raise UserMistake(
-            f"--seq is {asked.seq!r}",
+            f"--seq is {request.seq!r}",
             why="it is the tokens of a row",
             fix="give a number such as 2048, or `data` for the lengths of this project's dataset",
             where="--seq",
         )
     machine = named_machine(
-        gpu=asked.gpu, gpus=asked.gpus, cpu=asked.cpu, ram_gib=asked.ram, overlay=asked.catalog
+        gpu=request.gpu, gpus=request.gpus, cpu=request.cpu, ram_gib=request.ram, overlay=request.catalog
     )
-    gpu, link = machine.gpu, asked.link
-    if link is None and asked.nvlink and gpu is not None:
+    gpu, link = machine.gpu, request.link
+    if link is None and request.nvlink and gpu is not None:
         if gpu.nvlink_gb_s is None:
             raise UserMistake(
                 f"{gpu.name} has no NVLink",
@@ -163,49 +163,49 @@ def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | Non
                 where="--nvlink",
             )
         link = gpu.nvlink_gb_s
-    if gpu is not None and asked.memory is not None and asked.memory > gpu.memory_gib:
+    if gpu is not None and request.memory is not None and request.memory > gpu.memory_gib:
         # A limit says how much of a GPU may be taken; it makes no GPU larger.
         raise UserMistake(
-            f"{gpu.name} has {gpu.memory_gib:.1f} GiB, not {asked.memory:g}",
+            f"{gpu.name} has {gpu.memory_gib:.1f} GiB, not {request.memory:g}",
             why="--memory is what may be taken of a GPU",
             fix="leave --memory out, or name a GPU that has as much",
             where="--memory",
         )
     stated = FitOptions(
-        method=asked.method or (train.method if train is not None else "qlora"),
-        algorithm=asked.algorithm,
-        engine=asked.engine,
-        seq=int(asked.seq or DEFAULT_SEQ) if own_rows is None else tuple(own_rows.spread_lengths()),
+        method=request.method or (train.method if train is not None else "qlora"),
+        algorithm=request.algorithm,
+        engine=request.engine,
+        seq=int(request.seq or DEFAULT_SEQ) if own_rows is None else tuple(own_rows.spread_lengths()),
         trained_share=1.0
         if own_rows is None
         else max(own_rows.trained_tokens / max(own_rows.tokens, 1), 0.001),
-        rows=asked.rows,
-        epochs=asked.epochs or (train.epochs if train is not None else 1.0),
-        batch_size=asked.batch or (train.batch_size if train is not None else 16),
-        rank=asked.rank or (train.rank if train is not None else 16),
+        rows=request.rows,
+        epochs=request.epochs or (train.epochs if train is not None else 1.0),
+        batch_size=request.batch or (train.batch_size if train is not None else 16),
+        rank=request.rank or (train.rank if train is not None else 16),
         adapted_layers=train.upper_layers if train is not None else None,
         experts=train.experts if train is not None else False,
-        optimizer=asked.optimizer,
-        offload=asked.offload,
-        memory_limit_gib=asked.memory,
-        prompt_tokens=asked.prompt,
-        completion_tokens=asked.completion,
-        generations=asked.generations,
-        reward_seconds=asked.reward_seconds,
+        optimizer=request.optimizer,
+        offload=request.offload,
+        memory_limit_gib=request.memory,
+        prompt_tokens=request.prompt,
+        completion_tokens=request.completion,
+        generations=request.generations,
+        reward_seconds=request.reward_seconds,
     )
     return make_question(model, stated, machine=machine.model_copy(update={"link_gb_s": link}))
 
 
-def _project(asked: FitRequest) -> "ProjectFolder | None":
+def _project(request: FitRequest) -> "ProjectFolder | None":
     """The project, where the question leans on one."""
-    leans = asked.model is None or asked.seq == OWN_DATA or asked.project is not None
+    leans = request.model is None or request.seq == OWN_DATA or request.project is not None
     if not leans:
         return None
     # The settings of all stages come with it: only who leans on a project waits for them.
     from graftwork.project.load import find_project, open_project
 
-    if asked.project is None and find_project() is None:
-        if asked.model is not None:
+    if request.project is None and find_project() is None:
+        if request.model is not None:
             return None
         raise UserMistake(
             "no model is named, and there is no project here whose base could be meant",
@@ -213,24 +213,24 @@ def _project(asked: FitRequest) -> "ProjectFolder | None":
             fix="graft plan fit --model deepseek-coder-6.7b (`graft plan catalog models` lists the names)",
             where="--model",
         )
-    return open_project(asked.project)
+    return open_project(request.project)
 
 
-def _model(asked: FitRequest, project: "ProjectFolder | None") -> CatalogModel:
-    if asked.model is not None:
-        return find_model(asked.model, overlay=asked.catalog)
+def _model(request: FitRequest, project: "ProjectFolder | None") -> CatalogModel:
+    if request.model is not None:
+        return find_model(request.model, overlay=request.catalog)
     if project is None:
         raise UserMistake("no model is named", fix="give --model", where="--model")
     base = project.settings.base
     folder = project.root / base
     if base != EMBEDDED and (folder / "config.json").is_file():
-        return find_model(str(folder), overlay=asked.catalog)
+        return find_model(str(folder), overlay=request.catalog)
     try:
-        return find_model(base, overlay=asked.catalog)
+        return find_model(base, overlay=request.catalog)
     except UserMistake:
         if base == EMBEDDED or parse_hub_name(base) is None:
             raise
-    return find_model(find_base(base, project_folder=project.root).folder, overlay=asked.catalog)
+    return find_model(find_base(base, project_folder=project.root).folder, overlay=request.catalog)
 
 
 def _own_rows(project: "ProjectFolder | None") -> SplitSummary | None:

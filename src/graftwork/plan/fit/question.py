@@ -24,17 +24,17 @@ from graftwork.records.plan import FitOptions, FitQuestion, PlainSetup, Precisio
 DEFAULT_ROWS = 1000
 
 
-def make_question(model: CatalogModel, asked: FitOptions, *, machine: Machine) -> FitQuestion:
-    lengths = (asked.seq,) if isinstance(asked.seq, int) else tuple(sorted(asked.seq))
-    if asked.algorithm == "grpo":
+def make_question(model: CatalogModel, options: FitOptions, *, machine: Machine) -> FitQuestion:
+    lengths = (options.seq,) if isinstance(options.seq, int) else tuple(sorted(options.seq))
+    if options.algorithm == "grpo":
         # What is learned from is what was generated: a prompt and its answer.
-        lengths = (asked.prompt_tokens + asked.completion_tokens,)
+        lengths = (options.prompt_tokens + options.completion_tokens,)
     # Numbers that no run can have are refused by name.
     stated = {
         "--seq": min(lengths, default=0),
-        "--batch": asked.batch_size,
-        "--epochs": asked.epochs,
-        "--rank": asked.rank,
+        "--batch": options.batch_size,
+        "--epochs": options.epochs,
+        "--rank": options.rank,
         "--ram": machine.ram_gib,
         "--gpus": machine.gpus if machine.gpu is not None else 1,
     }
@@ -46,14 +46,14 @@ def make_question(model: CatalogModel, asked: FitOptions, *, machine: Machine) -
                 fix="give a number above 0",
                 where=option,
             )
-    share = asked.trained_share
-    if asked.algorithm == "grpo":
-        share = asked.completion_tokens / lengths[0]
+    share = options.trained_share
+    if options.algorithm == "grpo":
+        share = options.completion_tokens / lengths[0]
     derived = {
         "trained_share": share,
-        "rows": asked.rows or (len(lengths) if len(lengths) > 1 else DEFAULT_ROWS),
-        "targets": asked.targets or linear_names(model.shape),
-        "adapted_layers": min(asked.adapted_layers or model.shape.layers, model.shape.layers),
+        "rows": options.rows or (len(lengths) if len(lengths) > 1 else DEFAULT_ROWS),
+        "targets": options.targets or linear_names(model.shape),
+        "adapted_layers": min(options.adapted_layers or model.shape.layers, model.shape.layers),
     }
     return FitQuestion(
         model=model.name,
@@ -61,7 +61,7 @@ def make_question(model: CatalogModel, asked: FitOptions, *, machine: Machine) -
         architecture=model.architecture,
         lengths=lengths,
         machine=machine,
-        **(asked.model_dump(exclude={"seq"}) | derived),
+        **(options.model_dump(exclude={"seq"}) | derived),
     )
 
 

@@ -208,11 +208,11 @@ def read_written(text: str, *, file: str) -> WrittenConfig:
     return WrittenConfig(file, _leaves(content), _lines(node))
 
 
-def matching_texts(written: WrittenConfig, pattern: re.Pattern[str]) -> dict[str, str]:
+def matching_texts(source: WrittenConfig, pattern: re.Pattern[str]) -> dict[str, str]:
     """Keys whose text has the pattern, such as NUMBER_AS_TEXT or PLACEHOLDER."""
     return {
         ".".join(path): value
-        for path, value in written.leaves.items()
+        for path, value in source.leaves.items()
         if isinstance(value, str) and pattern.search(value)
     }
 
@@ -386,17 +386,17 @@ def names_list(value: Any) -> tuple[str, ...] | None:
 class FoundSettings:
     """The settings of a file by field, each with its place."""
 
-    def __init__(self, written: WrittenConfig, fields: Mapping[str, Names]) -> None:
-        self._written = written
+    def __init__(self, source: WrittenConfig, fields: Mapping[str, Names]) -> None:
+        self._written = source
         self.values: dict[str, Any] = {}
         self.places: dict[str, ConfigLocation] = {}
         for field, names in fields.items():
             for name in names.names:
-                path = written.named(name)
-                value = names.read(written.leaves[path]) if path else None
+                path = source.named(name)
+                value = names.read(source.leaves[path]) if path else None
                 if path is not None and value is not None:
                     self.values[field] = value
-                    self.places[field] = written.location(path)
+                    self.places[field] = source.location(path)
                     break
 
     def set(self, field: str, value: Any, *, from_field: str) -> None:
@@ -512,8 +512,8 @@ TRAINING_FIELDS = {
 }
 
 
-def read_training(written: WrittenConfig) -> Configuration:
-    settings = FoundSettings(written, TRAINING_FIELDS)
+def read_training(source: WrittenConfig) -> Configuration:
+    settings = FoundSettings(source, TRAINING_FIELDS)
     settle(settings)
     return settings.configure("training")
 
@@ -565,8 +565,8 @@ AXOLOTL_FIELDS = {
 }
 
 
-def read_axolotl(written: WrittenConfig) -> Configuration:
-    settings = FoundSettings(written, AXOLOTL_FIELDS)
+def read_axolotl(source: WrittenConfig) -> Configuration:
+    settings = FoundSettings(source, AXOLOTL_FIELDS)
     for field, when_field in (("saves_per_epoch", "save_when"), ("evals_per_epoch", "eval_when")):
         if settings.values.pop(field, None) is not None:
             settings.set(when_field, "epoch", from_field=field)
@@ -598,8 +598,8 @@ DEEPSPEED_FIELDS = {
 }
 
 
-def read_deepspeed(written: WrittenConfig) -> Configuration:
-    settings = FoundSettings(written, DEEPSPEED_FIELDS)
+def read_deepspeed(source: WrittenConfig) -> Configuration:
+    settings = FoundSettings(source, DEEPSPEED_FIELDS)
     values = settings.values
     settings.settle_precision()
     for field in ("offload_optimizer", "offload_weights"):
@@ -623,8 +623,8 @@ LLAMA_FACTORY_FIELDS = {
 }
 
 
-def read_llama_factory(written: WrittenConfig) -> Configuration:
-    settings = FoundSettings(written, LLAMA_FACTORY_FIELDS)
+def read_llama_factory(source: WrittenConfig) -> Configuration:
+    settings = FoundSettings(source, LLAMA_FACTORY_FIELDS)
     values = settings.values
     if values.pop("quantized", None) == 4:
         settings.set("bits", 4, from_field="quantized")
@@ -664,7 +664,7 @@ GRAFT_FIELDS = {
 }
 
 
-def read_graft(settings: dict[str, Any], written: WrittenConfig, *, model: str = "") -> Configuration:
+def read_graft(settings: dict[str, Any], source: WrittenConfig, *, model: str = "") -> Configuration:
     """`settings` are those of `model`; its own keys are looked for first."""
     values: dict[str, Any] = {}
     locations: dict[str, ConfigLocation] = {}
@@ -672,7 +672,7 @@ def read_graft(settings: dict[str, Any], written: WrittenConfig, *, model: str =
         value = _at(settings, path)
         if value is not None:
             values[field] = value
-            locations[field] = _place(written, path, model)
+            locations[field] = _place(source, path, model)
     if values.get("precision") == "auto":
         del values["precision"], locations["precision"]
     # Packed rows never see each other here, whatever the switch says.
@@ -691,11 +691,11 @@ def read_graft(settings: dict[str, Any], written: WrittenConfig, *, model: str =
         if rule.get("over") is not None and 0 < rule["over"] < 1 and rule.get("bound") in (None, "lower")
     ]
     values["target_rate"] = max(rates, default=None)
-    locations["target_rate"] = _place(written, ("gate", "rules"), model)
+    locations["target_rate"] = _place(source, ("gate", "rules"), model)
     return Configuration.model_validate(
         {
             **values,
-            "file": written.file,
+            "file": source.file,
             "kind": "graft",
             "places": {k: v for k, v in locations.items() if v.line},
         }
@@ -708,10 +708,10 @@ def _at(settings: Any, path: tuple[str, ...]) -> Any:
     return settings
 
 
-def _place(written: WrittenConfig, path: tuple[str, ...], model: str) -> ConfigLocation:
+def _place(source: WrittenConfig, path: tuple[str, ...], model: str) -> ConfigLocation:
     for tried in (("models", model, *path), path):
-        if tried in written.leaves:
-            return written.location(tried)
+        if tried in source.leaves:
+            return source.location(tried)
     return ConfigLocation(key=".".join(path))
 
 
@@ -725,28 +725,28 @@ KNOWN_ENOUGH = 2
 """Fields that must be found before a file counts as a training configuration."""
 
 
-def detect(written: WrittenConfig) -> Kind:
-    if ("project",) in written.leaves and any(path[0] == "data" for path in written.leaves):
+def detect(source: WrittenConfig) -> Kind:
+    if ("project",) in source.leaves and any(path[0] == "data" for path in source.leaves):
         return "graft"
-    if written.has("train_micro_batch_size_per_gpu", "zero_optimization.stage"):
+    if source.has("train_micro_batch_size_per_gpu", "zero_optimization.stage"):
         return "deepspeed"
-    if written.has("sequence_len", "micro_batch_size") and written.has("base_model"):
+    if source.has("sequence_len", "micro_batch_size") and source.has("base_model"):
         return "axolotl"
-    if written.has("cutoff_len", "finetuning_type") and written.has("model_name_or_path"):
+    if source.has("cutoff_len", "finetuning_type") and source.has("model_name_or_path"):
         return "llama-factory"
     return "training"
 
 
-def read_foreign(written: WrittenConfig) -> Configuration:
+def read_foreign(source: WrittenConfig) -> Configuration:
     """A configuration of another tool, by its own reader."""
-    kind = detect(written)
-    config = READERS[kind](written)
+    kind = detect(source)
+    config = READERS[kind](source)
     if len(config.places) < KNOWN_ENOUGH:
         raise UserMistake(
             "this does not look like a training configuration",
             why="hardly any key in it is one that a trainer knows",
             fix="name a graft.yaml, a YAML of TrainingArguments, axolotl or LLaMA-Factory, "
             "or a DeepSpeed JSON",
-            where=written.file,
+            where=source.file,
         )
     return config

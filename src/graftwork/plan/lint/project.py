@@ -119,16 +119,16 @@ class Linted(Record):
         return sum(finding.severity == "error" for finding in self.findings)
 
 
-def lint_file(path: Path, given: Given) -> Linted:
+def lint_file(path: Path, options: Given) -> Linted:
     source = read_written(_read(path), file=str(path))
-    lengths = read_lengths(given.lengths)
+    lengths = read_lengths(options.lengths)
     if detect(source) == "graft":
         looks = [
-            _look(path, config, lengths or own_lengths, given)
+            _look(path, config, lengths or own_lengths, options)
             for config, own_lengths in _read_project(path, source)
         ]
     else:
-        looks = [_look(path, read_foreign(source), lengths, given)]
+        looks = [_look(path, read_foreign(source), lengths, options)]
     # Models of a project share most of their settings: a problem of several is reported once.
     findings = {
         (finding.rule, finding.where, finding.what): finding for look in looks for finding in look.findings
@@ -139,11 +139,11 @@ def lint_file(path: Path, given: Given) -> Linted:
     )
 
 
-def _look(path: Path, config: Configuration, lengths: tuple[int, ...], given: Given) -> Linted:
-    config = _add(config, given)
-    model = _find_model(config.model, near=path.parent, overlay=given.catalog)
-    config = _by_full_names(config, overlay=given.catalog)
-    gpu = find_gpu(config.gpu, overlay=given.catalog) if config.gpu is not None else None
+def _look(path: Path, config: Configuration, lengths: tuple[int, ...], options: Given) -> Linted:
+    config = _add(config, options)
+    model = _find_model(config.model, near=path.parent, overlay=options.catalog)
+    config = _by_full_names(config, overlay=options.catalog)
+    gpu = find_gpu(config.gpu, overlay=options.catalog) if config.gpu is not None else None
     if config.deadline_minutes is not None and config.expected_minutes is None and model and gpu:
         expected = least_minutes(config, model, gpu, lengths)
         config = config.model_copy(update={"expected_minutes": expected})
@@ -167,13 +167,13 @@ def _look(path: Path, config: Configuration, lengths: tuple[int, ...], given: Gi
     )
 
 
-def read_lengths(given: str | None) -> tuple[int, ...]:
+def read_lengths(stated: str | None) -> tuple[int, ...]:
     """Tokens of rows: one number, or a file with one a line, plain or as JSON with `tokens` or `length`."""
-    if given is None:
+    if stated is None:
         return ()
-    if given.isdigit():
-        return (_length(int(given)),)
-    path = Path(given)
+    if stated.isdigit():
+        return (_length(int(stated)),)
+    path = Path(stated)
     text = _read(path, most_bytes=_MOST_BYTES_OF_LENGTHS)
     try:
         entries: Iterable[Any] = (
@@ -201,7 +201,7 @@ def _length(entry: Any) -> int:
     return int(entry)
 
 
-def _read_project(path: Path, written: WrittenConfig) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
+def _read_project(path: Path, source: WrittenConfig) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
     """Each model of the project as it is resolved, and the lengths of its rows where they are prepared.
 
     These are the rows of its newest dataset, those that were left out for their length too.
@@ -218,7 +218,7 @@ def _read_project(path: Path, written: WrittenConfig) -> Iterator[tuple[Configur
             folders[read_manifest(manifest.parent).model] = manifest.parent
     for name in whole.all_models:
         settings = whole.of_model(name)
-        config = read_graft(settings.model_dump(mode="json"), written, model=name)
+        config = read_graft(settings.model_dump(mode="json"), source, model=name)
         folder = folders.get(name)
         if folder is None:
             yield config, ()
@@ -233,11 +233,11 @@ def _read_project(path: Path, written: WrittenConfig) -> Iterator[tuple[Configur
         yield config.model_copy(update=rows), lengths
 
 
-def _add(config: Configuration, given: Given) -> Configuration:
+def _add(config: Configuration, options: Given) -> Configuration:
     values: dict[str, Any] = {}
     locations = dict(config.places)
     for name, (field, option) in OPTIONS.items():
-        value = getattr(given, name)
+        value = getattr(options, name)
         if value is not None:
             values[field] = value
             locations[field] = ConfigLocation(key=option)

@@ -323,13 +323,13 @@ def number_is_a_text(config: Configuration, _context: LintContext) -> Iterator[R
         )
 
 
-def same_model(one: str, other: str) -> bool:
+def same_model(first: str, second: str) -> bool:
     """By the last part of the name: an organization before it, case and underscores do not matter."""
 
     def plain(name: str) -> str:
         return name.rstrip("/").split("/")[-1].lower().replace("_", "-")
 
-    return plain(one) == plain(other)
+    return plain(first) == plain(second)
 
 
 def _hours(minutes: float) -> str:

@@ -309,12 +309,12 @@ def _product(config: Configuration) -> str:
     return f"{config.micro_batch} × {config.accumulation or 1}{gpus}"
 
 
-def _fix_accumulation(config: Configuration, wanted: int) -> str:
+def _fix_accumulation(config: Configuration, target: int) -> str:
     rows_per_pass = (config.micro_batch or 1) * (config.gpus or 1)
-    if wanted % rows_per_pass == 0:
-        return f"accumulate {wanted // rows_per_pass} times for {wanted}, or say {effective_batch(config)}"
-    near = max(round(wanted / rows_per_pass), 1)
+    if target % rows_per_pass == 0:
+        return f"accumulate {target // rows_per_pass} times for {target}, or say {effective_batch(config)}"
+    near = max(round(target / rows_per_pass), 1)
     return (
-        f"{wanted} cannot be made of {rows_per_pass} rows at a time; {near * rows_per_pass} can, by "
+        f"{target} cannot be made of {rows_per_pass} rows at a time; {near * rows_per_pass} can, by "
         f"accumulating {near} times"
     )
