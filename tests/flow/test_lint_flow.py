@@ -3,7 +3,7 @@
 import pytest
 
 from graftwork.pipeline.table import run_pipeline
-from graftwork.plan.lint.project import Given, lint_file
+from graftwork.plan.lint.project import LintOptions, lint_file
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 
@@ -14,7 +14,7 @@ def prepared(small_project, change_settings, listener):
         change_settings(small_project, **sections)
         with use_project(open_project(small_project), listener) as work:
             made = run_pipeline(work, upto="prepare")
-        return lint_file(small_project / "graft.yaml", Given()), made.outputs["prepare"].dataset
+        return lint_file(small_project / "graft.yaml", LintOptions()), made.outputs["prepare"].dataset
 
     return prepare
 

@@ -639,13 +639,13 @@ def lint(
 
     Example:  graft plan lint training.yaml --rows 238 --gpu "RTX 4090" --json
     """
-    from graftwork.plan.lint.project import Given, lint_file
+    from graftwork.plan.lint.project import LintOptions, lint_file
     from graftwork.project.load import PROJECT_FILE, find_project
 
     path = file or (find_project() or Path()) / PROJECT_FILE
     done = lint_file(
         path,
-        Given(
+        LintOptions(
             rows=rows,
             gpu=gpu,
             gpus=gpus,

@@ -359,7 +359,7 @@ def _ask_torch() -> TorchView | None:
 
 
 def check_project(project: ProjectFolder) -> Iterator[DoctorCheck]:
-    from graftwork.plan.lint.project import Given, lint_file
+    from graftwork.plan.lint.project import LintOptions, lint_file
     from graftwork.store.database import open_database
 
     patterns, files = project.settings.data.logs, 0
@@ -375,7 +375,7 @@ def check_project(project: ProjectFolder) -> Iterator[DoctorCheck]:
         "set `data.logs` in graft.yaml",
         otherwise="note",
     )
-    findings = lint_file(project.file, Given()).findings
+    findings = lint_file(project.file, LintOptions()).findings
     wrong = [finding for finding in findings if finding.severity == "error"]
     lesser = [f"{finding.key}: {finding.what}" if finding.key else finding.what for finding in findings]
     valid = f"valid; smaller findings: {'; '.join(lesser)}" if lesser else "valid, and nothing found"

@@ -5,23 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.plan.lint.project import Given, Linted, lint_file
+from graftwork.plan.lint.project import Linted, LintOptions, lint_file
 
 FILES = Path(__file__).parents[2] / "data" / "lint"
 
 
 @cache
-def look(name: str, given: Given = Given()) -> Linted:  # noqa: B008
+def look(name: str, given: LintOptions = LintOptions()) -> Linted:  # noqa: B008
     return lint_file(FILES / name, given)
 
 
-def finding(name: str, rule: str, given: Given = Given()):  # noqa: B008
+def finding(name: str, rule: str, given: LintOptions = LintOptions()):  # noqa: B008
     found = {finding.rule: finding for finding in look(name, given).findings}
     assert rule in found, sorted(found)
     return found[rule]
 
 
-T4 = Given(gpu="T4")
+T4 = LintOptions(gpu="T4")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_each_finding_is_found_at_its_line_with_its_figures(name, rule, severity
 @pytest.mark.parametrize("rule", ["bf16-missing", "flash-attention-missing", "tf32-missing"])
 def test_the_fourth_configuration_does_not_run_on_the_t4_that_the_document_offers(rule):
     assert finding("seed4_training.yaml", rule, T4).severity == "error"
-    on_a100 = {finding.rule for finding in look("seed4_training.yaml", Given(gpu="A100 40GB")).findings}
+    on_a100 = {finding.rule for finding in look("seed4_training.yaml", LintOptions(gpu="A100 40GB")).findings}
     assert rule not in on_a100
 
 
@@ -104,15 +104,15 @@ def test_checkpointing_that_is_off_where_it_is_needed_is_found_by_the_estimated_
     text = (FILES / "seed3_kaggle.yaml").read_text()
     file = tmp_path / "kaggle.yaml"
     file.write_text(text.replace("gradient_checkpointing: true", "gradient_checkpointing: false"))
-    assert "recomputing-is-off" in {finding.rule for finding in lint_file(file, Given()).findings}
+    assert "recomputing-is-off" in {finding.rule for finding in lint_file(file, LintOptions()).findings}
     assert "recomputing-is-off" not in {finding.rule for finding in look("seed3_kaggle.yaml").findings}
-    short = {finding.rule for finding in lint_file(file, Given(lengths="128")).findings}
+    short = {finding.rule for finding in lint_file(file, LintOptions(lengths="128")).findings}
     assert "recomputing-is-off" not in short, "rows of 128 tokens need none"
 
 
 def test_a_session_shorter_than_the_estimated_run_is_found():
-    many = Given(rows=50_000, lengths="1500", gpu="T4")
-    few = Given(rows=20, lengths="200", gpu="T4")
+    many = LintOptions(rows=50_000, lengths="1500", gpu="T4")
+    few = LintOptions(rows=20, lengths="200", gpu="T4")
     rules = [{finding.rule for finding in look("seed3_kaggle.yaml", given).findings} for given in (many, few)]
     assert "deadline-comes-first" in rules[0]
     assert "deadline-comes-first" not in rules[1]

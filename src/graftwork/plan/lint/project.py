@@ -77,7 +77,7 @@ _MOST_BYTES_OF_LENGTHS = 256 << 20
 CPU_NAMES = ("cpu", "none", "processor")
 
 
-class Given(NamedTuple):
+class LintOptions(NamedTuple):
     """What the command line adds to the file; it overrides the file."""
 
     rows: int | None = None
@@ -119,7 +119,7 @@ class Linted(Record):
         return sum(finding.severity == "error" for finding in self.findings)
 
 
-def lint_file(path: Path, options: Given) -> Linted:
+def lint_file(path: Path, options: LintOptions) -> Linted:
     source = read_written(_read(path), file=str(path))
     lengths = read_lengths(options.lengths)
     if detect(source) == "graft":
@@ -139,7 +139,7 @@ def lint_file(path: Path, options: Given) -> Linted:
     )
 
 
-def _look(path: Path, config: Configuration, lengths: tuple[int, ...], options: Given) -> Linted:
+def _look(path: Path, config: Configuration, lengths: tuple[int, ...], options: LintOptions) -> Linted:
     config = _add(config, options)
     model = _find_model(config.model, near=path.parent, overlay=options.catalog)
     config = _by_full_names(config, overlay=options.catalog)
@@ -233,7 +233,7 @@ def _read_project(path: Path, source: WrittenConfig) -> Iterator[tuple[Configura
         yield config.model_copy(update=rows), lengths
 
 
-def _add(config: Configuration, options: Given) -> Configuration:
+def _add(config: Configuration, options: LintOptions) -> Configuration:
     values: dict[str, Any] = {}
     locations = dict(config.places)
     for name, (field, option) in OPTIONS.items():
