@@ -573,10 +573,9 @@ def trace_run(config: dict[str, Any], setup: PlainSetup) -> MemoryTrace:
 
 
 def _hold_model(model: Any, follower: Follower) -> None:
+    has_adapter = hasattr(model, "peft_config")
     for parameter in model.parameters():
-        follower.add(
-            parameter, part="adapters" if parameter.requires_grad and _is_adapter(model) else "weights"
-        )
+        follower.add(parameter, part="adapters" if parameter.requires_grad and has_adapter else "weights")
         state = getattr(parameter, "quant_state", None)
         if state is not None:
             for part in (state.absmax, state.code, state.offset, state.state2.absmax):
@@ -594,10 +593,6 @@ def _mark_layers(model: Any, stream: AllocationStream) -> None:
 
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     inner.get_output_embeddings().register_forward_pre_hook(before_head)
-
-
-def _is_adapter(model: Any) -> bool:
-    return hasattr(model, "peft_config")
 
 
 def _low_type(setup: PlainSetup) -> torch.dtype:

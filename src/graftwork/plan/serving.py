@@ -583,7 +583,6 @@ def serve(question: ServeQuestion, *, gpus: tuple[Gpu, ...] = ()) -> ServeAnswer
     row = _choose(question, rows)
     rows = tuple(each_row.model_copy(update={"chosen": each_row is row}) for each_row in rows)
     meets = None if row.meets_limit is None else row.meets_limit in ("yes", "likely")
-    latency = row.latency
     return ServeAnswer(
         verdict=say_verdict(question, row),
         good=row.fits and meets is not False,
@@ -595,12 +594,7 @@ def serve(question: ServeQuestion, *, gpus: tuple[Gpu, ...] = ()) -> ServeAnswer
         available_gib=row.holding.available_gib,
         spare_gib=row.holding.spare_gib,
         parts_gib=row.holding.parts_gib,
-        first_token_alone_seconds=latency.first_token_alone_seconds,
-        first_token_seconds=latency.first_token_seconds,
-        token_seconds=latency.token_seconds,
-        answer_seconds=latency.answer_seconds,
-        tokens_per_second=latency.tokens_per_second,
-        parts_seconds=latency.parts_seconds,
+        **dict(row.latency),
         most_users=most_users(question, row.form),
         most_users_in_time=most_users_in_time(question, row.form),
         longest_context=longest_context(question, row.form),
