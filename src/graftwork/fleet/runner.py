@@ -110,7 +110,6 @@ def _find_base(bundle: Bundle, folder: Path) -> str:
 class _Runner:
     def __init__(self, bundle: Bundle, run: Path, mirror: "RunMirror", *, seconds: float | None) -> None:
         self._job = Job(
-            name="job",
             module=bundle.module,
             job_file=str(run / JOB_FILE),
             folder=str(run),

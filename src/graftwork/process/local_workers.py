@@ -27,16 +27,11 @@ LOG_FILE = "worker.log"
 
 
 class WorkerHost(Protocol):
-    name: str
-
     def submit(self, job: Job) -> str:
         """Start the job. Returns its id."""
 
     def poll(self, job_id: str, *, seconds: float = 0.0) -> JobStatus:
         """Wait up to `seconds` for the end of the job, and bring its heartbeat and journals up to date."""
-
-    def fetch(self, job_id: str) -> None:
-        """Bring all files of the job into its folder here. Called once it has ended."""
 
     def stop(self, job_id: str, *, at_once: bool = False) -> None:
         """Ask the job to stop at its next safe point; or end it, and all that it started, `at_once`."""
@@ -51,8 +46,6 @@ def read_log_tail(folder: Path, *, lines: int = 12) -> str:
 
 
 class LocalWorkers:
-    name = "local"
-
     def __init__(self) -> None:
         self._children: dict[str, tuple[ChildProcess, int]] = {}
 
@@ -77,9 +70,6 @@ class LocalWorkers:
         except subprocess.TimeoutExpired:
             return JobStatus(running=True, process_state=process_state(child.pid))
         return JobStatus(running=False, exit_code=code, memory_kills=kernel_kills() - kills)
-
-    def fetch(self, job_id: str) -> None:
-        """The folder is here already."""
 
     def stop(self, job_id: str, *, at_once: bool = False) -> None:
         child, _ = self._children[job_id]

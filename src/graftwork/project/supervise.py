@@ -209,7 +209,6 @@ class _Supervisor:
         self._name, self._folder = task.name, task.folder
         self._place, self._reporter, self._hooks = place, reporter, hooks
         self._job = Job(
-            name=task.name,
             module=task.module,
             job_file=str(task.folder / JOB_FILE),
             folder=str(task.folder),
@@ -268,7 +267,6 @@ class _Supervisor:
                 if self._hooks.watcher is not None:
                     self._hooks.watcher.check(status.process_state)
                 self._hooks.on_poll()
-            self._place.fetch(job_id)
         except KeyboardInterrupt as interrupt:
             self._reporter.info("stopping in good order; press Ctrl-C again to end it at once")
             try:
@@ -297,7 +295,6 @@ class _Supervisor:
                     reported = True
                     self._reporter.info(f"{self._name} is stopping: waiting for its checkpoint to be safe")
             if not self._place.poll(job_id, seconds=POLL_SECONDS).running:
-                self._place.fetch(job_id)
                 return
         self._place.stop(job_id, at_once=True)
 

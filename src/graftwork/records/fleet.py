@@ -45,7 +45,6 @@ Health = Literal["starting", "working", "slow", "stuck", "gone"]
 class Job(Record):
     """`python -m module job_file`, in a folder that only one worker may hold at a time."""
 
-    name: str
     module: str
     job_file: str
     folder: str

@@ -361,8 +361,6 @@ def test_pauses_are_bounded_and_only_crashes_without_progress_count(ended, most)
 class SlowStart:
     """A place at which the worker has started and not beaten yet."""
 
-    name = "slow"
-
     def __init__(self):
         self.left = 1
 
@@ -372,9 +370,6 @@ class SlowStart:
     def poll(self, _handle, *, seconds=0.0):
         self.left -= 1
         return JobStatus(running=self.left >= 0, exit_code=0)
-
-    def fetch(self, _handle):
-        pass
 
 
 @pytest.mark.parametrize("heart", [".", "one of a batch"])

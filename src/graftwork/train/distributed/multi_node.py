@@ -200,9 +200,7 @@ def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, place:
     arguments = torchrun_arguments(
         processes=call.processes, machines=machines, module=WORKER, job_file=call.job_file
     )
-    job = Job(
-        name="training", module=LAUNCHER, job_file=call.job_file, folder=str(folder), arguments=arguments
-    )
+    job = Job(module=LAUNCHER, job_file=call.job_file, folder=str(folder), arguments=arguments)
     job_id = place.submit(job)
     try:
         while (status := place.poll(job_id, seconds=POLL_SECONDS)).running:
