@@ -42,14 +42,14 @@ class CycleTable(StepLedger):
         bodies = self._database.scalars(query.order_by(steps.c.step.desc()).limit(limit))
         return tuple(CycleState.model_validate(body) for body in bodies)
 
-    def keep_output(self, cycle: CycleState, holder: str, step: str, output: Record) -> None:
-        """Keep what a step made, by who holds the step `held` in this cycle; raises Superseded otherwise.
+    def keep_output(self, cycle: CycleState, held_step: str, step: str, output: Record) -> None:
+        """Keep what a step made, by who holds `held_step` in this cycle; raises Superseded otherwise.
 
         In one transaction: a coordinator that lost its claim must not replace what its successor made.
         """
-        claimed = cycle.step(holder)
+        claimed = cycle.step(held_step)
         with self._database.write() as connection:
-            require_held(self._load(connection), holder, claimed.token if claimed is not None else 0)
+            require_held(self._load(connection), held_step, claimed.token if claimed is not None else 0)
             self._keep(connection, name_cycle(cycle.number, step), output.fingerprint(), output)
 
     def _load(self, connection: Connection) -> CoordinatorState:
