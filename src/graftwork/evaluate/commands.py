@@ -106,32 +106,32 @@ class EvaluationRequest:
         return bool(self.subjects) or self.cases is not None or self.limit is not None
 
 
-def evaluate_asked(work: OpenProject, asked: EvaluationRequest) -> Evaluated:
-    if not asked.stands_beside:
-        if asked.shards > 1 or asked.again:
+def evaluate_asked(work: OpenProject, request: EvaluationRequest) -> Evaluated:
+    if not request.stands_beside:
+        if request.shards > 1 or request.again:
             # The answers for the pipeline's evaluation, in several processes or again.
             outputs = run_pipeline(work, upto="train")
             prepared, outcome = outputs.get("prepare", PreparedData), outputs.get("train", TrainOutcome)
             cases = held_out(work, prepared)
-            asking = prepare_asking(work, prepared, cases, shards=asked.shards)
+            asking = prepare_asking(work, prepared, cases, shards=request.shards)
             lineup = line_up(work, asking=asking, outcome=outcome)
-            if asked.again:
+            if request.again:
                 work.ledger.forget(name_entry(work, EVALUATE.name))
                 forget_subjects(lineup, cases)
             ask_everybody(work, lineup, cases)
         return put_page(work, run_pipeline(work, upto=EVALUATE.name).get(EVALUATE.name, Evaluated))
-    subjects = parse_subjects(asked.subjects)
+    subjects = parse_subjects(request.subjects)
     # Read first: a mistake in the file shall not cost a training.
     checks = work.settings.evaluate.checks
-    file_cases = read_case_file(asked.cases, named=checks) if asked.cases is not None else None
+    file_cases = read_case_file(request.cases, named=checks) if request.cases is not None else None
     trained = not subjects or any(subject.name == ADAPTER for subject in subjects)
     outputs = run_pipeline(work, upto="train" if trained else "prepare")
     prepared = outputs.get("prepare", PreparedData)
-    cases = draw_cases(file_cases or held_out(work, prepared, also=asked.subjects), most=asked.limit)
-    asking = prepare_asking(work, prepared, cases, subjects=asked.subjects or None, shards=asked.shards)
+    cases = draw_cases(file_cases or held_out(work, prepared, also=request.subjects), most=request.limit)
+    asking = prepare_asking(work, prepared, cases, subjects=request.subjects or None, shards=request.shards)
     candidate = outputs.get("train", TrainOutcome) if trained else None
     lineup = _line_up(work, subjects, asking=asking, outcome=candidate)
-    if asked.again:
+    if request.again:
         forget_subjects(lineup, cases)
     evaluated = measure_lineup(
         work,
@@ -187,7 +187,7 @@ def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvalu
     own_cases = (
         read_cases(Path(last.cases_file)) if last is not None and Path(last.cases_file).is_file() else ()
     )
-    imported, cases, answers = import_runs(runs, own=own_cases)
+    imported, cases, answers = import_runs(runs, own_cases=own_cases)
     report = imported.report
     if imported.same_cases:
         report = _grade_by_our_metrics(work, report, answers, own_cases)
@@ -294,18 +294,20 @@ def last_evaluation(work: OpenProject) -> Evaluated | None:
     return Evaluated.model_validate(entry.output) if entry is not None else None
 
 
-def _grade_by_our_metrics(work: OpenProject, report: Report, answers: Answers, own: Sequence[Case]) -> Report:
+def _grade_by_our_metrics(
+    work: OpenProject, report: Report, answers: Answers, cases: Sequence[Case]
+) -> Report:
     """Our metrics along with theirs: the questions are the same, so the grades can be compared."""
     # No judge: reading a file sends no requests.
     settings = work.settings.evaluate.model_copy(update={"judge": None})
 
     def graded(subject: SubjectReport) -> SubjectReport:
         subject_answers = answers[subject.subject]
-        if {answer.case_id for answer in subject_answers} != {case.id for case in own}:
+        if {answer.case_id for answer in subject_answers} != {case.id for case in cases}:
             return subject
         context = GradeContext(fields=settings.fields, folder=work.project.root)
         ours = score(
-            own, answers=subject_answers, generation=subject.generation, settings=settings, context=context
+            cases, answers=subject_answers, generation=subject.generation, settings=settings, context=context
         )
         graded_metrics = {name: metric for name, metric in ours.metrics.items() if metric.scores}
         return subject.model_copy(update={"metrics": {**graded_metrics, **subject.metrics}})
@@ -316,7 +318,7 @@ def _grade_by_our_metrics(work: OpenProject, report: Report, answers: Answers, o
     pairs = [
         pair
         for subject in candidates
-        for pair in compare(baseline, candidate=subject, sessions=sessions_of(own))
+        for pair in compare(baseline, candidate=subject, sessions=sessions_of(cases))
         if pair.n
     ]
     changed = {
@@ -325,7 +327,7 @@ def _grade_by_our_metrics(work: OpenProject, report: Report, answers: Answers, o
         "others": other_subjects,
         "comparisons": tuple(pairs),
     }
-    return slice_report(report.model_copy(update=changed), own, by=settings.slices)
+    return slice_report(report.model_copy(update=changed), cases, by=settings.slices)
 
 
 class GatedAll(Record):

@@ -349,8 +349,8 @@ def describe_wear(
 ) -> Wear:
     """`differences` and `clusters` are those of the comparison, where sessions hold several cases."""
 
-    def beyond(at: int) -> float | None:
-        needed = confidence_at(confidence, look=at)
+    def beyond(nth_look: int) -> float | None:
+        needed = confidence_at(confidence, look=nth_look)
         if clusters is not None:
             low = bounded_mean(differences, clusters, lowest=-1.0, confidence=needed).low
             return sum(differences) / len(differences) - low

@@ -262,7 +262,7 @@ def find_savings(
         sentence="",
     )
     return savings.model_copy(
-        update={"sentence": _say(savings, known=per_month is not None), "notes": tuple(_note(savings))}
+        update={"sentence": _say(savings, has_days=per_month is not None), "notes": tuple(_note(savings))}
     )
 
 
@@ -318,7 +318,7 @@ def _figure(kinds: Sequence[Sequence[float]], scale: float, unit: str, confidenc
     )
 
 
-def _say(savings: Savings, *, known: bool) -> str:
+def _say(savings: Savings, *, has_days: bool) -> str:
     logged, hosting, saved = savings.logged_usd_per_month, savings.hosting, savings.saved_usd_per_month
     # Calls of models without a price were priced as another model.
     who = savings.prices[0].model if savings.prices else savings.models[0]
@@ -328,7 +328,7 @@ def _say(savings: Savings, *, known: bool) -> str:
             f"What {who} costs is not known: the log states no cost, and the price table has no such model. "
             "Name one under evaluate.costs.logged_model, or add its price to your own api_prices.csv."
         )
-    if not known:
+    if not has_days:
         return (
             "The log does not state when its calls were made: set evaluate.costs.requests_per_month for "
             "what a month costs."

@@ -162,10 +162,12 @@ def compare_live(forecast: EscalationForecast, requests: Sequence[LiveRequest]) 
     )
 
 
-def _against(name: str, predicted: MeasuredShare, found: Sequence[tuple[str, float]]) -> LiveFigure:
-    share = share_of([value for _, value in found], [session for session, _ in found]) if found else None
+def _against(name: str, predicted: MeasuredShare, measured: Sequence[tuple[str, float]]) -> LiveFigure:
+    share = (
+        share_of([value for _, value in measured], [session for session, _ in measured]) if measured else None
+    )
     live = (None, None, None) if share is None else (share.value, share.low, share.high)
-    return _figure(name, (predicted.value, predicted.low, predicted.high), live, n=len(found))
+    return _figure(name, (predicted.value, predicted.low, predicted.high), live, n=len(measured))
 
 
 Measured = tuple[float | None, float | None, float | None]

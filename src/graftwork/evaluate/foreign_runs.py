@@ -82,7 +82,7 @@ Answers = dict[str, tuple[Answer, ...]]
 
 
 def import_runs(
-    runs: Sequence[ForeignRun], *, own: Sequence[Case] = ()
+    runs: Sequence[ForeignRun], *, own_cases: Sequence[Case] = ()
 ) -> tuple[ImportedEvaluation, tuple[Case, ...], Answers]:
     """The first run is the baseline, the second the candidate; one alone is only shown."""
     if not runs:
@@ -98,15 +98,15 @@ def import_runs(
         named_runs.append(run.model_copy(update={"subject": name}))
     runs = named_runs
     cases, clashing = _gather_cases(runs)
-    same, why = _held_against(cases, own)
+    same, why = _held_against(cases, own_cases)
     if same:
         # Our ids for cases that are ours.
-        ours = {prompt_key(case): case.id for case in own}
+        ours = {prompt_key(case): case.id for case in own_cases}
         runs = [
             run.model_copy(update={"samples": tuple(s.named(ours[prompt_key(s.case)]) for s in run.samples)})
             for run in runs
         ]
-        cases = tuple(own)
+        cases = tuple(own_cases)
     subjects = [_subject_report(run, sessions_of(cases)) for run in runs]
     notes = [f"{run.subject}: {note}" for run in runs for note in run.notes]
     if clashing:
@@ -161,19 +161,19 @@ def _gather_cases(runs: list[ForeignRun]) -> tuple[tuple[Case, ...], set[str]]:
     return tuple(cases.values()), clashing
 
 
-def _held_against(cases: Sequence[Case], own: Sequence[Case]) -> tuple[bool, str]:
-    if not own:
+def _held_against(cases: Sequence[Case], own_cases: Sequence[Case]) -> tuple[bool, str]:
+    if not own_cases:
         return False, "Not gated: this project has no evaluation yet whose cases these could be."
-    theirs, ours = {prompt_key(case) for case in cases}, {prompt_key(case) for case in own}
+    theirs, ours = {prompt_key(case) for case in cases}, {prompt_key(case) for case in own_cases}
     common = len(ours & theirs)
-    if theirs == ours and len(ours) == len(own):
+    if theirs == ours and len(ours) == len(own_cases):
         return True, (
-            f"These are the {len(own)} cases of this project, so the answers were graded by its own metrics "
-            "too and can be held against its other subjects."
+            f"These are the {len(own_cases)} cases of this project, so the answers were graded by its own "
+            "metrics too and can be held against its other subjects."
         )
     return False, (
-        f"Not gated: {common} of this project's {len(own)} cases are among the {len(cases)} imported ones, "
-        "and a verdict on other questions says nothing about these."
+        f"Not gated: {common} of this project's {len(own_cases)} cases are among the {len(cases)} imported "
+        "ones, and a verdict on other questions says nothing about these."
     )
 
 
@@ -300,13 +300,13 @@ def whole_number(value: Any) -> int:
     return int(value) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
 
-def plain_settings(known: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in known.items() if isinstance(value, str | int | float | bool)}
+def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if isinstance(value, str | int | float | bool)}
 
 
-def origin_of(own: dict[str, Any], here: Origin) -> Origin:
+def origin_of(facts: dict[str, Any], here: Origin) -> Origin:
     """Where a case of ours came from; `here`, where another tool made it."""
-    return Origin(file=named(own, "file") or here.file, line=whole_number(own.get("line")) or here.line)
+    return Origin(file=named(facts, "file") or here.file, line=whole_number(facts.get("line")) or here.line)
 
 
 def read_members(path: Path, *, wanted: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:

@@ -299,7 +299,7 @@ def _results(
     }
 
 
-def _sample(place: int, case: Case, answer: Answer, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+def _sample(number: int, case: Case, answer: Answer, metrics: Mapping[str, Metric]) -> dict[str, Any]:
     prompt = json.dumps([m.model_dump(mode="json") for m in case.messages], ensure_ascii=False)
     facts = {
         "id": case.id,
@@ -313,7 +313,7 @@ def _sample(place: int, case: Case, answer: Answer, metrics: Mapping[str, Metric
     doc = {"question": case.messages[-1].content if case.messages else "", OWN_KEY: facts}
     graded = {name: m.scores[case.id] for name, m in metrics.items() if m.scores.get(case.id) is not None}
     return {
-        "doc_id": place,
+        "doc_id": number,
         "doc": doc,
         "target": case.reference,
         "arguments": {"gen_args_0": {"arg_0": prompt, "arg_1": {"until": []}}},

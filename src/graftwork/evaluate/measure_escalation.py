@@ -137,13 +137,13 @@ def _ask_small(work: OpenProject, cases: Sequence[Case], alias: str) -> dict[str
 
 
 def _ask_large(
-    work: OpenProject, named: str, cases: Sequence[Case]
+    work: OpenProject, name: str, cases: Sequence[Case]
 ) -> tuple[Mapping[str, float | None], Mapping[str, float | None]]:
     """Grades and costs of the large model's answers."""
-    if named == LOG:
+    if name == LOG:
         # The log's answers are the references: they count as right everywhere.
         return {case.id: 1.0 for case in cases}, costs_of_log(cases)
-    (parsed,) = parse_subjects([named])
+    (parsed,) = parse_subjects([name])
     asking = Asking(put_cases(work, tuple(cases)), timed=False)
     subject = resolve_subject(work, parsed, asking=asking, outcome=None)
     ask_subject(work, subject, cases)
@@ -349,7 +349,7 @@ def _find_failing(
 
 
 def _answered(
-    work: OpenProject, evaluated: Evaluated, report: SubjectReport, named: str, cases: Sequence[Case]
+    work: OpenProject, evaluated: Evaluated, report: SubjectReport, name: str, cases: Sequence[Case]
 ) -> Answered:
     if report.subject == LOG:
         return Answered(report, costs_of_log(cases), is_reference=True)
@@ -357,7 +357,7 @@ def _answered(
     for answer in read_answers(Path(evaluated.folders[report.subject])):
         answers.setdefault(answer.case_id, []).append(answer)
     price = AnswerPrice(usd_per_hour=work.settings.evaluate.costs.usd_per_hour)
-    endpoint = parse_subjects([named])[0].endpoint
+    endpoint = parse_subjects([name])[0].endpoint
     if endpoint is not None:
         price = AnswerPrice(tokens=find_token_price(endpoint.model, index_prices(list_token_prices())))
     return Answered(report, costs_of_answers(answers, generation=report.generation, price=price))

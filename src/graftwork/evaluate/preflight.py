@@ -98,7 +98,7 @@ def try_out(
     relevant = {*ruled, *checks}
     if "metrics" in evaluate.model_fields_set:
         relevant |= set(evaluate.metrics)
-    problems = [problem for trial in trials for problem in _judge_metric(trial, gate, named=relevant)]
+    problems = [problem for trial in trials for problem in _judge_metric(trial, gate, relevant=relevant)]
     problems += _judge_rules(cases, evaluate=evaluate, gate=gate, trials=trials)
     return trials, sorted(problems, key=lambda problem: problem.severity != "error")
 
@@ -149,11 +149,11 @@ def try_metric(
     )
 
 
-def spoil(place: int, cases: Sequence[Case]) -> list[str]:
+def spoil(index: int, cases: Sequence[Case]) -> list[str]:
     """The reply of a case, spoiled in ten ways: what no metric of correctness should take for right."""
-    text = cases[place].reference
+    text = cases[index].reference
     different = next(
-        (case.reference for case in (*cases[place + 1 :], *cases[:place]) if case.reference != text), "other"
+        (case.reference for case in (*cases[index + 1 :], *cases[:index]) if case.reference != text), "other"
     )
     tokens = text.split()
     document = parse_object(text)
@@ -184,10 +184,10 @@ def spoil(place: int, cases: Sequence[Case]) -> list[str]:
     return [copy for copy in spoiled if copy.strip() != text.strip()][:COPIES]
 
 
-def _judge_metric(trial: MetricTrial, gate: GateSettings, *, named: set[str]) -> list[Problem]:
+def _judge_metric(trial: MetricTrial, gate: GateSettings, *, relevant: set[str]) -> list[Problem]:
     """What is wrong with a metric by itself. A metric that graft.yaml does not name is not an error."""
     title = name_of(trial.name)
-    if trial.name not in named:
+    if trial.name not in relevant:
         return []
     problem: Problem | None = None
     if trial.failed:

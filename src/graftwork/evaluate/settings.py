@@ -86,11 +86,11 @@ BY_NAME = (*GRADERS, *CONTEXT_GRADERS, TASK_SUCCESS, CHECKS_PASSED)
 """What `evaluate.metrics` may name."""
 
 
-def require_known(name: str, known: tuple[str, ...]) -> None:
+def require_known(name: str, names: tuple[str, ...]) -> None:
     """A metric that is not there is refused, with the nearest one that is."""
-    if name not in known:
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    if name not in names:
+        near = get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
         raise ValueError(f"there is no metric {name}; {hint}")
 
 
@@ -144,16 +144,16 @@ class PromptSettings(Record):
 
     @field_validator("reflection")
     @classmethod
-    def _is_an_endpoint(cls, given: str | None) -> str | None:
-        if given is None:
+    def _is_an_endpoint(cls, url: str | None) -> str | None:
+        if url is None:
             return None
         try:
-            subject = parse_subject(given)
+            subject = parse_subject(url)
         except UserMistake as mistake:
             raise ValueError(f"{mistake.what}: {mistake.why}") from mistake
         if subject.endpoint is None:
             raise ValueError("name an endpoint as URL#model")
-        return given
+        return url
 
 
 class EvaluateSettings(Record):

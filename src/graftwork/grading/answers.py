@@ -218,10 +218,10 @@ def words_of(text: str) -> list[str]:
     return [word for word in re.findall(r"\w+", plain) if word not in ("a", "an", "the")]
 
 
-def shared_words(given: list[str], expected: list[str]) -> float:
+def shared_words(answered: list[str], expected: list[str]) -> float:
     """The F1 of two bags of words."""
-    shared = sum((Counter(given) & Counter(expected)).values())
-    return 2 * shared / (len(given) + len(expected)) if shared else 0.0
+    shared = sum((Counter(answered) & Counter(expected)).values())
+    return 2 * shared / (len(answered) + len(expected)) if shared else 0.0
 
 
 def split_claims(text: str) -> list[str]:
@@ -261,19 +261,21 @@ def support(claim: str, sources: Iterable[str]) -> float:
     return len(claimed & source_words) / len(claimed)
 
 
-def same_value(expected: Any, given: Any, same_text: Callable[[str, str], bool] | None = None) -> bool:
+def same_value(expected: Any, answered: Any, same_text: Callable[[str, str], bool] | None = None) -> bool:
     """Equal as JSON: 1 and 1.0 are, 1 and true are not, nor are 2 and "2"."""
-    if isinstance(expected, bool) or isinstance(given, bool):
-        return expected is given
-    if isinstance(expected, dict) and isinstance(given, dict):
-        return expected.keys() == given.keys() and all(
-            same_value(expected[key], given[key], same_text) for key in expected
+    if isinstance(expected, bool) or isinstance(answered, bool):
+        return expected is answered
+    if isinstance(expected, dict) and isinstance(answered, dict):
+        return expected.keys() == answered.keys() and all(
+            same_value(expected[key], answered[key], same_text) for key in expected
         )
-    if isinstance(expected, list) and isinstance(given, list):
-        pairs = zip(expected, given, strict=False)
-        return len(expected) == len(given) and all(
+    if isinstance(expected, list) and isinstance(answered, list):
+        pairs = zip(expected, answered, strict=False)
+        return len(expected) == len(answered) and all(
             same_value(first, second, same_text) for first, second in pairs
         )
-    if isinstance(expected, str) and isinstance(given, str):
-        return same_text(expected, given) if same_text is not None else expected.strip() == given.strip()
-    return bool(expected == given)
+    if isinstance(expected, str) and isinstance(answered, str):
+        return (
+            same_text(expected, answered) if same_text is not None else expected.strip() == answered.strip()
+        )
+    return bool(expected == answered)

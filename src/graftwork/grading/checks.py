@@ -111,13 +111,13 @@ class Where(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_stands_for_several(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        for key in given:
+    def _one_stands_for_several(cls, document: Any) -> Any:
+        if not isinstance(document, dict):
+            return document
+        for key in document:
             if key not in cls.model_fields:
                 raise ValueError(f"where knows no {key}; {_hint(str(key), tuple(cls.model_fields))}")
-        return {key: (value,) if isinstance(value, str) else value for key, value in given.items()}
+        return {key: (value,) if isinstance(value, str) else value for key, value in document.items()}
 
     def holds(self, case: Case) -> bool:
         values = {
@@ -154,8 +154,8 @@ class GradeCheck(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _in_full(cls, given: Any) -> Any:
-        return write_in_full(given) if isinstance(given, dict) else given
+    def _in_full(cls, document: Any) -> Any:
+        return write_in_full(document) if isinstance(document, dict) else document
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -243,9 +243,9 @@ class GradeCheck(Record):
         return grader(case, text, context)
 
 
-def write_in_full(given: dict[str, Any]) -> dict[str, Any]:
+def write_in_full(document: dict[str, Any]) -> dict[str, Any]:
     """`{contains: x, ignore_case: false}` as `{metric: contains, value: x, ignore_case: false}`."""
-    full = dict(given)
+    full = dict(document)
     if "metric" not in full:
         kinds = [key for key in full if key in KINDS or key == "function"]
         if len(kinds) != 1:
@@ -414,17 +414,17 @@ def _share_passed(case: Case, text: str, context: GradeContext) -> Grade:
     return sum(grade >= 1.0 for grade in applicable) / len(applicable) if applicable else None
 
 
-def _read_parameters(metric: str, parameters: type[Record], given: dict[str, Any]) -> Record:
+def _read_parameters(metric: str, parameters: type[Record], document: dict[str, Any]) -> Record:
     names = {field.alias or name for name, field in parameters.model_fields.items()}
-    for key in given:
+    for key in document:
         if key not in names:
             raise ValueError(f"{metric} takes no {key}; {_hint(key, tuple(sorted(names)))}")
     try:
-        return parameters.model_validate(given)
+        return parameters.model_validate(document)
     except ValidationError as error:
         raise ValueError(f"{metric}: {say_first(error)}") from error
 
 
-def _hint(name: str, known: tuple[str, ...]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+def _hint(name: str, names: tuple[str, ...]) -> str:
+    near = get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"

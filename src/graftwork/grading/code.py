@@ -167,28 +167,28 @@ def run_calls(
     return returned if all(isinstance(item, dict) for item in returned) else None
 
 
-def is_right(call: PythonCall, given: dict[str, Any]) -> bool:
+def is_right(call: PythonCall, returned: dict[str, Any]) -> bool:
     if call.raises is not None:
-        return given.get("raises") == call.raises
-    return "value" in given and same_value(given["value"], call.gives)
+        return returned.get("raises") == call.raises
+    return "value" in returned and same_value(returned["value"], call.gives)
 
 
-def same_value(given: Any, expected: Any, depth: int = 0) -> bool:
+def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
     """Equal in type and value; lists and tuples are alike, and floats may differ in the last digits."""
     if depth > DEEPEST:
         return False
     if isinstance(expected, tuple | list):
-        alike = isinstance(given, list) and len(given) == len(expected)
-        return alike and all(same_value(a, b, depth + 1) for a, b in zip(given, expected, strict=True))
+        alike = isinstance(returned, list) and len(returned) == len(expected)
+        return alike and all(same_value(a, b, depth + 1) for a, b in zip(returned, expected, strict=True))
     if isinstance(expected, dict):
-        alike = isinstance(given, dict) and given.keys() == expected.keys()
-        return alike and all(same_value(given[key], expected[key], depth + 1) for key in expected)
-    if isinstance(expected, float) and type(given) in (int, float):
+        alike = isinstance(returned, dict) and returned.keys() == expected.keys()
+        return alike and all(same_value(returned[key], expected[key], depth + 1) for key in expected)
+    if isinstance(expected, float) and type(returned) in (int, float):
         try:
-            return math.isclose(given, expected, rel_tol=1e-9, abs_tol=1e-12)
+            return math.isclose(returned, expected, rel_tol=1e-9, abs_tol=1e-12)
         except OverflowError:  # an integer that no float reaches
             return False
-    return type(given) is type(expected) and given == expected
+    return type(returned) is type(expected) and returned == expected
 
 
 def find_tests(case: Case) -> tuple[str, ...]:

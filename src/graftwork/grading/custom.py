@@ -171,9 +171,9 @@ def name_line(error: BaseException, function: OwnFunction) -> str:
     return f" ({Path(path).name}:{location.rpartition(':')[2]})" if location else ""
 
 
-def plain_number(given: Any) -> Any:
+def plain_number(value: Any) -> Any:
     """A single number of numpy or torch as Python's own."""
-    return given.item() if getattr(given, "shape", None) == () and hasattr(given, "item") else given
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
 def _show(value: object, how: Callable[[object], str]) -> str:
@@ -185,11 +185,11 @@ def _show(value: object, how: Callable[[object], str]) -> str:
     return joined if len(joined) <= LONGEST_WORDS else f"{joined[:LONGEST_WORDS]}…"
 
 
-def _find(place: str, *, name: str, folder: Path) -> Path:
-    if place.endswith(".py"):
-        candidates = [folder / place]
+def _find(location: str, *, name: str, folder: Path) -> Path:
+    if location.endswith(".py"):
+        candidates = [folder / location]
     else:
-        inner = folder.joinpath(*place.split("."))
+        inner = folder.joinpath(*location.split("."))
         candidates = [inner.with_suffix(".py"), inner / "__init__.py"]
     for candidate in candidates:
         path = candidate.resolve()

@@ -217,9 +217,9 @@ def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _demand(fine: bool, where: str, wanted: str, found: Any) -> None:
+def _demand(fine: bool, where: str, allowed: str, value: Any) -> None:
     if not fine:
-        raise ValueError(f"{where}: must be {wanted}, found {shown(found)}")
+        raise ValueError(f"{where}: must be {allowed}, found {shown(value)}")
 
 
 def fits(value: Any, schema: Schema) -> bool:

@@ -252,9 +252,9 @@ def _is_bare(case: Case, fields: AnswerFields) -> bool:
     return look_up(document, fields.answer) is MISSING
 
 
-def edit_similarity(given: str, expected: str) -> float:
-    longest = max(len(given), len(expected))
-    return 1 - edit_distance(given, expected) / longest if longest else 1.0
+def edit_similarity(answered: str, expected: str) -> float:
+    longest = max(len(answered), len(expected))
+    return 1 - edit_distance(answered, expected) / longest if longest else 1.0
 
 
 def edit_distance(a: str, b: str) -> int:
@@ -283,9 +283,9 @@ def edit_distance(a: str, b: str) -> int:
     return distance
 
 
-def chrf(given: str, expected: str) -> float:
+def chrf(answered: str, expected: str) -> float:
     """The F of mean precision and mean recall over the orders that both texts are long enough for."""
-    answer_text, reference_text = re.sub(r"\s+", "", given), re.sub(r"\s+", "", expected)
+    answer_text, reference_text = re.sub(r"\s+", "", answered), re.sub(r"\s+", "", expected)
     precisions, recalls = [], []
     for length in range(1, CHRF_LONGEST + 1):
         ours, theirs = _runs(answer_text, length), _runs(reference_text, length)

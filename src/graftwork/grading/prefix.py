@@ -112,9 +112,9 @@ class JsonPrefix:
             return self._close()
         return "key" if inside == "{" else "value"
 
-    def _decode(self, begin: int) -> Any:
+    def _decode(self, start: int) -> Any:
         try:
-            return json.loads(self._text[begin : self._at])
+            return json.loads(self._text[start : self._at])
         except (ValueError, RecursionError) as error:
             # Too deep, or a number with thousands of digits: Python reads no document with it.
             raise _NoJson from error

@@ -223,11 +223,11 @@ def audit_scores(replies: Sequence[ScoredReply]) -> ScoreAudit:
     )
 
 
-def require_usable(found: ScoreAudit) -> None:
-    if not found.usable:
+def require_usable(audit: ScoreAudit) -> None:
+    if not audit.usable:
         raise AnswerIsNo(
             "the logged scores cannot serve as rewards",
-            why="; ".join(finding.says for finding in found.findings),
+            why="; ".join(finding.says for finding in audit.findings),
             fix="run `graft data audit --scores`; grade replies with checks or a judge instead, or remove "
             "`preferences.least_score`",
             where="train.preferences.least_score",

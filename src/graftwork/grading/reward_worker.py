@@ -89,19 +89,19 @@ _OUT_OF_TIME = SandboxResult(
 )
 
 
-def answer(asked: dict[str, Any], context: GradeContext) -> dict[str, Any]:
+def answer(request: dict[str, Any], context: GradeContext) -> dict[str, Any]:
     if isinstance(context.sandbox, _TimedRunner):
         context.sandbox.begin()
     try:
-        if "texts" in asked:
-            case = Case.model_validate(asked["case"])
-            return {"grades": rank_answers(asked["metric"], case, asked["texts"], context=context)}
+        if "texts" in request:
+            case = Case.model_validate(request["case"])
+            return {"grades": rank_answers(request["metric"], case, request["texts"], context=context)}
         graded = grade_part(
-            asked["metric"],
-            Case.model_validate(asked["case"]),
-            asked["text"],
+            request["metric"],
+            Case.model_validate(request["case"]),
+            request["text"],
             context=context,
-            evidence=asked["evidence"],
+            evidence=request["evidence"],
         )
     except CannotGrade as error:
         return {"failed": str(error)}

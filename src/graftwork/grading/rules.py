@@ -141,10 +141,10 @@ def grade_numeric(case: Case, text: str, context: GradeContext) -> Grade:
     return float(any(within_reach(number, expected, rule) for number in meant))
 
 
-def within_reach(number: float, expected: float, asked: Numeric) -> bool:
+def within_reach(number: float, expected: float, rule: Numeric) -> bool:
     """Whether a number is the expected one, as far as the tolerance goes."""
     # A hair more than asked, because 0.1 + 0.2 is not 0.3.
-    reach = max(asked.tolerance, asked.relative * abs(expected)) + 1e-12 * max(1.0, abs(expected))
+    reach = max(rule.tolerance, rule.relative * abs(expected)) + 1e-12 * max(1.0, abs(expected))
     return abs(number - expected) <= reach
 
 
@@ -168,10 +168,10 @@ def numbers_in(text: str) -> list[float]:
     return numbers
 
 
-def plain_text(text: str, asked: Exact) -> str:
+def plain_text(text: str, rule: Exact) -> str:
     """The text without what the rule says does not count."""
-    text = text.casefold() if asked.ignore_case else text
-    return " ".join(text.split()) if asked.ignore_space else text.strip()
+    text = text.casefold() if rule.ignore_case else text
+    return " ".join(text.split()) if rule.ignore_space else text.strip()
 
 
 _BETWEEN_ITEMS = re.compile(r"[,;\n]")
@@ -281,21 +281,21 @@ def grade_set(case: Case, text: str, context: GradeContext) -> Grade:
     return float(agree(expected, _parsed(text), rule)) if items_of(expected, rule) else None
 
 
-def agree(expected: Any, given: Any, rule: Record) -> bool:
+def agree(expected: Any, answered: Any, rule: Record) -> bool:
     """Whether a value that was given is the expected one by this rule."""
-    if given is MISSING:
+    if answered is MISSING:
         return False
-    texts = isinstance(expected, str) and isinstance(given, str)
+    texts = isinstance(expected, str) and isinstance(answered, str)
     if isinstance(rule, SetOf):
-        return items_of(expected, rule) == items_of(given, rule)
+        return items_of(expected, rule) == items_of(answered, rule)
     if isinstance(rule, Numeric) and (expected_numbers := _numbers(expected)):
-        numbers = _numbers(given)
+        numbers = _numbers(answered)
         return len(numbers) == 1 and within_reach(numbers[0], expected_numbers[-1], rule)
     if isinstance(rule, Normalized) and texts:
-        return words_of(expected) == words_of(given)
+        return words_of(expected) == words_of(answered)
     if isinstance(rule, Exact) and texts:
-        return plain_text(given, rule) == plain_text(expected, rule)
-    return same_value(expected, given)
+        return plain_text(answered, rule) == plain_text(expected, rule)
+    return same_value(expected, answered)
 
 
 def items_of(value: Any, rule: SetOf) -> frozenset[str]:

@@ -176,20 +176,22 @@ def _expected(case: Case) -> tuple[ToolCall, ...] | None:
     return calls if calls or offers_tools else None
 
 
-def _share(wanted: Any, given: Any) -> float:
+def _share(expected: Any, answered: Any) -> float:
     """The share of arguments that are equal."""
-    if not isinstance(wanted, dict) or not isinstance(given, dict):
-        return float(_same_argument(wanted, given))
-    names = wanted.keys() | given.keys()
+    if not isinstance(expected, dict) or not isinstance(answered, dict):
+        return float(_same_argument(expected, answered))
+    names = expected.keys() | answered.keys()
     if not names:
         return 1.0
-    equal = [name for name in wanted.keys() & given.keys() if _same_argument(wanted[name], given[name])]
+    equal = [
+        name for name in expected.keys() & answered.keys() if _same_argument(expected[name], answered[name])
+    ]
     return len(equal) / len(names)
 
 
-def _same_argument(wanted: Any, given: Any) -> bool:
+def _same_argument(expected: Any, answered: Any) -> bool:
     def same_text(one: str, two: str) -> bool:
         statement = None if one == two else read_sql(one)
         return one == two or (statement is not None and statement == read_sql(two))
 
-    return same_value(wanted, given, same_text)
+    return same_value(expected, answered, same_text)

@@ -140,7 +140,7 @@ def test_results_without_samples_are_shown_with_an_exact_interval_and_distinguis
 def test_out_and_in_again_gives_the_same_figures_answers_and_cases(form, tmp_path):
     export = make_export()
     imported, cases, answers_by_subject = import_runs(
-        [read_foreign(put(export, form, tmp_path))], own=export.cases
+        [read_foreign(put(export, form, tmp_path))], own_cases=export.cases
     )
     assert imported.same_cases
     assert cases == export.cases
@@ -168,7 +168,7 @@ def test_two_runs_are_compared_in_pairs(form, tmp_path):
 
 
 def test_other_cases_are_not_gated_and_the_reason_is_reported():
-    imported, _, _ = import_runs([read_foreign(FILES / "inspect_log.json")], own=make_cases())
+    imported, _, _ = import_runs([read_foreign(FILES / "inspect_log.json")], own_cases=make_cases())
     assert not imported.same_cases
     assert imported.why.startswith("Not gated: 0 of this project's 8 cases are among the 2 imported ones")
     alone, _, _ = import_runs([read_foreign(FILES / "inspect_log.json")])

@@ -180,12 +180,12 @@ def open_kept(job: EvalJob) -> KeptAnswers:
 
 
 def cut_missing(
-    lengths: Mapping[str, int], there: set[tuple[str, int]], *, size: int, repeats: int
+    lengths: Mapping[str, int], answered: set[tuple[str, int]], *, size: int, repeats: int
 ) -> list[CaseBatch]:
     """What is not there yet, in batches of like length: little padding, and the same ones every time."""
     batches = []
     for repeat in range(repeats):
-        missing = [case for case in lengths if (case, repeat) not in there]
+        missing = [case for case in lengths if (case, repeat) not in answered]
         ordered = sorted(missing, key=lambda case: (lengths[case], case))
         batches += [CaseBatch(repeat, tuple(ordered[i : i + size])) for i in range(0, len(ordered), size)]
     return batches

@@ -141,9 +141,9 @@ def search_prompt(job: PromptSearchJob) -> None:
         engine = open_engine(eval_job.engine, source_of(eval_job))
         ask = ask_with(engine, eval_job)
 
-        def ask_and_report(instruction: str, some: Sequence[Case]) -> list[str]:
-            answers = ask(instruction, some)
-            heart.beat("optimizing the prompt", min(adapter.answers + len(some), most), most)
+        def ask_and_report(instruction: str, batch: Sequence[Case]) -> list[str]:
+            answers = ask(instruction, batch)
+            heart.beat("optimizing the prompt", min(adapter.answers + len(batch), most), most)
             return answers
 
         adapter = PromptAdapter(ask_and_report, grade_by(job))

@@ -88,7 +88,7 @@ class Pace:
         """None as long as nothing is known."""
         elapsed = self._clock() - self._began if self._rows else 0.0
         # A torn batch is asked whole: it may have more rows than there are answers to come.
-        behind = max(self._left - self._rows, 0)
+        rows_after = max(self._left - self._rows, 0)
         whole = self._whole_batch()
         if self._done:
             seconds_per_answer = self._spent / self._done
@@ -96,10 +96,10 @@ class Pace:
             expected = (
                 seconds_per_answer * self._rows if seconds_per_answer * self._rows > elapsed else whole or 0.0
             )
-            return max(expected - elapsed, 0.0) + seconds_per_answer * behind
+            return max(expected - elapsed, 0.0) + seconds_per_answer * rows_after
         if whole is None:
             return None
-        return max(whole - elapsed, 0.0) + whole / self._rows * behind
+        return max(whole - elapsed, 0.0) + whole / self._rows * rows_after
 
     def _whole_batch(self) -> float | None:
         """Seconds of the open batch if its longest row goes on to the limit."""

@@ -62,7 +62,7 @@ class EndpointQuestions(NamedTuple):
 def ask_served(
     url: str,
     cases: Sequence[Case],
-    asked: EndpointQuestions,
+    questions: EndpointQuestions,
     *,
     headers: Callable[[Case], tuple[tuple[str, str], ...]] = lambda _case: (),
     on_answer: Callable[[int], None] = lambda _answered: None,
@@ -71,12 +71,12 @@ def ask_served(
     answered = 0
 
     async def ask_all() -> list[ServedAnswer]:
-        client, room = Client(port=_port(url)), asyncio.Semaphore(asked.at_once)
+        client, room = Client(port=_port(url)), asyncio.Semaphore(questions.at_once)
 
         async def ask(case: Case) -> ServedAnswer:
             nonlocal answered
             async with room:
-                answer = await _ask_one(client, case, asked, headers(case))
+                answer = await _ask_one(client, case, questions, headers(case))
             answered += 1
             on_answer(answered)
             return answer
@@ -103,19 +103,19 @@ def read_health(url: str) -> dict[str, Any]:
 
 
 async def _ask_one(
-    client: Client, case: Case, asked: EndpointQuestions, headers: tuple[tuple[str, str], ...]
+    client: Client, case: Case, questions: EndpointQuestions, headers: tuple[tuple[str, str], ...]
 ) -> ServedAnswer:
     body: dict[str, Any] = {
-        "model": asked.model,
+        "model": questions.model,
         "messages": [message.model_dump() for message in case.messages],
-        "max_tokens": asked.max_tokens,
+        "max_tokens": questions.max_tokens,
     }
-    if asked.logprobs:
+    if questions.logprobs:
         body["logprobs"] = True
     session = () if case.session is None else (("x-session-id", case.session),)
     started = time.perf_counter()
     try:
-        async with asyncio.timeout(asked.timeout_seconds):
+        async with asyncio.timeout(questions.timeout_seconds):
             reply = await client.send(
                 "POST",
                 "/v1/chat/completions",

@@ -93,7 +93,7 @@ def _proven_losses(
     watched: Mapping[tuple[str, Against], Pair], *, judged: Sequence[RuleResult], others: int
 ) -> Iterator[Stop]:
     """Losses after Holm's correction over all that is watched and the `others` that may abort as well."""
-    p_values = {f"{name} {against}": pair.seen.p_value for (name, against), pair in watched.items()}
+    p_values = {f"{name} {against}": pair.comparison.p_value for (name, against), pair in watched.items()}
     adjusted = holm({**p_values, **{f"other {number}": 1.0 for number in range(others)}})
     for (name, against), pair in watched.items():
         if not pair.proven_loss or adjusted[f"{name} {against}"] >= 1 - pair.confidence:
@@ -102,13 +102,13 @@ def _proven_losses(
             rule.kind == "guardrail"
             and rule.metric == name
             and rule.outcome == "pass"
-            and rule.against == pair.seen.baseline
+            and rule.against == pair.comparison.baseline
             for rule in judged
         )
         if is_kept:
             # A loss within the margin was allowed beforehand, however sure it is.
             continue
-        comparison, who = pair.seen, SUBJECTS[against]
+        comparison, who = pair.comparison, SUBJECTS[against]
         possessive = f"{who}'s" if against != "log" else f"that of {who}"
         lost = (
             f"{plural(comparison.losses, 'case')} lost, {comparison.wins} won ({show_p(comparison.p_value)})"
@@ -143,7 +143,8 @@ def _worse_on_all(report: Report, declared: Abort, *, around: Surroundings) -> l
     if len(losing) < len(declared.worse_on):
         return []
     lost = ", ".join(
-        f"{name_of(name)} {show_difference(name, pair.seen.difference)}" for name, pair in losing.items()
+        f"{name_of(name)} {show_difference(name, pair.comparison.difference)}"
+        for name, pair in losing.items()
     )
     worse = "worse" if declared.by == "interval" else "no better"
     reason = f"{worse} than {SUBJECTS[declared.against]} on all of: {lost}"
@@ -158,16 +159,16 @@ def _broken(name: str, pair: Pair, *, rule: str, sentence: str) -> RuleResult:
         metric=name,
         rule=rule,
         outcome="fail",
-        value=pair.seen.difference,
+        value=pair.comparison.difference,
         low=finite(min(sign * pair.low, sign * pair.high)),
         high=finite(max(sign * pair.low, sign * pair.high)),
         limit=0.0,
         sentence=f"{sentence[0].upper()}{sentence[1:]}.",
         kind="loss",
-        against=pair.seen.baseline,
-        n=pair.seen.n,
-        p_value=pair.seen.p_value,
-        test=pair.seen.test,
+        against=pair.comparison.baseline,
+        n=pair.comparison.n,
+        p_value=pair.comparison.p_value,
+        test=pair.comparison.test,
     )
 
 
@@ -388,11 +389,11 @@ def next_start(
             judged = not_compared(name, rule=text, kind="guardrail", limit=-margin, why=why, against=BEFORE)
         else:
             pairs[name] = pair
-            judged = judge_margin(name, pair=pair, margin=margin, rule=text, named=BEFORE)
+            judged = judge_margin(name, pair=pair, margin=margin, rule=text, subject_name=BEFORE)
         rules.append(judged)
     holding = {rule.metric for rule in rules if rule.outcome == "pass"}
     # Several metrics are looked at, so each p is corrected for the others.
-    adjusted = holm({name: pair.seen.p_value for name, pair in pairs.items()})
+    adjusted = holm({name: pair.comparison.p_value for name, pair in pairs.items()})
     lost = [
         name
         for name, pair in pairs.items()
@@ -420,12 +421,12 @@ def next_start(
     return _by_loss(f"too few cases to decide: {unclear}", rules, loss_before, loss_after, needed=needed)
 
 
-def asked_otherwise(one: Report, other: Report) -> str:
+def asked_otherwise(report_a: Report, report_b: Report) -> str:
     """What decides how answers come out or are graded, and differs; empty where nothing does."""
     for name in DECIDES_GRADES:
-        if one.settings.get(name) != other.settings.get(name):
+        if report_a.settings.get(name) != report_b.settings.get(name):
             return f"evaluate.{name}"
-    settings, other_settings = (report.candidate.generation.settings for report in (one, other))
+    settings, other_settings = (report.candidate.generation.settings for report in (report_a, report_b))
     return next(
         (
             sentence

@@ -318,7 +318,7 @@ def read_route(header: str) -> tuple[str, str]:
 
 
 def judge_family(
-    seen: FamilyEvidence,
+    evidence: FamilyEvidence,
     limits: FamilyGateSettings,
     *,
     metric: str,
@@ -328,19 +328,19 @@ def judge_family(
     """`targets` are the members that the declared rules lead to; `router_accuracy` is what the router's card
     says of it where it is sure, None without a router."""
     # Each route against itself before the change, on the same cases.
-    old = {answer.case: answer for answer in seen.before}
+    old = {answer.case: answer for answer in evidence.before}
     routes: defaultdict[str, list[tuple[RoutedAnswer, RoutedAnswer]]] = defaultdict(list)
-    for answer in seen.after:
+    for answer in evidence.after:
         if answer.case in old:
             routes[answer.expected].append((old[answer.case], answer))
     return (
-        _all_answered("answered", seen.after),
+        _all_answered("answered", evidence.after),
         *(_compare_route(route, pairs, metric, limits.margin) for route, pairs in sorted(routes.items())),
-        *_router_holds(seen.after, router_accuracy, limits.router_margin),
-        *_rules_match(seen.after, targets),
-        *_chains_answer(seen.chains),
-        *([_all_answered("fallback", seen.without)] if seen.without else []),
-        *_within(seen, limits),
+        *_router_holds(evidence.after, router_accuracy, limits.router_margin),
+        *_rules_match(evidence.after, targets),
+        *_chains_answer(evidence.chains),
+        *([_all_answered("fallback", evidence.without)] if evidence.without else []),
+        *_within(evidence, limits),
     )
 
 
@@ -474,11 +474,11 @@ def _chains_answer(chains: Mapping[str, Sequence[ServedAnswer]]) -> Iterator[Rul
         )
 
 
-def _within(seen: FamilyEvidence, limits: FamilyGateSettings) -> Iterator[RuleResult]:
-    seconds = sorted(answer.seconds for answer in seen.after if answer.answered)
+def _within(evidence: FamilyEvidence, limits: FamilyGateSettings) -> Iterator[RuleResult]:
+    seconds = sorted(answer.seconds for answer in evidence.after if answer.answered)
     p95 = seconds[min(int(P95 * len(seconds)), len(seconds) - 1)] if seconds else None
     for metric, value, limit, unit in (
-        ("memory_gib", seen.memory_gib, limits.max_memory_gib, "GiB of memory in the engine processes"),
+        ("memory_gib", evidence.memory_gib, limits.max_memory_gib, "GiB of memory in the engine processes"),
         ("latency_p95", p95, limits.max_p95_seconds, "s at the 95th percentile"),
     ):
         if limit is None:

@@ -435,18 +435,18 @@ def show_range(metric: str, low: float, high: float) -> str:
     return f"up to {show(metric, high)}" if math.isfinite(high) else "too few to bound it"
 
 
-def say_counts(seen: Comparison) -> str:
+def say_counts(comparison: Comparison) -> str:
     """Wins and losses where cases were paired one by one."""
-    if seen.wins + seen.losses == 0 and seen.test not in ("", "exact McNemar"):
-        return f"{seen.n} pairs" if seen.n > 1 else "measured once each"
-    if seen.metric in TIMED:
-        return f"{plural(seen.wins, 'request')} faster and {seen.losses} slower"
-    return f"{plural(seen.wins, 'case')} won and {seen.losses} lost"
+    if comparison.wins + comparison.losses == 0 and comparison.test not in ("", "exact McNemar"):
+        return f"{comparison.n} pairs" if comparison.n > 1 else "measured once each"
+    if comparison.metric in TIMED:
+        return f"{plural(comparison.wins, 'request')} faster and {comparison.losses} slower"
+    return f"{plural(comparison.wins, 'case')} won and {comparison.losses} lost"
 
 
-def say_like_these(seen: Comparison) -> str:
+def say_like_these(comparison: Comparison) -> str:
     """What a mean was taken over: that is what it says something about."""
-    return "sessions like these" if seen.clusters else "cases like these"
+    return "sessions like these" if comparison.clusters else "cases like these"
 
 
 def say_pairs_needed(metric: str, needed: Needed | None) -> str:
@@ -482,10 +482,10 @@ def say_ungraded(cases: int) -> str:
     return f" {cases} more could not be graded and {counted} against it." if cases else ""
 
 
-def say_test(seen: Comparison, *, adjusted: float | None = None) -> str:
-    test = seen.test or "exact McNemar"
+def say_test(comparison: Comparison, *, adjusted: float | None = None) -> str:
+    test = comparison.test or "exact McNemar"
     corrected = f", {show_p(adjusted)} after Holm's correction" if adjusted is not None else ""
-    return f"{test} {show_p(seen.p_value)}{corrected}"
+    return f"{test} {show_p(comparison.p_value)}{corrected}"
 
 
 def say_reason(

@@ -121,9 +121,9 @@ def read_report(work: OpenProject, release: Release) -> Report | None:
         return None
 
 
-def comparable(known: Report, report: Report) -> bool:
+def comparable(earlier: Report, report: Report) -> bool:
     """Whether both answered the same cases in the same way."""
-    return known.cases_hash == report.cases_hash and not asked_otherwise(known, report)
+    return earlier.cases_hash == report.cases_hash and not asked_otherwise(earlier, report)
 
 
 def keep_report(work: OpenProject, adapter_hash: str, report: Report) -> None:
@@ -210,9 +210,9 @@ def find_better_run(work: OpenProject, outcome: TrainOutcome, report: Report) ->
     return None
 
 
-def _read_plan(given: dict[str, Any]) -> Plan | None:
+def _read_plan(document: dict[str, Any]) -> Plan | None:
     try:
-        return Plan.model_validate(given)
+        return Plan.model_validate(document)
     except ValidationError:
         return None
 

@@ -92,7 +92,7 @@ class Surroundings(NamedTuple):
 class Pair(NamedTuple):
     """A comparison as gain, with the bounds of the gain. `confidence` is that of the report."""
 
-    seen: Comparison
+    comparison: Comparison
     kind: str
     gain: float
     low: float
@@ -110,17 +110,17 @@ class Pair(NamedTuple):
     @property
     def too_few(self) -> bool:
         """So few requests or sessions bound nothing, however close they are to each other."""
-        return (self.seen.clusters or self.seen.n) < self.fewest
+        return (self.comparison.clusters or self.comparison.n) < self.fewest
 
     @property
     def pairs_for_a_bound(self) -> int:
         """As many pairs like these as it takes for enough requests or sessions."""
-        return math.ceil(self.fewest * self.seen.n / (self.seen.clusters or self.seen.n))
+        return math.ceil(self.fewest * self.comparison.n / (self.comparison.clusters or self.comparison.n))
 
     @property
     def proven_loss(self) -> bool:
-        beyond_chance = self.seen.p_value < 1 - self.confidence
-        if self.seen.test == SIDE_BY_SIDE:
+        beyond_chance = self.comparison.p_value < 1 - self.confidence
+        if self.comparison.test == SIDE_BY_SIDE:
             beyond_chance = not self.low <= 0 <= self.high
         return self.gain < 0 and beyond_chance and not self.too_few
 
@@ -148,13 +148,13 @@ def judge_guardrail(rule: GateRule, *, report: Report, around: Surroundings) -> 
         pair=pair,
         margin=rule.limit,
         rule=write_rule(rule),
-        named=rule.reference,
+        subject_name=rule.reference,
         look=max(around.look, 1),
     )
 
 
 def judge_margin(
-    metric: str, *, pair: Pair, margin: float, rule: str, named: str, look: int = 1
+    metric: str, *, pair: Pair, margin: float, rule: str, subject_name: str, look: int = 1
 ) -> RuleResult:
     """A pair against a margin."""
     outcome: RuleOutcome = "unknown" if pair.gain > -margin else "fail"
@@ -167,13 +167,13 @@ def judge_margin(
         if pair.too_few:
             needed = Needed(pair.pairs_for_a_bound)
         elif pair.kind == "number":
-            needed = measurements_for(pair.gain, low=pair.low, beyond=-margin, n=pair.seen.n, tail=tail)
+            needed = measurements_for(pair.gain, low=pair.low, beyond=-margin, n=pair.comparison.n, tail=tail)
         elif margin < 1:
             needed = needed_for_mean(pair.units, limit=-margin, tail=tail, look=look)
     sign = -1 if lower_is_better(metric) else 1
     size = show_size(metric, margin)
     low, high = (sign * bound for bound in (pair.low, pair.high))
-    subject = next((phrase for against, phrase in SUBJECTS.items() if against == named), named)
+    subject = next((phrase for against, phrase in SUBJECTS.items() if against == subject_name), subject_name)
     return RuleResult(
         metric=metric,
         rule=rule,
@@ -183,17 +183,17 @@ def judge_margin(
         high=finite(max(low, high)),
         limit=-sign * margin,
         sentence=(
-            f"{name_of(metric)}: {say_counts(pair.seen)} against {subject} "
+            f"{name_of(metric)}: {say_counts(pair.comparison)} against {subject} "
             f"({show_difference(metric, sign * pair.gain)}), {_say_end(metric, pair, outcome, size, needed)}."
             f"{say_ungraded(pair.ungraded)}"
         ),
         **(needed.fields if needed else {}),
         kind="guardrail",
-        against=pair.seen.baseline,
+        against=pair.comparison.baseline,
         margin=margin,
-        n=pair.seen.n,
-        p_value=pair.seen.p_value if pair.seen.test != SIDE_BY_SIDE else None,
-        test=pair.seen.test,
+        n=pair.comparison.n,
+        p_value=pair.comparison.p_value if pair.comparison.test != SIDE_BY_SIDE else None,
+        test=pair.comparison.test,
     )
 
 
@@ -340,7 +340,7 @@ def judge_primary(
         return not_compared(
             primary.metric, rule=text, kind="primary", limit=0.0, why=pair, against=primary.against
         )
-    comparison = pair.seen
+    comparison = pair.comparison
     p = pair.worst_p if adjusted_p is None else max(adjusted_p, pair.worst_p)
     better = pair.gain > 0 and p < 1 - pair.confidence and (not pair.ungraded or pair.low > 0)
     outcome: RuleOutcome = "pass" if better else "unknown" if pair.gain > 0 else "fail"
@@ -389,7 +389,7 @@ def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
     subject = find_subject(report, win.against, around)
     now = measured(subject, win.metric) if subject is not None else None
     least = MEASURED_ONCE if pair.low == pair.high else 0.0
-    comparison, threshold = pair.seen, max(win.by, least) * (now.value if now is not None else 0.0)
+    comparison, threshold = pair.comparison, max(win.by, least) * (now.value if now is not None else 0.0)
     outcome: RuleOutcome = "unknown" if pair.gain > threshold else "fail"
     if pair.low > threshold and not pair.too_few:
         outcome = "pass"
@@ -427,16 +427,16 @@ def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
     )
 
 
-def _find(report: Report, wanted: Primary | Win, around: Surroundings) -> Pair | str:
+def _find(report: Report, goal: Primary | Win, around: Surroundings) -> Pair | str:
     """The pair, or why there is none. A saving is bounded from below; a gain is tested both ways."""
-    subject = find_subject(report, wanted.against, around)
+    subject = find_subject(report, goal.against, around)
     if subject is None:
-        return explain_missing(wanted.against, around)
-    saving = isinstance(wanted, Win)
+        return explain_missing(goal.against, around)
+    saving = isinstance(goal, Win)
     pair = pair_up(
-        report, wanted.metric, with_subject=subject, one_sided=saving, tried=around.tried if saving else 1
+        report, goal.metric, with_subject=subject, one_sided=saving, tried=around.tried if saving else 1
     )
-    return pair or f"it was not measured on the same cases as {SUBJECTS[wanted.against]}"
+    return pair or f"it was not measured on the same cases as {SUBJECTS[goal.against]}"
 
 
 def lower_is_better(name: str) -> bool:
@@ -507,13 +507,13 @@ def pair_up(
     return Pair(comparison, kind, gain, low, high, confidence, len(ungraded), fewest, worst_p, units)
 
 
-def _units(report: Report, other: SubjectReport, name: str) -> Units | None:
+def _units(report: Report, subject: SubjectReport, name: str) -> Units | None:
     sign = -1 if lower_is_better(name) else 1
-    mine, theirs = report.candidate.metrics.get(name), other.metrics.get(name)
+    mine, theirs = report.candidate.metrics.get(name), subject.metrics.get(name)
     if mine is not None and theirs is not None and mine.scores and mine.kind != "number":
-        gains = differences_of(other, candidate=report.candidate, metric=name)
+        gains = differences_of(subject, candidate=report.candidate, metric=name)
     else:
-        sides = (other.subject, report.candidate.subject)
+        sides = (subject.subject, report.candidate.subject)
         tallies = report.judged if name == JUDGE_PREFERENCE else ()
         graded = next((t.grades for t in tallies if (t.baseline, t.candidate) == sides), {})
         gains = {case: 2 * grade - 1 for case, grade in graded.items() if grade is not None}
@@ -576,9 +576,9 @@ def confidence_of(report: Report) -> float:
     return max((metric.confidence for metric in report.candidate.metrics.values()), default=0.95)
 
 
-def _compare(report: Report, other: SubjectReport, name: str, *, confidence: float) -> Comparison | None:
+def _compare(report: Report, subject: SubjectReport, name: str, *, confidence: float) -> Comparison | None:
     comparisons = compare(
-        _only(other, name),
+        _only(subject, name),
         candidate=_only(report.candidate, name),
         confidence=confidence,
         sessions=report.sessions,
@@ -586,12 +586,12 @@ def _compare(report: Report, other: SubjectReport, name: str, *, confidence: flo
     if comparisons and comparisons[0].n:
         # First tokens are compared the way whole answers are.
         return comparisons[0].model_copy(update={"metric": name})
-    sides = (other.subject, report.candidate.subject)
+    sides = (subject.subject, report.candidate.subject)
     for tally in report.judged if name == JUDGE_PREFERENCE else ():
         if (tally.baseline, tally.candidate) == sides and tally.grades:
             return compare_by_judge(tally, confidence=confidence, sessions=report.sessions)
     # Without scores the report's own comparison is all there is.
-    key = (name, other.subject, report.candidate.subject)
+    key = (name, subject.subject, report.candidate.subject)
     stored = (c for c in report.comparisons if (c.metric, c.baseline, c.candidate) == key)
     return next(stored, None)
 

@@ -297,12 +297,12 @@ class LiveComparison:
             self._remarks = note_pair(self._work, pair, metric=self._metric, traffic=traffic)
         return self._tell()
 
-    def decide(self, found: ABResult) -> CanaryStep:
+    def decide(self, result: ABResult) -> CanaryStep:
         """What a canary does next after this look."""
         winner: Winner | None = None
-        if found.winner is not None:
-            winner = "candidate" if found.winner == "B" else "baseline"
-        return decide_canary(winner, self.failures.test, comparable=found.mismatch is None)
+        if result.winner is not None:
+            winner = "candidate" if result.winner == "B" else "baseline"
+        return decide_canary(winner, self.failures.test, comparable=result.mismatch is None)
 
     @property
     def failures(self) -> LiveTest:
@@ -373,16 +373,16 @@ class LiveComparison:
         return remarks
 
 
-def find_experiment(work: OpenProject, pair: tuple[Release, Release], asked: str | None) -> str | None:
+def find_experiment(work: OpenProject, pair: tuple[Release, Release], name_part: str | None) -> str | None:
     """The one asked for by its id or a part of it, else the latest of this pair; None where there is none."""
     ids = (pair[0].id, pair[1].id)
     experiments = [name for name in work.captures.experiments() if is_experiment_between(name, *ids)]
-    if asked is None:
+    if name_part is None:
         return experiments[-1] if experiments else None
-    matches = [name for name in experiments if asked in name]
+    matches = [name for name in experiments if name_part in name]
     if len(matches) != 1:
         raise UserMistake(
-            f"{asked!r} is {'no experiment' if not matches else f'{len(matches)} experiments'} of these two",
+            f"{name_part!r} is {f'{len(matches)} experiments' if matches else 'no experiment'} of these two",
             why=f"kept are: {', '.join(experiments)}"
             if experiments
             else "no exchange of theirs was assigned at random",

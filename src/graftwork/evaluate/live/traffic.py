@@ -131,7 +131,7 @@ def _split(running: RunningCanary) -> SplitSettings:
 def run_canary(
     work: OpenProject,
     name: str,
-    asked: CanaryRequest,
+    request: CanaryRequest,
     *,
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.time,
@@ -141,10 +141,10 @@ def run_canary(
     Ctrl-C and errors end it: the champion answers everything again. The same command goes on with the
     evidence that was collected before.
     """
-    pair, alias = _find_pair(work, name, asked)
-    metric = choose_live_metric(work, asked.metric)
+    pair, alias = _find_pair(work, name, request)
+    metric = choose_live_metric(work, request.metric)
     running = RunningCanary(
-        alias=alias, canary=full_alias(work, CANARY, model=pair[1].model), share=asked.share, until=0.0
+        alias=alias, canary=full_alias(work, CANARY, model=pair[1].model), share=request.share, until=0.0
     )
     started_at, began = timestamp(), clock()
     experiment = make_experiment(_split(running), champion=pair[0].id, challenger=pair[1].id).experiment
@@ -154,23 +154,23 @@ def run_canary(
     claim = _CanaryClaim(work, running, began=started_at)
     claim.take(until=began + LEASE_SECONDS, now=began)
     try:
-        reason = asked.reason or f"canary for {alias}"
-        promote_release(work, pair[1].id, alias=CANARY, reason=reason, force=asked.force)
+        reason = request.reason or f"canary for {alias}"
+        promote_release(work, pair[1].id, alias=CANARY, reason=reason, force=request.force)
         work.reporter.info(
-            f"{pair[1].id[:12]} gets {asked.share:.1%} of the sessions that ask for {alias}, "
+            f"{pair[1].id[:12]} gets {request.share:.1%} of the sessions that ask for {alias}, "
             f"compared with {pair[0].id[:12]} by {metric}; Ctrl-C ends it"
         )
         while decision is None:
-            claim.extend(until=clock() + LEASE_SECONDS + asked.every_seconds)
+            claim.extend(until=clock() + LEASE_SECONDS + request.every_seconds)
             result = look.look()
             step = look.decide(result)
             live = work.releases.aliases().get(alias)
-            over = asked.max_seconds is not None and clock() - began >= asked.max_seconds
+            over = request.max_seconds is not None and clock() - began >= request.max_seconds
             if live != pair[0].id or step == "stop":
                 decision = "undecided"
             elif step != "wait":
                 decision = "promoted" if step == "promote" else "rolled_back"
-            elif over or (asked.max_sessions is not None and result.used >= asked.max_sessions):
+            elif over or (request.max_sessions is not None and result.used >= request.max_sessions):
                 decision = "undecided"
             else:
                 answered = {name: arm.sessions for name, arm in result.arms.items()}
@@ -187,7 +187,7 @@ def run_canary(
                     asked_for_traffic = True
                     ungraded = f"sessions are answered, and none has a grade by {metric} yet"
                     work.reporter.info(ungraded if sum(answered.values()) else f"{_NO_SESSION} ({alias})")
-                pause(asked.every_seconds)
+                pause(request.every_seconds)
     finally:
         claim.release()
     champion, canary = _arm(result, "A", result.a), _arm(result, "B", result.b)
@@ -199,7 +199,7 @@ def run_canary(
         alias=alias,
         champion=champion,
         canary=canary,
-        share=asked.share,
+        share=request.share,
         metric=metric,
         decision=decision,
         reason=_explain_move(alias, live) if moved else _explain(decision, result, look),
@@ -216,7 +216,7 @@ def run_canary(
         remarks=result.remarks,
     )
     if decision == "promoted":
-        report = _promote(work, pair, asked, report)
+        report = _promote(work, pair, request, report)
     return _keep(work, report)
 
 
@@ -232,16 +232,16 @@ def _keep(work: OpenProject, report: CanaryReport) -> CanaryReport:
 
 
 def _promote(
-    work: OpenProject, pair: tuple[Release, Release], asked: CanaryRequest, report: CanaryReport
+    work: OpenProject, pair: tuple[Release, Release], request: CanaryRequest, report: CanaryReport
 ) -> CanaryReport:
     """Promote it instead of what it was compared with; undecided if another release is live by now."""
     try:
         promote_release(
             work,
             pair[1].id,
-            alias=asked.alias,
+            alias=request.alias,
             reason=report.reason,
-            force=asked.force,
+            force=request.force,
             instead_of=pair[0].id,
         )
     except Busy:
@@ -254,9 +254,9 @@ def _promote(
     return report
 
 
-def _find_pair(work: OpenProject, name: str, asked: CanaryRequest) -> tuple[tuple[Release, Release], str]:
+def _find_pair(work: OpenProject, name: str, request: CanaryRequest) -> tuple[tuple[Release, Release], str]:
     release = find_release(work.releases, name)
-    alias = full_alias(work, asked.alias, model=release.model)
+    alias = full_alias(work, request.alias, model=release.model)
     live = work.releases.aliases().get(alias)
     if live is None:
         raise UserMistake(
@@ -323,10 +323,10 @@ class _CanaryClaim:
 
 
 def _require_free(
-    work: OpenProject, wanted: RunningCanary, others: Sequence[RunningCanary], *, now: float
+    work: OpenProject, canary: RunningCanary, others: Sequence[RunningCanary], *, now: float
 ) -> None:
     for running in others:
-        if wanted.alias == running.alias or wanted.canary == running.canary:
+        if canary.alias == running.alias or canary.canary == running.canary:
             raise Busy(
                 f"a canary of {running.alias} already runs",
                 why=f"{running.canary} gets {running.share:.1%} of its sessions",
@@ -339,8 +339,8 @@ def _require_free(
         )
 
 
-def _arm(found: ABResult, side: str, release: str) -> CanaryArm:
-    facts, counts = found.arms[side], found.counts
+def _arm(result: ABResult, side: str, release: str) -> CanaryArm:
+    facts, counts = result.arms[side], result.counts
     won, lost = counts[f"{side.lower()}_successes"], counts[f"{side.lower()}_failures"]
     return CanaryArm(
         release=release,
@@ -352,25 +352,25 @@ def _arm(found: ABResult, side: str, release: str) -> CanaryArm:
     )
 
 
-def _explain(decision: CanaryDecision, found: ABResult, look: LiveComparison) -> str:
-    if not sum(arm.sessions for arm in found.arms.values()):
+def _explain(decision: CanaryDecision, result: ABResult, look: LiveComparison) -> str:
+    if not sum(arm.sessions for arm in result.arms.values()):
         return f"canary: {_NO_SESSION}"
-    step = look.decide(found)
+    step = look.decide(result)
     if decision == "promoted":
-        return f"canary: {explain_step(step, found, look)}"
+        return f"canary: {explain_step(step, result, look)}"
     if decision == "undecided" and step != "stop":
-        return f"canary: not decided after {found.used} sessions, the champion stays"
-    return f"canary: {explain_step(step, found, look)}, the champion stays"
+        return f"canary: not decided after {result.used} sessions, the champion stays"
+    return f"canary: {explain_step(step, result, look)}, the champion stays"
 
 
-def explain_step(step: CanaryStep, found: ABResult, look: LiveComparison) -> str:
+def explain_step(step: CanaryStep, result: ABResult, look: LiveComparison) -> str:
     """The evidence for a decision."""
     if step == "stop":
-        return found.mismatch or ""
+        return result.mismatch or ""
     if step == "promote":
-        return f"better by {found.metric} after {found.used} sessions"
-    if found.winner == "A":
-        return f"worse by {found.metric} after {found.used} sessions"
+        return f"better by {result.metric} after {result.used} sessions"
+    if result.winner == "A":
+        return f"worse by {result.metric} after {result.used} sessions"
     return f"more failed requests after {look.failures.used} sessions"
 
 
