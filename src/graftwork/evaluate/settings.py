@@ -144,7 +144,7 @@ class PromptSettings(Record):
 
     @field_validator("reflection")
     @classmethod
-    def _is_an_endpoint(cls, url: str | None) -> str | None:
+    def _is_endpoint(cls, url: str | None) -> str | None:
         if url is None:
             return None
         try:

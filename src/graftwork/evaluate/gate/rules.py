@@ -113,7 +113,7 @@ class Pair(NamedTuple):
         return (self.comparison.clusters or self.comparison.n) < self.fewest
 
     @property
-    def pairs_for_a_bound(self) -> int:
+    def pairs_for_bound(self) -> int:
         """As many pairs like these as it takes for enough requests or sessions."""
         return math.ceil(self.fewest * self.comparison.n / (self.comparison.clusters or self.comparison.n))
 
@@ -165,7 +165,7 @@ def judge_margin(
     if outcome == "unknown" and not pair.ungraded:
         tail = 1 - pair.confidence
         if pair.too_few:
-            needed = Needed(pair.pairs_for_a_bound)
+            needed = Needed(pair.pairs_for_bound)
         elif pair.kind == "number":
             needed = measurements_for(pair.gain, low=pair.low, beyond=-margin, n=pair.comparison.n, tail=tail)
         elif margin < 1:
@@ -397,7 +397,7 @@ def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
     if outcome == "unknown" and not pair.ungraded:
         tail = (1 - pair.confidence) / around.tried
         needed = measurements_for(pair.gain, low=pair.low, beyond=threshold, n=comparison.n, tail=tail)
-        needed = Needed(pair.pairs_for_a_bound) if pair.too_few else needed
+        needed = Needed(pair.pairs_for_bound) if pair.too_few else needed
     sign = -1 if lower_is_better(win.metric) else 1
     size = show_size(win.metric, threshold) if threshold else "nothing"
     endings: dict[RuleOutcome, str] = {

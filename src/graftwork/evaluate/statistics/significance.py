@@ -58,9 +58,9 @@ def paired_permutation(
     if not steps:
         return 1.0
     observed = abs(math.fsum(sums))
-    grid = _on_a_grid(steps)
+    grid = _on_grid(steps)
     if grid is not None:
-        return _flip_on_a_grid(grid, round(observed * sum(grid) / math.fsum(steps)))
+        return _flip_on_grid(grid, round(observed * sum(grid) / math.fsum(steps)))
     reached = observed - 1e-9 * scale
     if len(steps) <= EXACT_FLIPS:
         return _flip_every_way(steps, reached)
@@ -69,7 +69,7 @@ def paired_permutation(
     return _flip_at_random(steps, reached, resamples=resamples)
 
 
-def _on_a_grid(steps: Sequence[float]) -> list[int] | None:
+def _on_grid(steps: Sequence[float]) -> list[int] | None:
     """The steps as whole numbers of a common fraction, if there is a coarse one and it is worth it."""
     for parts in range(1, FINEST_GRID + 1):
         if all(abs(step * parts - round(step * parts)) < 1e-9 for step in steps):
@@ -78,7 +78,7 @@ def _on_a_grid(steps: Sequence[float]) -> list[int] | None:
     return None
 
 
-def _flip_on_a_grid(steps: Sequence[int], observed: int) -> float:
+def _flip_on_grid(steps: Sequence[int], observed: int) -> float:
     """Counts the flips that lead to each sum, one step after another."""
     ways = {0: 1}
     for step in steps:
