@@ -248,7 +248,7 @@ def test_reviewers_may_have_a_scale_of_their_own():
         ({"name": "x", "metric": "contains", "vlaue": "a"}, "did you mean value"),
         ({"contains": ""}, "holds the empty text"),
         ({"contains": "x", "need": "most"}, "need"),
-        ({"regex": "("}, "no regular expression"),
+        ({"regex": "("}, "not a regular expression"),
         ({"json_schema": {"typ": "x"}}, "did you mean type"),
         ({"numeric": "seven"}, "value"),
         ({"numeric": float("inf")}, "finite"),

@@ -101,7 +101,7 @@ def test_values_fit_a_schema_as_the_standard_says(schema, fitting, not_fitting):
         ({"multipleOf": 0}, "a number"),
         ({"anyOf": []}, "a list of schemas"),
         ({"enum": 3}, "a list of values"),
-        ({"pattern": "("}, "no regular expression"),
+        ({"pattern": "("}, "not a regular expression"),
         ({"$ref": "#/$defs/a"}, "no such part"),
         ({"$ref": "https://example.org/s.json"}, "only references within"),
         ({"$ref": "#"}, "leads back to itself"),
