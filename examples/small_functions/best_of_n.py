@@ -38,7 +38,7 @@ def main() -> None:
     template = ChatTemplate.from_folder(base)
     sampler = RolloutSampler(
         load_base(base, dtype="float32", device="cpu"),
-        settings=RolloutSettings(max_tokens=40, answers=asked.answers),
+        settings=RolloutSettings(max_completion_length=40, num_generations=asked.answers),
         seed=1,
         end_of_turn=template.eos,
         decode=template.decode,

@@ -67,8 +67,8 @@ def project(request, tmp_path, tiny_base):
             "rollouts": {
                 "steps": 2,
                 "prompts": 2,
-                "answers": 4,
-                "max_tokens": 12,
+                "num_generations": 4,
+                "max_completion_length": 12,
                 # A random model never ends its answers by itself.
                 "truncated": "grade",
                 "taskset": {"name": "letter-words", "python": python, "folder": "sets"},

@@ -144,8 +144,8 @@ _LESS_AT_A_TIME = (
     "(`train.strategy`), or give it a larger GPU; `plan.memory_limit_gib` states what there is"
 )
 _FEWER_ANSWERS = (
-    "lower `train.rollouts.answers` or `train.rollouts.max_tokens`, set `train.method: qlora`, or give it a "
-    "larger GPU; `plan.memory_limit_gib` states what there is"
+    "lower `train.rollouts.num_generations` or `train.rollouts.max_completion_length`, set "
+    "`train.method: qlora`, or give it a larger GPU; `plan.memory_limit_gib` states what there is"
 )
 
 

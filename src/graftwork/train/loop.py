@@ -58,7 +58,7 @@ class RunContext:
     folder: Path
     report: Callable[[str], None] = lambda _message: None
     stop_requested: Callable[[], bool] = lambda: False
-    made_for: Mapping[str, str] = field(default_factory=dict)
+    identity: Mapping[str, str] = field(default_factory=dict)
     """Hashes of the dataset, the base model and the adapter's shape: a checkpoint belongs to them."""
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -86,7 +86,7 @@ class TrainingLoop:
         self._store = store or CheckpointStore(folder / CHECKPOINTS, keep=settings.keep_checkpoints)
         self._identity = {
             **source.identity(),
-            **context.made_for,
+            **context.identity,
             "settings": settings.what_is_learned(),
         }
         self._versions = dict(context.versions)
@@ -282,16 +282,16 @@ class TrainingLoop:
             callback.on_save_begin(step)
         state: dict[str, Any] = {
             "step": step,
-            "made_for": self._identity,
+            "identity": self._identity,
             "versions": self._versions,
             "rate": self._rate(step),
             "rows_seen": self._source.rows_before(step),
             "finished": self.finished,
             "skipped": list(self._skipped),
             "metrics": {"score": score, "losses": list(self._losses)},
-            "attendants": {callback.name: callback.state() for callback in self._callbacks},
+            "callbacks": {callback.name: callback.state() for callback in self._callbacks},
             # The other small files that a run in a new place would miss.
-            "beside": {
+            "side_files": {
                 name: (self._folder / name).read_text()
                 for name in COPIED_FILES
                 if (self._folder / name).exists()
@@ -340,15 +340,15 @@ class TrainingLoop:
             return 0
         state = checkpoint.state
         require_same_run(
-            self._identity, state.get("made_for", {}), step=checkpoint.step, where=str(self._folder)
+            self._identity, state.get("identity", {}), step=checkpoint.step, where=str(self._folder)
         )
         self._engine.restore(checkpoint.tensors)
         if self._strategy.rank == 0:
             self._log.restore(checkpoint.journal)
-            for name, content in state.get("beside", {}).items():
+            for name, content in state.get("side_files", {}).items():
                 if name in COPIED_FILES and not (self._folder / name).exists():
                     write_atomic(self._folder / name, content)
-        states = state.get("attendants", {})
+        states = state.get("callbacks", {})
         for callback in self._callbacks:
             callback.restore(states.get(callback.name, {}))
         self._losses.extend(state.get("metrics", {}).get("losses", ()))

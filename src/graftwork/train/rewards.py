@@ -253,17 +253,17 @@ def lay_out_rows(
 ) -> PlannedRollouts:
     """The rows of all steps; batches hold a step of answers and supervised rows."""
     rollouts = settings.rollouts
-    size, steps = rollouts.prompts * rollouts.answers, rollouts.steps * rollouts.updates
-    answers = (row for prompt in cycle(longest) for row in [prompt] * rollouts.answers)
+    size, steps = rollouts.prompts * rollouts.num_generations, rollouts.steps * rollouts.updates
+    answers = (row for prompt in cycle(longest) for row in [prompt] * rollouts.num_generations)
     rows = list(islice(answers, steps * size))
     if settings.mix.sft and supervised:
         rows += islice(cycle(supervised), steps * settings.batch_size)
         size += settings.batch_size
     # Answers of a step that the model of the start reads: all with KL in the loss, else one a prompt.
-    read_by_start = rollouts.prompts * (rollouts.answers if settings.policy.kl else 1)
+    read_by_start = rollouts.prompts * (rollouts.num_generations if settings.policy.kl else 1)
     load = RolloutLoad(
         prompts=rollouts.prompts,
-        answers=rollouts.answers,
+        answers=rollouts.num_generations,
         prompt_tokens=fmean(row.trained_from for row in longest),
         max_tokens=rollouts.longest_answer,
         answer_tokens=USUAL_LENGTH * rollouts.longest_answer,

@@ -38,7 +38,7 @@ class PreferenceSettings(Record):
         0.1, gt=0, description="DPO, KTO: strength of the reference. ORPO: weight of the odds ratio."
     )
     sft: float = Field(0.0, ge=0, description="Weight of the supervised loss on chosen replies (DPO).")
-    undesirable: float = Field(
+    undesirable_weight: float = Field(
         1.0, gt=0, description="Weight of bad replies, where that of good ones is 1 (KTO)."
     )
     least_score: float | None = Field(
@@ -55,10 +55,10 @@ class PolicySettings(Record):
     )
     normalize: Literal["dapo", "dr_grpo", "grpo"] = Field(
         "dapo",
-        description="Divide by all tokens (dapo), by answers times max_tokens (dr_grpo), or each answer by "
+        description="Divide by all tokens (dapo), by answers times max_completion_length (dr_grpo), or each answer by "
         "its own tokens (grpo).",
     )
-    scale: Literal["none", "group"] = Field(
+    scale_rewards: Literal["none", "group"] = Field(
         "none", description="`group` divides advantages by the deviation of the group's rewards."
     )
     epsilon_low: float = Field(0.2, ge=0, lt=1, description="Clip range below 1.")
@@ -144,13 +144,14 @@ class RolloutSettings(Record):
     )
     steps: int = Field(20, ge=1, description="Batches of rollouts.")
     prompts: int = Field(8, ge=1, description="Prompts per batch.")
-    answers: int = Field(8, ge=2, description="Answers per prompt.")
-    max_tokens: int = Field(48, ge=1, description="Longest answer in tokens.")
+    num_generations: int = Field(8, ge=2, description="Answers per prompt.")
+    max_completion_length: int = Field(48, ge=1, description="Longest answer in tokens.")
     prompts_at_once: int | None = Field(
         None, ge=1, description="Prompts that are answered together; fewer take less memory. Default: all."
     )
     truncated: Literal["fail", "grade"] = Field(
-        "fail", description="Whether an answer that reaches max_tokens gets 0, or is graded as it is."
+        "fail",
+        description="Whether an answer that reaches max_completion_length gets 0, or is graded as it is.",
     )
     updates: int = Field(1, ge=1, description="Optimizer steps per batch of rollouts.")
     environment: EnvironmentSettings | None = Field(
@@ -171,7 +172,7 @@ class RolloutSettings(Record):
     @property
     def longest_answer(self) -> int:
         """Tokens of an answer, with all turns of its episode."""
-        return self.max_tokens if self.environment is None else self.environment.max_tokens
+        return self.max_completion_length if self.environment is None else self.environment.max_tokens
 
     @model_validator(mode="after")
     def _endpoint_updates_once(self) -> Self:
@@ -611,7 +612,7 @@ def describe_idle(train: TrainSettings) -> list[str]:
         notes.append("preferences.sft has no effect with kto, whose loss has no supervised term")
     if train.objective in ("dpo", "orpo"):
         usual = type(train.preferences)()
-        names = ("undesirable", "least_score")
+        names = ("undesirable_weight", "least_score")
         changed = [name for name in names if getattr(train.preferences, name) != getattr(usual, name)]
         if changed:
             notes.append(f"preferences.{', '.join(changed)}: no effect with {train.objective}, only with kto")

@@ -318,7 +318,7 @@ class _Run:
             report=self.report,
             stop_requested=stop_asked.is_set,
             # A checkpoint belongs to these, besides its settings and the order of its rows.
-            made_for={
+            identity={
                 "dataset": job.plan.dataset_hash,
                 "base": job.plan.base_fingerprint,
                 "adapter": json.dumps(job.plan.train["adapter"], sort_keys=True),

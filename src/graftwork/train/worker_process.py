@@ -171,7 +171,7 @@ def make_evaluator(job: TrainJob) -> TrainingEvaluator | None:
             ChatTemplate.from_folder(Path(job.base_folder), reasoning=bool(rendering.get("reasoning", True))),
             cases=read_eval_cases(job, settings),
             spec=RewardSpec.model_validate({**job.plan.train["rewards"], "folder": job.project_folder}),
-            max_new_tokens=settings.rollouts.max_tokens,
+            max_new_tokens=settings.rollouts.max_completion_length,
         )
     assert evaluation is not None
     return GradedAnswers(

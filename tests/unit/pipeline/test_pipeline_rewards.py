@@ -27,7 +27,7 @@ def settings(**changes) -> TrainSettings:
         {
             "objective": "grpo",
             "rewards": [{"metric": "task_success"}],
-            "rollouts": {"steps": 3, "prompts": 2, "answers": 4},
+            "rollouts": {"steps": 3, "prompts": 2, "num_generations": 4},
             "batch_size": 5,
             **changes,
         }
@@ -55,7 +55,8 @@ def test_a_plan_knows_the_longest_prompt_and_who_answers():
 @pytest.mark.parametrize("updates", [1, 2])
 def test_a_plan_of_a_mix_counts_its_supervised_rows(updates):
     mixed = settings(
-        mix={"rl": 0.7, "sft": 0.3}, rollouts={"steps": 3, "prompts": 2, "answers": 4, "updates": updates}
+        mix={"rl": 0.7, "sft": 0.3},
+        rollouts={"steps": 3, "prompts": 2, "num_generations": 4, "updates": updates},
     )
     rows, stepped, load = lay_out_rows([row("a", 9)], [row("s", 20), row("t", 30)], mixed)
     assert sum(found.id in ("s", "t") for found in rows) == 3 * updates * 5

@@ -172,7 +172,11 @@ def test_grpo_generates_and_says_why_not_ppo():
     assert answer.fits
     assert answer.strategy.engine == "graft"
     assert answer.strategy.train["objective"] == "grpo"
-    assert answer.strategy.train["rollouts"] == {"prompts": 2, "answers": 8, "max_tokens": 512}
+    assert answer.strategy.train["rollouts"] == {
+        "prompts": 2,
+        "num_generations": 8,
+        "max_completion_length": 512,
+    }
     assert any("prompts in 8 hours" in reason for reason in answer.reasons)
     assert answer.step_parts_seconds["generation"].value > 0
     assert any("value model" in reason for reason in answer.reasons)

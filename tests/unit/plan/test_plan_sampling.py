@@ -122,8 +122,8 @@ def sample(load, model, *, recorded, lengths=None):
     settings = RolloutSettings(
         source="prompts.jsonl",
         prompts=load.prompts,
-        answers=load.answers,
-        max_tokens=load.max_tokens,
+        num_generations=load.answers,
+        max_completion_length=load.max_tokens,
         prompts_at_once=load.prompts_at_once,
     )
     sampler = RolloutSampler(model, settings=settings, seed=5, end_of_turn=-1, decode=str, recorded=recorded)

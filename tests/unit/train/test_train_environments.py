@@ -236,7 +236,7 @@ class Answers:
 
 def sample(writer, environment, **limits):
     given = {"python": "a.py:A", **limits}
-    settings = RolloutSettings(prompts=1, answers=2, max_tokens=4, environment=given)
+    settings = RolloutSettings(prompts=1, num_generations=2, max_completion_length=4, environment=given)
     sampler = EpisodeSampler(
         writer, environment, Renderer(), settings=settings, cases={"case0": CASE}, seed=1
     )
@@ -354,8 +354,8 @@ class Letters:
     rollouts = {
         "steps": 2,
         "prompts": 2,
-        "answers": 4,
-        "max_tokens": 6,
+        "num_generations": 4,
+        "max_completion_length": 6,
         "truncated": "grade",
         "environment": {"python": "game.py:Letters", "turns": 2, "max_tokens": 40, "seconds": 60},
     }

@@ -53,7 +53,7 @@ def make_loop(
     tiny_base, folder, *, rows=None, before=None, words=None, callbacks=(), settings=SETTINGS, **more
 ):
     progress = more.pop("progress", lambda *_: None)
-    context = {key: more.pop(key) for key in ("stop_requested", "made_for", "versions") if key in more}
+    context = {key: more.pop(key) for key in ("stop_requested", "identity", "versions") if key in more}
     engine = make_engine(tiny_base, settings, progress=progress)
     report = words.append if words is not None else lambda word: None
     return TrainingLoop(
@@ -464,16 +464,16 @@ def test_a_run_that_finished_early_is_finished_after_a_kill_too(tiny_base, tmp_p
         ),
         ({"rows": make_rows(20)}, "steps was 8 and is 10"),
         ({"rows": list(reversed(make_rows()))}, "order was"),
-        ({"made_for": {"dataset": "other"}}, "dataset was one and is other"),
+        ({"identity": {"dataset": "other"}}, "dataset was one and is other"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tiny_base, tmp_path, change, output):
     stop = iter([False] * 4 + [True])
-    made_for = {"made_for": {"dataset": "one"}}
+    identity = {"identity": {"dataset": "one"}}
     with pytest.raises(StoppedInOrder):
-        make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop), **made_for).run()
+        make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop), **identity).run()
     with pytest.raises(CheckpointMismatch) as caught:
-        make_loop(tiny_base, tmp_path, **(made_for | change)).run()
+        make_loop(tiny_base, tmp_path, **(identity | change)).run()
     assert output in caught.value.why
     assert "the checkpoint of step 4" in caught.value.what
 

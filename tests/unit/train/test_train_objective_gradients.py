@@ -146,7 +146,7 @@ def test_preference_gradients_equal_those_of_trl(name, micro_rows):
 def test_kto_gradients_equal_those_of_trl(name, micro_rows):
     case = KTO_CASES[name]
     assert case["desirable"] == 1
-    settings = PreferenceSettings(beta=case["beta"], undesirable=case["undesirable"])
+    settings = PreferenceSettings(beta=case["beta"], undesirable_weight=case["undesirable"])
     engine = make_engine(KahnemanTversky(settings), micro_rows=micro_rows)
     samples = []
     for number, (prompt, answer, is_good) in enumerate(JUDGED):

@@ -23,7 +23,10 @@ END = 2
 
 def make_sampler(server, folder, **changes):
     settings = RolloutSettings(
-        prompts=1, answers=3, max_tokens=4, endpoint={"url": server.url, "model": "base", **changes}
+        prompts=1,
+        num_generations=3,
+        max_completion_length=4,
+        endpoint={"url": server.url, "model": "base", **changes},
     )
     saved = []
     sampler = EndpointSampler(
@@ -169,7 +172,13 @@ def test_a_run_measures_how_far_the_server_is_from_the_trainer(
     model = AutoModelForCausalLM.from_pretrained(tiny_base).eval()
     with CompletionsServer(sample_from(model, temperature=temperature)) as server:
         endpoint = {"url": server.url, "model": "base", "concurrency": 1}
-        rollouts = {"steps": 1, "prompts": 1, "answers": 4, "max_tokens": 5, "endpoint": endpoint}
+        rollouts = {
+            "steps": 1,
+            "prompts": 1,
+            "num_generations": 4,
+            "max_completion_length": 5,
+            "endpoint": endpoint,
+        }
         run_training(make_grpo_job(tiny_base, tmp_path / "run", rollouts=rollouts))
     (step,) = read_steps(tmp_path / "run")
     answers = EpisodeJournal(tmp_path / "run").answers(1)

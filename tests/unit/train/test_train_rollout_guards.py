@@ -82,7 +82,7 @@ def make_source(
         {
             "objective": "grpo",
             "rewards": [{"metric": "task_success"}],
-            "rollouts": {"steps": 6, "prompts": 2, "answers": 4, "max_tokens": 4},
+            "rollouts": {"steps": 6, "prompts": 2, "num_generations": 4, "max_completion_length": 4},
             **changes,
         }
     )
@@ -129,7 +129,7 @@ def test_a_mix_changes_no_weight_where_neither_part_has_anything_to_learn(tmp_pa
         tmp_path,
         lambda question: float(question.text == "1" and question.key.startswith("case0")),
         supervised=[row],
-        rollouts={"steps": 3, "prompts": 5, "answers": 4, "max_tokens": 4},
+        rollouts={"steps": 3, "prompts": 5, "num_generations": 4, "max_completion_length": 4},
         mix={"rl": 0.7, "sft": 0.3, "decay": "to_zero"},
         reward_checks=NO_STOP,
     )
@@ -182,7 +182,7 @@ def test_preflight_stops_where_there_is_nothing_to_learn(tmp_path, reward, advic
 
 
 def test_preflight_stops_at_the_last_batch_at_the_latest(tmp_path):
-    rollouts = {"steps": 2, "prompts": 2, "answers": 4, "max_tokens": 4}
+    rollouts = {"steps": 2, "prompts": 2, "num_generations": 4, "max_completion_length": 4}
     source, _ = make_source(tmp_path, lambda _q: 0.0, rollouts=rollouts)
     source.batch(1)
     with pytest.raises(AnswerIsNo, match="nothing to learn"):
@@ -324,7 +324,7 @@ def test_answers_without_an_audit_do_not_part_from_it(tmp_path):
         tmp_path,
         lambda q: by_number(q) if q.case.id in ("case0", "audited") else float(q.text != "0"),
         audit={"case0": make_case("audited")},
-        rollouts={"steps": 6, "prompts": 5, "answers": 4, "max_tokens": 4},
+        rollouts={"steps": 6, "prompts": 5, "num_generations": 4, "max_completion_length": 4},
     )
     for step in range(1, 5):
         source.batch(step)
@@ -407,7 +407,7 @@ def test_parting_needs_three_batches_in_a_row():
 def test_the_preflight_is_reported_once_and_expects_nothing_of_a_batch_that_was_read(tmp_path):
     """Reading a batch from the journal takes no time, and would promise millions of prompts in a night."""
     first, again = [], []
-    rollouts = {"steps": 6, "prompts": 2, "answers": 4, "max_tokens": 4, "updates": 2}
+    rollouts = {"steps": 6, "prompts": 2, "num_generations": 4, "max_completion_length": 4, "updates": 2}
     source, _ = make_source(tmp_path, by_number, report=first.append, rollouts=rollouts)
     source.batch(1)
     source.batch(2)
@@ -435,8 +435,8 @@ def test_preflight_counts_prompts_in_a_night():
         ({"objective": "kto", "preferences": {"sft": 0.2}}, "preferences.sft"),
         ({"objective": "dpo", "preferences": {"least_score": 0.5}}, "preferences.least_score"),
         (
-            {"objective": "orpo", "preferences": {"undesirable": 3, "least_score": 0.5}},
-            "preferences.undesirable, least_score",
+            {"objective": "orpo", "preferences": {"undesirable_weight": 3, "least_score": 0.5}},
+            "preferences.undesirable_weight, least_score",
         ),
         ({**GRPO, "policy": {"loss": "gspo"}}, "policy.loss: gspo"),
         ({**GRPO, "epochs": 3, "batch_size": 4}, "epochs, batch_size"),

@@ -29,7 +29,7 @@ def noted(case, text):
     os.close(file)
     return min(text.count("e") / 8, 1.0)
 """
-ROLLOUTS = {"steps": 6, "prompts": 2, "answers": 4, "max_tokens": 6}
+ROLLOUTS = {"steps": 6, "prompts": 2, "num_generations": 4, "max_completion_length": 6}
 
 
 def make_noted_job(base, folder):

@@ -73,7 +73,7 @@ def make_grpo_job(base, folder, *, reward="likes_e", seconds=60.0, **changes):
         "objective": "grpo",
         "learning_rate": 2e-2,
         "rewards": [{"metric": metric}],
-        "rollouts": {"steps": 4, "prompts": 2, "answers": 4, "max_tokens": 6},
+        "rollouts": {"steps": 4, "prompts": 2, "num_generations": 4, "max_completion_length": 6},
         "reward_checks": {"preflight": False, "hacks": False, "canaries": 0, "seconds": seconds},
         "checkpoint_every": 2,
         **changes,
@@ -180,7 +180,7 @@ def test_killed_grpo_resumes_to_the_same_bytes_and_grades_nothing_twice(
 
 def test_a_broken_reward_costs_its_answer_and_is_named(tiny_base, tmp_path, run_training):
     reward = "breaks"
-    small = {"steps": 1, "prompts": 2, "answers": 4, "max_tokens": 8}
+    small = {"steps": 1, "prompts": 2, "num_generations": 4, "max_completion_length": 8}
     job = make_grpo_job(tiny_base, tmp_path / "run", reward=reward, rollouts=small)
     outcome = run_training(job)
     verdicts = EpisodeJournal(tmp_path / "run").verdicts(1)
@@ -198,7 +198,13 @@ def test_a_prompt_beyond_the_positions_of_the_base_is_left_out_and_named(
     first, *others = make_cases(3)
     long = first.model_copy(update={"messages": (Message(role="user", content="word " * 3000),)})
     monkeypatch.setattr(worker, "read_rows", lambda _folder, _split: [])
-    rollouts = {"steps": 2, "prompts": 3, "answers": 2, "max_tokens": 2, "source": "prompts.jsonl"}
+    rollouts = {
+        "steps": 2,
+        "prompts": 3,
+        "num_generations": 2,
+        "max_completion_length": 2,
+        "source": "prompts.jsonl",
+    }
     worker.train(make_grpo_job(tiny_base, tmp_path / "run", rollouts=rollouts), cases=[long, *others])
     answers = EpisodeJournal(tmp_path / "run").answers(1)
     assert {answer.prompt for answer in answers} == {"case1", "case2"}
@@ -208,7 +214,7 @@ def test_a_prompt_beyond_the_positions_of_the_base_is_left_out_and_named(
 
 def test_sampled_log_probabilities_are_those_of_the_trainer(tiny_base, tmp_path, local_grader, run_training):
     """With two updates a batch the second one compares with what the sampler noted."""
-    rollouts = {"steps": 1, "prompts": 2, "answers": 4, "max_tokens": 8, "updates": 2}
+    rollouts = {"steps": 1, "prompts": 2, "num_generations": 4, "max_completion_length": 8, "updates": 2}
     run_training(make_grpo_job(tiny_base, tmp_path / "run", rollouts=rollouts, epochs=1))
     steps = read_steps(tmp_path / "run")
     assert len(steps) == 2
@@ -295,7 +301,7 @@ def make_sampler(base, *, recorded):
             for parameter in learned:
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
 
-    settings = RolloutSettings(source="prompts.jsonl", prompts=3, answers=4, max_tokens=12)
+    settings = RolloutSettings(source="prompts.jsonl", prompts=3, num_generations=4, max_completion_length=12)
     sampler = RolloutSampler(model, settings=settings, seed=5, end_of_turn=2, decode=str, recorded=recorded)
     return sampler, train
 

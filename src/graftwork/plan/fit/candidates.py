@@ -207,7 +207,12 @@ def train_settings(candidate: FitCandidate, question: FitQuestion) -> dict[str, 
     if question.algorithm != "sft":
         settings["objective"] = question.algorithm
     if (load := rollout_load(question)) is not None:
-        sampled = load.model_dump(include={"prompts", "answers", "max_tokens", "prompts_at_once"})
+        sampled = {
+            "prompts": load.prompts,
+            "num_generations": load.answers,
+            "max_completion_length": load.max_tokens,
+            "prompts_at_once": load.prompts_at_once,
+        }
         settings["rollouts"] = sampled
         if load.prompts_at_once == load.prompts:
             del sampled["prompts_at_once"]

@@ -199,7 +199,7 @@ def deviation_of_few(config: Configuration, _context: LintContext) -> Iterator[R
         yield RuleHit(
             f"advantages are divided by the deviation of {config.answers} rewards",
             "with few answers a deviation near zero makes advantages huge; runs ended in NaN",
-            "do not divide (`policy.scale: none`; TRL: scale_rewards none), or take 8 answers and more",
+            "do not divide (`scale_rewards: none`, with TRL too), or take 8 answers and more",
             ("reward_scale", "answers"),
         )
 

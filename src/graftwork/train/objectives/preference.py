@@ -206,7 +206,7 @@ class KahnemanTversky:
         return torch.sigmoid(sign * self._settings.beta * (_gain(row, now) - row.baseline)), sign
 
     def _weight_of(self, row: TrainingSample) -> float:
-        return 1.0 if row.part == "chosen" else self._settings.undesirable
+        return 1.0 if row.part == "chosen" else self._settings.undesirable_weight
 
 
 def _gain(row: TrainingSample, now: Tensor) -> Tensor:

@@ -249,7 +249,7 @@ def advise(measures: Mapping[str, float]) -> str | None:
     if measures["pass@1"] > MOST_SOLVED:
         return "nearly every answer is right already: nothing is left to learn; take harder prompts"
     if measures["truncated"] > MOST_TRUNCATED:
-        return "most answers are cut: raise `rollouts.max_tokens`, or train on short replies first"
+        return "most answers are cut: raise `rollouts.max_completion_length`, or train on short replies first"
     if measures["pass@k"] == 0:
         return "no answer is ever right: train with `objective: sft` first, or take easier prompts"
     return "all answers to a prompt get the same reward: use a finer reward or other prompts"
@@ -265,7 +265,7 @@ def find_too_long(lengths: Mapping[str, int], *, longest_answer: int, positions:
             f"every prompt is longer than the base allows: the shortest, {shortest}, has "
             f"{lengths[shortest]:,} tokens",
             why=f"with an answer of up to {longest_answer:,} tokens it must fit {positions:,} positions",
-            fix="shorten the prompts, lower `rollouts.max_tokens`, or take a base with a longer context",
+            fix="shorten the prompts, lower `rollouts.max_completion_length`, or take a base with a longer context",
             where="train.rollouts",
         )
     return too_long

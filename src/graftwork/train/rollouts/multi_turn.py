@@ -240,7 +240,9 @@ class EpisodeSampler:
     ) -> list[SampledAnswer]:
         self._writer.prepare(batch)
         episodes = [
-            _OpenEpisode(prompt, number) for prompt in prompts for number in range(self._settings.answers)
+            _OpenEpisode(prompt, number)
+            for prompt in prompts
+            for number in range(self._settings.num_generations)
         ]
         for turn in range(self._limits.turns):
             waiting = [episode for episode in episodes if not episode.ended]
@@ -275,7 +277,7 @@ class EpisodeSampler:
         seed_parts = (self._seed, batch, episode.prompt.id, episode.number)
         return AskedReply(
             tokens=[*episode.prompt.tokens, *episode.tokens],
-            max_tokens=min(self._settings.max_tokens, room),
+            max_tokens=min(self._settings.max_completion_length, room),
             seed=seed_of(*seed_parts, turn) if turn else seed_of(*seed_parts),
         )
 

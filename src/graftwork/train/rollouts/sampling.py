@@ -88,8 +88,12 @@ class RolloutSampler:
         self.prepare(batch)
         requests = [
             [
-                AskedReply(prompt.tokens, settings.max_tokens, seed_of(self._seed, batch, prompt.id, answer))
-                for answer in range(settings.answers)
+                AskedReply(
+                    prompt.tokens,
+                    settings.max_completion_length,
+                    seed_of(self._seed, batch, prompt.id, answer),
+                )
+                for answer in range(settings.num_generations)
             ]
             for prompt in prompts
         ]
@@ -171,7 +175,7 @@ class RolloutSampler:
         decoder = self._decoder
         decoder.update_adapters()
         longest = max(len(request.tokens) + request.max_tokens for group in groups for request in group)
-        decoder.reserve(min(at_once, len(groups)) * settings.answers, longest)
+        decoder.reserve(min(at_once, len(groups)) * settings.num_generations, longest)
         for number, group in enumerate(groups, 1):
             requests.append([])
             for request in group:

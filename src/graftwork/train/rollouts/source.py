@@ -171,7 +171,7 @@ class RolloutSource(TrainingCallback):
         return self._rollouts.steps * self._rollouts.updates
 
     def rows_before(self, step: int) -> int:
-        return step * self._rollouts.prompts * self._rollouts.answers
+        return step * self._rollouts.prompts * self._rollouts.num_generations
 
     def identity(self) -> dict[str, Any]:
         digest = hashlib.sha256()
@@ -399,7 +399,7 @@ class RolloutSource(TrainingCallback):
         self, number: int, group: Sequence[tuple[SampledAnswer, AnswerVerdict]]
     ) -> list[TrainingSample]:
         rewards = [verdict.reward for _, verdict in group]
-        advantages = group_advantages(rewards, scale=self._settings.policy.scale)
+        advantages = group_advantages(rewards, scale=self._settings.policy.scale_rewards)
         case, prompt = self._parts.prompts[group[0][0].prompt]
         off_policy = self._rollouts.updates > 1
         return [
