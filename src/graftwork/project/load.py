@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from graftwork.files.config_text import parse_yaml, read_config_text
 from graftwork.files.disk import STATE_FOLDER, close_to_others, is_private
+from graftwork.project.other_tools import find_ours
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import marks_of
 from graftwork.records.errors import UserMistake
@@ -173,6 +174,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 def _nearest(key: tuple[str, ...]) -> str:
     owner = _owner(key)
+    if ours := find_ours(key[-1]):
+        return f"`{key[-1]}` is {' or '.join(f'`{path}`' for path in ours)} here"
     keys = list(owner.model_fields) if owner else []
     close = difflib.get_close_matches(key[-1], keys, n=1, cutoff=0.5)
     if close:

@@ -265,7 +265,8 @@ def find_too_long(lengths: Mapping[str, int], *, longest_answer: int, positions:
             f"every prompt is longer than the base allows: the shortest, {shortest}, has "
             f"{lengths[shortest]:,} tokens",
             why=f"with an answer of up to {longest_answer:,} tokens it must fit {positions:,} positions",
-            fix="shorten the prompts, lower `rollouts.max_completion_length`, or take a base with a longer context",
+            fix="shorten the prompts, lower `rollouts.max_completion_length`, "
+            "or take a base with a longer context",
             where="train.rollouts",
         )
     return too_long
