@@ -48,7 +48,7 @@ def make_team(folder: Path, base: Path) -> None:
         "train": {
             "rank": 8,
             "alpha": 32,
-            "targets": ["q_proj", "k_proj", "v_proj", "o_proj"],
+            "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
             "epochs": 3,
             "batch_size": 16,
             "learning_rate": 2e-4,

@@ -55,8 +55,8 @@ class PolicySettings(Record):
     )
     normalize: Literal["dapo", "dr_grpo", "grpo"] = Field(
         "dapo",
-        description="Divide by all tokens (dapo), by answers times max_completion_length (dr_grpo), or each answer by "
-        "its own tokens (grpo).",
+        description="Divide by all tokens (dapo), by answers times max_completion_length (dr_grpo), or each "
+        "answer by its own tokens (grpo).",
     )
     scale_rewards: Literal["none", "group"] = Field(
         "none", description="`group` divides advantages by the deviation of the group's rewards."
