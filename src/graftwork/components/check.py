@@ -145,12 +145,12 @@ def check_tree(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
     if cycle := find_cycle(dependencies_by_id(tree, cases)):
         node = nodes[cycle[0]]
         line = next((line for name, line in dependencies_of(node) if name == cycle[1]), None)
-        yield _found("error", "cycle", node, describe_cycle(cycle), line)
+        yield _finding("error", "cycle", node, describe_cycle(cycle), line)
     yield from _check_types(tree)
     yield from _check_cases(tree, cases)
 
 
-def _found(level: Level, code: str, node: SpecNode, message: str, line: int | None = None) -> SpecFinding:
+def _finding(level: Level, code: str, node: SpecNode, message: str, line: int | None = None) -> SpecFinding:
     return SpecFinding(level=level, code=code, node=node.id, line=line or node.line, message=message)
 
 
@@ -159,13 +159,13 @@ def _check_ids(tree: SpecTree) -> Iterator[SpecFinding]:
     for node in tree.walk():
         if not node.id:
             name = f" ({node.name})" if node.name else ""
-            yield _found("error", "id_missing", node, f"the node{name} has no id")
+            yield _finding("error", "id_missing", node, f"the node{name} has no id")
         elif counted[node.id] > 1:
-            yield _found("error", "id_twice", node, f"the id {node.id} is used {counted[node.id]} times")
+            yield _finding("error", "id_twice", node, f"the id {node.id} is used {counted[node.id]} times")
         if not node.name:
-            yield _found("warning", "name_missing", node, f"the node {node.id or UNNAMED} has no name")
+            yield _finding("warning", "name_missing", node, f"the node {node.id or UNNAMED} has no name")
     if tree.dialect == "yaml" and "version" not in tree.root.fields:
-        yield _found("note", "version_missing", tree.root, "the root has no version")
+        yield _finding("note", "version_missing", tree.root, "the root has no version")
 
 
 def _check_names(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
@@ -175,23 +175,23 @@ def _check_names(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
         function = function_of(node, cases.components.get(node.id, ComponentCases()))
         namesake = by_function.setdefault(function, node)
         if keyword.iskeyword(function):
-            yield _found(
+            yield _finding(
                 "error", "name_taken", node, f"{function} is a word of Python, not a function's name"
             )
         elif namesake is not node:
             message = f"the components {namesake.id} and {node.id} are both called {function}"
-            yield _found("error", "name_taken", node, message)
+            yield _finding("error", "name_taken", node, message)
 
 
 def _check_fields(tree: SpecTree) -> Iterator[SpecFinding]:
     for node in tree.walk():
         for message, line in unread_fields(node):
             level: Level = "error" if message.startswith("`children`") else "warning"
-            yield _found(level, "field_unread", node, message, line)
+            yield _finding(level, "field_unread", node, message, line)
         for parameter in parameters_of(node, "inputs"):
             if (name := to_identifier(parameter.name)) != parameter.name:
                 message = f"the input {parameter.name!r} is not a Python name: it becomes {name}"
-                yield _found("warning", "parameter_renamed", node, message, parameter.line)
+                yield _finding("warning", "parameter_renamed", node, message, parameter.line)
 
 
 def _check_references(tree: SpecTree) -> Iterator[SpecFinding]:
@@ -200,12 +200,12 @@ def _check_references(tree: SpecTree) -> Iterator[SpecFinding]:
         for name, line in dependencies_of(node):
             if name not in names:
                 message = f"{node.id or UNNAMED} depends on {name}, which is not a node of this tree"
-                yield _found("warning", "dangling", node, message, line)
+                yield _finding("warning", "dangling", node, message, line)
         for reference in _REFERENCE.finditer(node.tail + "\n" + node.body):
             target = _STARS.sub(".", reference[1].strip()).strip(".")
             if target not in names:
                 line = node.line + (node.tail + "\n" + node.body)[: reference.start()].count("\n")
-                yield _found(
+                yield _finding(
                     "warning", "dangling", node, f"the reference {reference[1].strip()} leads nowhere", line
                 )
     stages = tree.root.fields.get("stages")
@@ -215,7 +215,7 @@ def _check_references(tree: SpecTree) -> Iterator[SpecFinding]:
             if str(name) not in names:
                 line = tree.root.line_of("stages", stage, "components", str(number))
                 message = f"{stage} names the component {name}, which is not a node of this tree"
-                yield _found("error", "dangling", tree.root, message, line)
+                yield _finding("error", "dangling", tree.root, message, line)
 
 
 def _check_types(tree: SpecTree) -> Iterator[SpecFinding]:
@@ -223,7 +223,7 @@ def _check_types(tree: SpecTree) -> Iterator[SpecFinding]:
         for key in ("inputs", "outputs"):
             for parameter in parameters_of(node, key):
                 if not parameter.type:
-                    yield _found(
+                    yield _finding(
                         "note", "type_missing", node, f"{key}: {parameter.name} has no type", parameter.line
                     )
                     continue
@@ -231,38 +231,38 @@ def _check_types(tree: SpecTree) -> Iterator[SpecFinding]:
                 subject = f"{key}: {parameter.name}"
                 if shape is None:
                     message = f"{subject} has the type `{parameter.type}`, which no Python type is known for"
-                    yield _found("warning", "type_unknown", node, message, parameter.line)
+                    yield _finding("warning", "type_unknown", node, message, parameter.line)
                 elif foreign:
                     foreign_names = ", ".join(f"`{word}`" for word in foreign)
                     message = f"{subject} is written in another language's types: {foreign_names} → {shape}"
-                    yield _found("note", "type_foreign", node, message, parameter.line)
+                    yield _finding("note", "type_foreign", node, message, parameter.line)
 
 
 def _check_cases(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
     nodes = {node.id: node for node in tree.walk() if node.id}
     for identifier, component_cases in cases.components.items():
         if identifier not in nodes:
-            yield _found(
+            yield _finding(
                 "error", "case_dangling", tree.root, f"there are cases for {identifier}, which is not a node"
             )
             continue
         stated = {text for text, _ in requirements_of(nodes[identifier])}
         for text in sorted(covered_by(component_cases) - stated):
             message = f"a case covers {text!r}, which is not a requirement of {identifier}"
-            yield _found("warning", "covers_nothing", nodes[identifier], message)
+            yield _finding("warning", "covers_nothing", nodes[identifier], message)
         parameter_count = len(parameters_of(nodes[identifier], "inputs"))
         for call in component_cases.calls:
             if parameter_count and not call.raises and len(call.args) + len(call.named) > parameter_count:
                 message = (
                     f"the call with {json.dumps(call.args)} has more arguments than {identifier} has inputs"
                 )
-                yield _found("warning", "case_arguments", nodes[identifier], message)
+                yield _finding("warning", "case_arguments", nodes[identifier], message)
     for node in tree.leaves():
         component_cases = cases.components.get(node.id, ComponentCases())
         names = (function_of(node, component_cases), snake_case(node.name))
         stated_cases = [case_from_requirement(text, names) for text, _ in requirements_of(node)]
         if not component_cases.calls and not component_cases.properties and not any(stated_cases):
-            yield _found("warning", "no_cases", node, f"the leaf {node.label} has no executable case")
+            yield _finding("warning", "no_cases", node, f"the leaf {node.label} has no executable case")
 
 
 def list_requirements(tree: SpecTree, cases: CaseFile) -> Iterator[RequirementState]:

@@ -551,7 +551,7 @@ class _Mutate(ast.NodeTransformer):
     def __init__(self, number: int) -> None:
         self.left, self.line = number, 0
 
-    def _is_it(self, node: Any) -> bool:
+    def _is_target(self, node: Any) -> bool:
         self.left -= 1
         if self.left == -1:
             self.line = getattr(node, "lineno", 0)
@@ -560,54 +560,54 @@ class _Mutate(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
         opposite = self.COMPARED.get(type(node.ops[0]))
-        if opposite is not None and self._is_it(node):
+        if opposite is not None and self._is_target(node):
             node.ops[0] = opposite()
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
         opposite = self.COMPUTED.get(type(node.op))
-        if opposite is not None and self._is_it(node):
+        if opposite is not None and self._is_target(node):
             node.op = opposite()
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
-        if self._is_it(node):
+        if self._is_target(node):
             node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
         return node
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.op, ast.Not) and self._is_it(node):
+        if isinstance(node.op, ast.Not) and self._is_target(node):
             return node.operand
         return node
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         value = node.value
-        if isinstance(value, bool) and self._is_it(node):
+        if isinstance(value, bool) and self._is_target(node):
             return ast.copy_location(ast.Constant(not value), node)
-        if isinstance(value, int | float) and not isinstance(value, bool) and self._is_it(node):
+        if isinstance(value, int | float) and not isinstance(value, bool) and self._is_target(node):
             return ast.copy_location(ast.Constant(value + 1), node)
-        if isinstance(value, str) and self._is_it(node):
+        if isinstance(value, str) and self._is_target(node):
             return ast.copy_location(ast.Constant(value + "x" if value else "x"), node)
         return node
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
         self.generic_visit(node)
         gives_none = node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None)
-        if not gives_none and self._is_it(node):
+        if not gives_none and self._is_target(node):
             node.value = ast.Constant(None)
         return node
 
     def visit_Break(self, node: ast.Break) -> ast.AST:
-        return ast.copy_location(ast.Continue(), node) if self._is_it(node) else node
+        return ast.copy_location(ast.Continue(), node) if self._is_target(node) else node
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             return node
         self.generic_visit(node)
-        return ast.copy_location(ast.Pass(), node) if self._is_it(node) else node
+        return ast.copy_location(ast.Pass(), node) if self._is_target(node) else node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """Bodies only: types and decorators are not behavior."""
@@ -617,7 +617,7 @@ class _Mutate(ast.NodeTransformer):
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
         """The text of a message is not behavior that a case decides."""
-        return ast.copy_location(ast.Pass(), node) if self._is_it(node) else node
+        return ast.copy_location(ast.Pass(), node) if self._is_target(node) else node
 
 
 def make_mutants(source: str, most: int) -> Iterator[dict[str, Any]]:

@@ -110,7 +110,7 @@ def metadata_of(node: SpecNode) -> dict[str, Any]:
     return {**node.fields, **(inner if isinstance(inner, dict) else {})}
 
 
-def _place(node: SpecNode, key: str) -> tuple[str, ...]:
+def _path_of(node: SpecNode, key: str) -> tuple[str, ...]:
     inner = node.fields.get("metadata")
     return ("metadata", key) if isinstance(inner, dict) and key in inner else (key,)
 
@@ -121,7 +121,7 @@ DESCRIBED = frozenset({"type", "description", "required", "default"})
 
 def parameters_of(node: SpecNode, key: str) -> list[Parameter]:
     """`inputs` or `outputs`: a mapping, a list of pairs, names or descriptions, or one type."""
-    content, path = metadata_of(node).get(key), _place(node, key)
+    content, path = metadata_of(node).get(key), _path_of(node, key)
     if isinstance(content, dict):
         return [
             Parameter(name, type_text(value), node.line_of(*path, name)) for name, value in content.items()
@@ -156,7 +156,7 @@ def dependencies_of(node: SpecNode) -> list[tuple[str, int]]:
     """What the node says that it uses, each with its line: a list, a mapping by name, or one name."""
     dependencies = []
     for key in DEPENDENCIES:
-        content, path = metadata_of(node).get(key), _place(node, key)
+        content, path = metadata_of(node).get(key), _path_of(node, key)
         if isinstance(content, dict):
             dependencies += [(name, node.line_of(*path, name)) for name in content]
         elif _is_name(content):
@@ -212,11 +212,11 @@ def unread_fields(node: SpecNode) -> Iterator[tuple[str, int]]:
         value = metadata.get(key)
         readable = value is None or isinstance(value, dict | list) or (key == "outputs" and value != "")
         if not readable or (isinstance(value, list) and not all(isinstance(v, dict | str) for v in value)):
-            yield f"`{key}` is not read: write names with types", node.line_of(*_place(node, key))
+            yield f"`{key}` is not read: write names with types", node.line_of(*_path_of(node, key))
     for key in DEPENDENCIES:
         value = metadata.get(key)
         if isinstance(value, bool) or (isinstance(value, list) and not all(map(_is_name, value))):
-            yield f"`{key}` is not read: write a list of ids", node.line_of(*_place(node, key))
+            yield f"`{key}` is not read: write a list of ids", node.line_of(*_path_of(node, key))
     for path, value in _requirement_lists(node):
         readable = value is None or isinstance(value, dict)
         if not readable and not (isinstance(value, list) and all(map(requirement_text, value))):

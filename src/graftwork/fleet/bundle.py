@@ -143,7 +143,7 @@ def build_bundle(parts: BundleParts, root: Path) -> tuple[Path, Bundle]:
         build_wheel(folder)
         shutil.copyfile(Path(__file__).with_name(BOOTSTRAP), folder / BOOTSTRAP)
         (folder / JOB_FILE).write_text(json.dumps({**parts.job, "run_id": parts.run_id}, indent=2))
-        for name, source in _traveling(parts):
+        for name, source in _list_files(parts):
             _link(source, folder / name)
         files = {
             path.relative_to(folder).as_posix(): BundleFile(
@@ -172,7 +172,7 @@ def build_bundle(parts: BundleParts, root: Path) -> tuple[Path, Bundle]:
     return final, bundle
 
 
-def _traveling(parts: BundleParts) -> Iterator[tuple[str, Path]]:
+def _list_files(parts: BundleParts) -> Iterator[tuple[str, Path]]:
     """Names in the bundle, and where the files are now."""
     if parts.dataset_folder is not None and not parts.dataset_there:
         dataset = read_manifest(parts.dataset_folder)

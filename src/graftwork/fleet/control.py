@@ -80,11 +80,11 @@ def merge_update(stored: FleetJob, new: FleetJob) -> FleetJob:
     answered = new.placed is not None or new.state == "refused"
     given_up_early = stored.state == "failed" and stored.placed is None and answered
     if not given_up_early:
-        settled |= _decided(stored, new)
+        settled |= _final_fields(stored, new)
     return new.model_copy(update=settled)
 
 
-def _decided(stored: FleetJob, new: FleetJob) -> dict[str, object]:
+def _final_fields(stored: FleetJob, new: FleetJob) -> dict[str, object]:
     """What of the stored entry an update does not change: a decision that the other process did not know."""
     old_step, new_step = (_STEPS.get(job.state, _FINAL) for job in (stored, new))
     if old_step > new_step or old_step == _FINAL:

@@ -133,7 +133,7 @@ class HostNetwork:
                 ("ip", "link", "set", "eth0", "up"),
             ):
                 self.run(name, command)
-        owner = {"pid": os.getpid(), "begun": _begun(os.getpid())}
+        owner = {"pid": os.getpid(), "begun": _start_time(os.getpid())}
         (self.state / OWNER).write_text(json.dumps(owner))
 
     def _start(self, name: str, address: str) -> SimulatedHost:
@@ -295,11 +295,11 @@ def remove_leftovers() -> None:
             if age < 10 * START_SECONDS:
                 continue
             owner = {"pid": 0, "begun": ""}
-        if not owner["pid"] or _begun(owner["pid"]) != owner["begun"]:
+        if not owner["pid"] or _start_time(owner["pid"]) != owner["begun"]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _begun(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """When a process began: its number alone may be another's by now."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

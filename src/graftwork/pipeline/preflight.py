@@ -46,7 +46,7 @@ REWARDED = 0.5
 """A hack that gets this share of what the gold answer gets is rewarded."""
 CASES = 4
 GOLD = "gold"
-CHECKED = "reward_check.json"
+REWARD_CHECK_FILE = "reward_check.json"
 
 
 class TriedAnswer(Record):
@@ -240,7 +240,7 @@ def require_sound(check: RewardCheck) -> None:
 def require_rewards(work: OpenProject, folder: Path) -> None:
     """Before training: refuse rewards that can be cheated. What was found is kept in the run's folder."""
     train = work.settings.train
-    path = folder / CHECKED
+    path = folder / REWARD_CHECK_FILE
     if train.objective != "grpo" or not train.reward_checks.hacks:
         return
     if not path.exists():

@@ -57,7 +57,7 @@ MEMORY_GIB = 3.0
 DISK_GIB = 3.0
 OPEN_FILES = 1024
 SWAPPED_GIB = 1.0
-MADE = 1_735_689_600
+EARLIEST_CLOCK = 1_735_689_600
 """The beginning of 2025: a clock before that is wrong, and certificates and heartbeats with it."""
 
 
@@ -111,7 +111,7 @@ def check_machine(folder: Path, *, disk_gib: float | None) -> Iterator[DoctorChe
     )
     yield decide(
         "clock",
-        time.time() > MADE,
+        time.time() > EARLIEST_CLOCK,
         time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         "set the machine's clock; heartbeats, deadlines and certificates hang on it",
     )
@@ -524,7 +524,7 @@ def _read(path: Path) -> str:
 
 
 NETWORK_SECONDS = 3.0
-OF_SCHEME = {"s3": "s3.amazonaws.com", "gs": "storage.googleapis.com", "hf": "huggingface.co"}
+HOST_OF_SCHEME = {"s3": "s3.amazonaws.com", "gs": "storage.googleapis.com", "hf": "huggingface.co"}
 
 
 def hosts_needed(project: ProjectFolder | None, environment: Mapping[str, str]) -> dict[tuple[str, int], str]:
@@ -540,7 +540,7 @@ def hosts_needed(project: ProjectFolder | None, environment: Mapping[str, str]) 
     if project is not None:
         run = project.settings.train.run
         mirror = urlsplit(run.mirror or "")
-        need(OF_SCHEME.get(mirror.scheme), 443, "train.run.mirror")
+        need(HOST_OF_SCHEME.get(mirror.scheme), 443, "train.run.mirror")
         webhook = urlsplit(run.alerts.webhook or "")
         need(webhook.hostname, webhook.port or (80 if webhook.scheme == "http" else 443), "alerts")
         main = urlsplit(f"//{run.main_address or ''}")
@@ -587,11 +587,11 @@ def examine(
     project: ProjectFolder | None, *, network: bool = False, dry_run: Iterator[DoctorCheck] | None = None
 ) -> Iterator[DoctorCheck]:
     """Yield each check as it is made. `dry_run` makes those of `graft doctor --dry-run`, last."""
-    yield from _of("software", check_software(needed=project is not None))
+    yield from _in_group("software", check_software(needed=project is not None))
     folder = project.state if project else Path()
     planned = planned_disk_gib(project) if project else None
-    yield from _of("machine", check_machine(folder, disk_gib=planned))
-    yield from _of("cards", check_gpus())
+    yield from _in_group("machine", check_machine(folder, disk_gib=planned))
+    yield from _in_group("cards", check_gpus())
     account_names = set()
     if project is not None:
         # Accounts that the settings cannot do without.
@@ -605,16 +605,16 @@ def examine(
         project=project.root if project else None,
         wanted=frozenset(account_names - {""}),
     )
-    yield from _of("accounts", accounts)
-    yield from _of("project", iter([check_base(project)]))
+    yield from _in_group("accounts", accounts)
+    yield from _in_group("project", iter([check_base(project)]))
     if project is not None:
-        yield from _of("project", check_project(project))
+        yield from _in_group("project", check_project(project))
     if network:
-        yield from _of("network", check_network(project))
+        yield from _in_group("network", check_network(project))
     if dry_run is not None:
-        yield from _of("dry run", dry_run)
+        yield from _in_group("dry run", dry_run)
 
 
-def _of(group: str, checks: Iterator[DoctorCheck]) -> Iterator[DoctorCheck]:
+def _in_group(group: str, checks: Iterator[DoctorCheck]) -> Iterator[DoctorCheck]:
     for check in checks:
         yield check.model_copy(update={"group": group})

@@ -72,7 +72,7 @@ FEWEST_HELD_OUT = 0.1
 USUAL_SUCCESS = 0.98
 """What a good model reaches where the log reaches everything: a few answers are wrong."""
 FORM_LIMITS = (0.95, 0.9, 0.85, 0.8, 0.7)
-LETTERS_A_TOKEN = 3.0
+CHARACTERS_PER_TOKEN = 3.0
 USUAL_CONTEXT = 8192
 """Tokens that a base is taken to read while it is not at hand."""
 FAR_BEYOND = 20
@@ -191,8 +191,8 @@ def measure_size(
     counted = []
     for row in rows:
         letters = sum(len(message.content) + 20 for message in row.messages) + len(row.reply)
-        reply_tokens = math.ceil(len(row.reply) / LETTERS_A_TOKEN) + 2
-        counted.append((math.ceil(letters / LETTERS_A_TOKEN), reply_tokens))
+        reply_tokens = math.ceil(len(row.reply) / CHARACTERS_PER_TOKEN) + 2
+        counted.append((math.ceil(letters / CHARACTERS_PER_TOKEN), reply_tokens))
     if count is not None:
         # A row far beyond the context is not tokenized: that could fill the memory.
         counted = [

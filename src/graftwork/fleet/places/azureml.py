@@ -19,7 +19,7 @@ from pydantic import Field
 
 from graftwork.fleet.place import LABEL, Login, NotThere, PlaceUnreachable, Refused
 from graftwork.fleet.places.rented import RestClient
-from graftwork.fleet.places.storage import MachinePrices, StoragePlace, read_file, start_words
+from graftwork.fleet.places.storage import MachinePrices, StoragePlace, read_file, start_command
 from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
@@ -127,7 +127,7 @@ class AzureMLPlace(StoragePlace):
     def command_line(self, order: JobOrder, *, with_secrets: bool = False) -> str:
         """What the machine runs. `${{…}}` are the mounted folders."""
         root, out = "${{inputs.files}}", "${{outputs.job}}/out"
-        arguments = start_words(order.label, order.seconds, root=root, work=WORK)
+        arguments = start_command(order.label, order.seconds, root=root, work=WORK)
         arguments += ["--out", out]
         if with_secrets:
             arguments += ["--secrets", f"azure:{self._azure.vault_address}/secrets/{order.label}"]

@@ -371,24 +371,24 @@ class HostsPlace:
         return PlacedJob(place=self.name, id=f"{host}/{order.label}", label=order.label, host=host)
 
     def poll(self, job: PlacedJob) -> JobPoll:
-        return JobPoll.from_json(self._at(job).run("status", job.label))
+        return JobPoll.from_json(self._connection_of(job).run("status", job.label))
 
     def wait(self, job: PlacedJob, seconds: float) -> JobPoll:
         """As `poll`, once the job is over or after so many seconds."""
-        return JobPoll.from_json(self._at(job).run("wait", job.label, f"{seconds:.3f}"))
+        return JobPoll.from_json(self._connection_of(job).run("wait", job.label, f"{seconds:.3f}"))
 
     def log(self, job: PlacedJob) -> str:
-        text: str = json.loads(self._at(job).run("log", job.label))
+        text: str = json.loads(self._connection_of(job).run("log", job.label))
         return text
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
         try:
-            take_packed(lambda packed: self._at(job).run("pack", job.label, into=packed), folder)
+            take_packed(lambda packed: self._connection_of(job).run("pack", job.label, into=packed), folder)
         except NotThere:
             raise unknown_job(self.name, job.label) from None
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
-        self._at(job).run("stop", job.label, *(["now"] if at_once else []))
+        self._connection_of(job).run("stop", job.label, *(["now"] if at_once else []))
 
     def list(self) -> tuple[PlacedJob, ...]:
         """Those of the hosts that answer; `unreached` names the others."""
@@ -401,9 +401,9 @@ class HostsPlace:
 
     def remove(self, job: PlacedJob) -> None:
         """Remove the job's folder at the host; files that other jobs share stay."""
-        self._at(job).run("remove", job.label)
+        self._connection_of(job).run("remove", job.label)
 
-    def _at(self, job: PlacedJob) -> HostConnection:
+    def _connection_of(self, job: PlacedJob) -> HostConnection:
         connection = self._connections.get(job.host)
         if connection is None:
             raise UserMistake(

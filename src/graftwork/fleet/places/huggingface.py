@@ -18,7 +18,7 @@ from typing import IO, Any
 from pydantic import Field
 
 from graftwork.fleet.place import LABEL, Login, NotThere, PlaceUnreachable, Refused
-from graftwork.fleet.places.storage import StoragePlace, start_words
+from graftwork.fleet.places.storage import StoragePlace, start_command
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, needs_extra
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
@@ -102,7 +102,7 @@ class HuggingFacePlace(StoragePlace):
             )
         token = self._hub.token()
         self.ship(order)
-        command = start_words(order.label, order.seconds, root=MOUNT, work="/tmp/work")
+        command = start_command(order.label, order.seconds, root=MOUNT, work="/tmp/work")
         command += ["--hub", self._settings.repository]
         with needs_extra("huggingface", why="the place `huggingface` is used"):
             from huggingface_hub import Volume

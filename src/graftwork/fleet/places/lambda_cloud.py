@@ -14,7 +14,13 @@ from urllib.parse import quote
 from pydantic import Field
 
 from graftwork.fleet.place import LABEL, Login, PlaceUnreachable, Refused
-from graftwork.fleet.places.rented import RentedMachine, RentedPlace, RestClient, read_public_key, understood
+from graftwork.fleet.places.rented import (
+    RentedMachine,
+    RentedPlace,
+    RestClient,
+    explain_malformed,
+    read_public_key,
+)
 from graftwork.process.http_client import may_pass
 from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import GraftError
@@ -135,7 +141,7 @@ class LambdaPlace(RentedPlace):
 
     def rent(self, order: JobOrder) -> PlacedJob:
         request = self.request_of(order)
-        with understood("Lambda"):
+        with explain_malformed("Lambda"):
             launched = self._client.create("/api/v1/instance-operations/launch", request)
             (instance_id,) = launched["data"]["instance_ids"]
         return PlacedJob(
@@ -188,7 +194,7 @@ class LambdaPlace(RentedPlace):
         )
 
     def list(self) -> tuple[PlacedJob, ...]:
-        with understood("Lambda"):
+        with explain_malformed("Lambda"):
             return tuple(
                 self._placed(instance)
                 for instance in self._client.get("/api/v1/instances")["data"]
@@ -197,7 +203,7 @@ class LambdaPlace(RentedPlace):
 
     def machine_of(self, job: PlacedJob) -> RentedMachine | None:
         answer = self._client.find(f"/api/v1/instances/{quote(job.id, safe='')}")
-        with understood("Lambda"):
+        with explain_malformed("Lambda"):
             if answer is None or answer["data"]["status"] in GONE:
                 return None
             instance = answer["data"]

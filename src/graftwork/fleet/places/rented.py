@@ -83,7 +83,7 @@ class RestClient:
                 f"{self.name} sent something that is not JSON",
                 fix="try again later; a proxy may answer for it",
             ) from None
-        with understood(self.name):
+        with explain_malformed(self.name):
             if not isinstance(content, dict):
                 raise TypeError
             if status < 300:
@@ -115,7 +115,7 @@ class RestClient:
 
 
 @contextmanager
-def understood(name: str) -> Iterator[None]:
+def explain_malformed(name: str) -> Iterator[None]:
     """An answer that lacks what its description promises is none: what was asked may have been done."""
     try:
         yield
@@ -205,12 +205,12 @@ class RentedPlace(CloudPlace):
         host = self._host_of(machine)
         if host is None:
             return JobPoll(phase="starting")
-        status = host.poll(_at(job))
+        status = host.poll(_on_host(job))
         return status if status.phase != "gone" else JobPoll(phase="starting", message="the machine is up")
 
     def log(self, job: PlacedJob) -> str:
         host = self._host(job)
-        return host.log(_at(job)) if host is not None else ""
+        return host.log(_on_host(job)) if host is not None else ""
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
         """Of a machine that has failed, what can still be had: it is not paid for until its limit."""
@@ -221,7 +221,7 @@ class RentedPlace(CloudPlace):
             raise unknown_job(self.name, job.label)
         try:
             if host is not None:
-                host.fetch(_at(job), folder)
+                host.fetch(_on_host(job), folder)
         except EnvironmentLacks:
             if not failed:
                 raise
@@ -229,7 +229,7 @@ class RentedPlace(CloudPlace):
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         host = None if at_once else self._host(job)
         if host is not None:
-            host.stop(_at(job))
+            host.stop(_on_host(job))
         else:
             self.give_back(job)
 
@@ -275,6 +275,6 @@ def read_public_key(path: str, *, setting: str) -> str:
     return text
 
 
-def _at(job: PlacedJob) -> PlacedJob:
+def _on_host(job: PlacedJob) -> PlacedJob:
     """The job as the machine's own host knows it."""
     return job.model_copy(update={"host": job.id})

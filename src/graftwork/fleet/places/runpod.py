@@ -14,7 +14,13 @@ from urllib.parse import quote
 from pydantic import Field
 
 from graftwork.fleet.place import LABEL, Login, Refused
-from graftwork.fleet.places.rented import RentedMachine, RentedPlace, RestClient, read_public_key, understood
+from graftwork.fleet.places.rented import (
+    RentedMachine,
+    RentedPlace,
+    RestClient,
+    explain_malformed,
+    read_public_key,
+)
 from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import JobOrder, PlacedJob
@@ -100,7 +106,7 @@ class RunPodPlace(RentedPlace):
 
     def rent(self, order: JobOrder) -> PlacedJob:
         pod = self._client.create("/v2/pods", self.request_of(order))
-        with understood("RunPod"):
+        with explain_malformed("RunPod"):
             return self._placed(pod)
 
     def request_of(self, order: JobOrder) -> dict[str, Any]:
@@ -121,7 +127,7 @@ class RunPodPlace(RentedPlace):
         }
 
     def list(self) -> tuple[PlacedJob, ...]:
-        with understood("RunPod"):
+        with explain_malformed("RunPod"):
             return tuple(
                 self._placed(pod)
                 for pod in self._client.get("/v2/pods")["pods"]
@@ -130,7 +136,7 @@ class RunPodPlace(RentedPlace):
 
     def machine_of(self, job: PlacedJob) -> RentedMachine | None:
         pod = self._client.find(f"/v2/pods/{quote(job.id, safe='')}")
-        with understood("RunPod"):
+        with explain_malformed("RunPod"):
             if pod is None or pod["status"] == ENDED:
                 return None
             placed, status = self._placed(pod), str(pod["status"])

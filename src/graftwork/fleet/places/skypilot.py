@@ -19,7 +19,7 @@ import yaml
 from pydantic import Field
 
 from graftwork.fleet.place import LABEL, PlaceUnreachable, Refused
-from graftwork.fleet.places.storage import StoragePlace, UrlStorage, start_words
+from graftwork.fleet.places.storage import StoragePlace, UrlStorage, start_command
 from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import GraftError
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
@@ -114,7 +114,7 @@ class SkyPilotPlace(StoragePlace):
     def task_of(self, order: JobOrder) -> dict[str, Any]:
         """The task as SkyPilot reads it from YAML."""
         settings = self._settings
-        command = start_words(order.label, order.seconds, root=MOUNT, work="/tmp/work")
+        command = start_command(order.label, order.seconds, root=MOUNT, work="/tmp/work")
         command += ["--out", f"{MOUNT}/jobs/{order.label}/out"]
         resources: dict[str, Any] = {
             "accelerators": f"{order.gpu}:1",

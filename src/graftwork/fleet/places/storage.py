@@ -119,7 +119,7 @@ class UrlStorage:
             ) from error
 
 
-def start_words(
+def start_command(
     label: str, seconds: float, *, root: str, work: str, scratch: str = "/tmp/graftwork"
 ) -> list[str]:
     """The command of a job whose storage is mounted at `root`."""

@@ -151,7 +151,7 @@ class TryOut(Record):
 
 def _try_out(work: OpenProject, outputs: StepOutputs) -> TryOut:
     release = outputs.get("release", Release)
-    cases = _telling(outputs.get("evaluate", Evaluated))
+    cases = _choose_cases(outputs.get("evaluate", Evaluated))
     local = {"port": 0, "host": "127.0.0.1", "api_key_env": None}
     # As it was evaluated: the gate has not judged it on another engine yet, and no other model may answer.
     alone = {"engine": EngineSettings(), "failover": FailoverSettings()}
@@ -227,7 +227,7 @@ def _try_out(work: OpenProject, outputs: StepOutputs) -> TryOut:
     return TryOut(tried=tuple(tried), seconds=dict(zip(("start", "answers", "stop"), spent, strict=True)))
 
 
-def _telling(evaluated: Evaluated) -> tuple[Case, ...]:
+def _choose_cases(evaluated: Evaluated) -> tuple[Case, ...]:
     """Cases worth looking at: where the adapter gained most, of every kind of case there is.
 
     Cases are of one kind when the same metrics apply to them: answers are one, refusals another.

@@ -38,7 +38,7 @@ from graftwork.train.run_folder import MESSAGES, OUTCOME, REPLANNED
 from graftwork.train.runs import read_parts, write_training_page
 
 
-def _do(work: OpenProject, outputs: StepOutputs) -> TrainOutcome:
+def _train_adapter(work: OpenProject, outputs: StepOutputs) -> TrainOutcome:
     plan = outputs.get("plan", Plan)
     job = make_job(work, outputs)
     run_id, folder = job.run_id, Path(job.folder)
@@ -205,7 +205,7 @@ STEP = PipelineStep(
     needs=("prepare", "plan"),
     makes=TrainOutcome,
     depends_on=lambda _work, _outputs: None,
-    do=_do,
+    do=_train_adapter,
     identity=lambda outcome: str(outcome.adapter_hash),
     still_there=lambda _work, outcome: (
         Path(outcome.adapter_folder).is_dir()
@@ -217,7 +217,7 @@ STEP = PipelineStep(
 MICRO_ROWS = "micro_rows"
 CHECKPOINTING = "gradient_checkpointing"
 LIMIT = "limit_gib"
-GIVE_WAY = 0.92
+BACKOFF = 0.92
 """Of a GPU's limit, each time that it was too much."""
 LEAST_SHARE = 0.6
 """Of what was planned: below that the plan itself was wrong."""
@@ -264,11 +264,11 @@ def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
     tuning = job.plan.tuning
     if tuning is not None:
         # On a GPU, blocks store fewer activations; if they already store none, nothing can be reduced.
-        limit = tuning.limit_gib * GIVE_WAY
+        limit = tuning.limit_gib * BACKOFF
         if limit < tuning.peak_gib * LEAST_SHARE:
             return None
         return with_limit(job, limit), {LIMIT: limit}, f"at most {limit:.1f} GiB of the GPU"
-    again, rows = computes_again(job), rows_at_a_time(job) // 2
+    again, rows = recomputes(job), rows_at_a_time(job) // 2
     if rows:
         change = {MICRO_ROWS: rows, **({CHECKPOINTING: True} if again else {})}
         return with_micro_rows(job, rows), change, f"{rows} row(s) at a time"
@@ -279,7 +279,7 @@ def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
     return with_checkpointing(with_micro_rows(job, 1)), change, description
 
 
-def computes_again(job: TrainJob) -> bool:
+def recomputes(job: TrainJob) -> bool:
     """Whether blocks keep only their input already."""
     mode, planned = job.keeping.get(CHECKPOINTING, "auto"), job.plan.plain
     return mode == "on" or (mode == "auto" and planned is not None and planned.checkpointed)
