@@ -125,9 +125,9 @@ def with_train(work: OpenProject, changes: dict[str, Any]) -> OpenProject:
     return changed
 
 
-def train_variant(work: OpenProject, made: StepOutputs) -> TrainOutcome:
-    """Train the run of the plan in `made` on this machine, unless it is trained already."""
-    job = make_job(work, made)
+def train_variant(work: OpenProject, outputs: StepOutputs) -> TrainOutcome:
+    """Train the run of the plan in `outputs` on this machine, unless it is trained already."""
+    job = make_job(work, outputs)
     folder = Path(job.folder)
     if not (folder / OUTCOME).exists():
         enter_run(work, job)

@@ -386,7 +386,7 @@ class EvaluationHistory:
         self.best_step, self.since = state.get("best_step"), state.get("since", 0)
 
 
-def count_comparable_cases(finished: int, *, asked: int, common: int | None) -> int:
+def count_comparable_cases(finished: int, *, requested: int, common: int | None) -> int:
     """How many of the finished cases an evaluation counts.
 
     At most as many as the first evaluation set. If time cut the first one short, it sets four fifths of what
@@ -394,7 +394,7 @@ def count_comparable_cases(finished: int, *, asked: int, common: int | None) -> 
     """
     if common is not None:
         return min(finished, common)
-    return finished if finished == asked else max(int(RESERVE * finished), 1)
+    return finished if finished == requested else max(int(RESERVE * finished), 1)
 
 
 def log_evaluation(folder: Path, evaluation: TrainingEvaluation, step: TrainStep) -> None:
@@ -553,7 +553,7 @@ class EvaluationCallback(TrainingCallback):
             seconds=self._settings.seconds,
             progress=progress,
         )
-        counted = grades[: count_comparable_cases(len(grades), asked=len(rows), common=common)]
+        counted = grades[: count_comparable_cases(len(grades), requested=len(rows), common=common)]
         return sum(counted) / len(counted), len(counted)
 
     def _running(self) -> "TrainingEngine":

@@ -47,20 +47,20 @@ class SavedCheckpoint:
     score: float | None = None
 
 
-def steps_to_keep(found: Sequence[SavedCheckpoint], *, verified: int, newest: int) -> frozenset[int]:
+def steps_to_keep(checkpoints: Sequence[SavedCheckpoint], *, verified: int, newest: int) -> frozenset[int]:
     """The steps that stay once the checkpoint of step `verified` is known to be good.
 
     Checkpoints after `verified` do not count: the run went back because they are damaged.
     """
-    past = [saved for saved in found if saved.step <= verified]
+    past = [saved for saved in checkpoints if saved.step <= verified]
     recent = sorted({verified, *(saved.step for saved in past)})[-max(newest, 1) :]
     best = best_of(past)
     return frozenset(recent) | ({best.step} if best else frozenset())
 
 
-def best_of(found: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
+def best_of(checkpoints: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
     """The one with the smallest score, the earliest of several; None without evaluations."""
-    looked = [saved for saved in found if is_score(saved.score)]
+    looked = [saved for saved in checkpoints if is_score(saved.score)]
     return min(looked, key=lambda saved: (saved.score, saved.step), default=None)
 
 
@@ -290,23 +290,23 @@ class CheckpointMismatch(UserMistake):
     """A checkpoint was made with other settings, other data or for another base."""
 
 
-def require_same_run(mine: dict[str, Any], held: dict[str, Any], *, step: int, where: str) -> None:
-    differing = [name for name in mine if mine[name] != held.get(name)]
+def require_same_run(mine: dict[str, Any], saved: dict[str, Any], *, step: int, where: str) -> None:
+    differing = [name for name in mine if mine[name] != saved.get(name)]
     if not differing:
         return
     raise CheckpointMismatch(
         f"the checkpoint of step {step} belongs to another run",
-        why="; ".join(_describe(name, mine[name], held.get(name)) for name in differing),
+        why="; ".join(_describe(name, mine[name], saved.get(name)) for name in differing),
         fix="restore the settings it was made with, or remove the checkpoints to start over",
         where=where,
     )
 
 
-def _describe(name: str, mine: Any, held: Any) -> str:
-    if isinstance(mine, dict) and isinstance(held, dict):
-        keys = [key for key in {**held, **mine} if mine.get(key) != held.get(key)]
-        return "; ".join(_describe(f"{name}.{key}", mine.get(key), held.get(key)) for key in keys)
-    return f"{name} was {_short(held)} and is {_short(mine)}"
+def _describe(name: str, mine: Any, saved: Any) -> str:
+    if isinstance(mine, dict) and isinstance(saved, dict):
+        keys = [key for key in {**saved, **mine} if mine.get(key) != saved.get(key)]
+        return "; ".join(_describe(f"{name}.{key}", mine.get(key), saved.get(key)) for key in keys)
+    return f"{name} was {_short(saved)} and is {_short(mine)}"
 
 
 def _short(value: Any) -> str:
@@ -676,14 +676,14 @@ class FsspecMirror:
         self._distrusted.discard(saved.step)
         self._seconds = max(self._seconds, time.perf_counter() - started_at)
 
-    def _look_at(self, there: set[int]) -> list[SavedCheckpoint]:
+    def _look_at(self, steps: set[int]) -> list[SavedCheckpoint]:
         """Step and score of each checkpoint; each manifest is read once."""
-        for step in there - self._known.keys():
+        for step in steps - self._known.keys():
             try:
                 self._known[step] = self._manifest(step).saved
             except (FileNotFoundError, Damaged):
                 continue
-        return [self._known[step] for step in there & self._known.keys()]
+        return [self._known[step] for step in steps & self._known.keys()]
 
     def _steps(self) -> set[int]:
         """Steps that have files in the mirror."""

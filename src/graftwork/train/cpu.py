@@ -203,11 +203,14 @@ class CpuBlock:
 
 
 def attend(
-    queries: Sequence[Tensor], known: Sequence[KeysValues], shared: KeysValues | None, rule: AttentionRule
+    queries: Sequence[Tensor],
+    keys_values: Sequence[KeysValues],
+    shared: KeysValues | None,
+    rule: AttentionRule,
 ) -> Tensor:
     """Each row's last tokens look at the shared beginning and at their own row up to themselves."""
     mixed = []
-    for query, row in zip(queries, known, strict=True):
+    for query, row in zip(queries, keys_values, strict=True):
         keys, values = row.keys, row.values
         if shared is not None:
             keys, values = torch.cat((shared.keys, keys)), torch.cat((shared.values, values))
@@ -394,13 +397,13 @@ class CpuStep:
         return torch.cat([states[0][: layout.shared], *(state[layout.shared :] for state in states)])
 
 
-def _cut(known: KeysValues, layout: TokenLayout) -> tuple[KeysValues | None, list[KeysValues]]:
+def _cut(keys_values: KeysValues, layout: TokenLayout) -> tuple[KeysValues | None, list[KeysValues]]:
     """The shared beginning's keys and values, and each row's own."""
     parts = [
         KeysValues(keys, values)
         for keys, values in zip(
-            known.keys.split_with_sizes(layout.parts),
-            known.values.split_with_sizes(layout.parts),
+            keys_values.keys.split_with_sizes(layout.parts),
+            keys_values.values.split_with_sizes(layout.parts),
             strict=True,
         )
     ]

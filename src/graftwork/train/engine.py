@@ -138,14 +138,14 @@ def checkpoint_activations(model: Any) -> int:
     """From now on the blocks of this model compute again; how many there are. Twice is as once."""
 
     def checkpointed(block: Any, forward: Any) -> Any:
-        def compute(*given: Any, **named: Any) -> Any:
+        def compute(*args: Any, **kwargs: Any) -> Any:
             # Who only reads, keeps nothing; and a cache would be filled a second time.
-            filled = any(hasattr(argument, "get_seq_length") for argument in (*given, *named.values()))
+            filled = any(hasattr(argument, "get_seq_length") for argument in (*args, *kwargs.values()))
             if filled or not torch.is_grad_enabled():
-                return forward(*given, **named)
+                return forward(*args, **kwargs)
             # A block in evaluation mode draws nothing by chance: there is no state to be brought back.
             return checkpoint(
-                forward, *given, use_reentrant=False, preserve_rng_state=bool(block.training), **named
+                forward, *args, use_reentrant=False, preserve_rng_state=bool(block.training), **kwargs
             )
 
         return compute

@@ -167,11 +167,11 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def choose_precision(
-    asked: str, *, kind: Literal["cpu", "cuda"], amx: bool = False, capability: float | None = None
+    requested: str, *, kind: Literal["cpu", "cuda"], amx: bool = False, capability: float | None = None
 ) -> Precision:
     """Pure. A GPU of unknown age is taken for an old one: float16 works on all of them."""
-    if asked != "auto":
-        return cast("Precision", asked)
+    if requested != "auto":
+        return cast("Precision", requested)
     if kind == "cuda":
         return "bfloat16" if (capability or 0) >= FIRST_WITH_BFLOAT16 else "float16"
     return "bfloat16" if amx else "float32"

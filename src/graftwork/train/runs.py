@@ -42,16 +42,16 @@ class RunProcesses(NamedTuple):
         return self.supervisor is not None or self.worker is not None
 
 
-def find_run(work: OpenProject, asked: str | None = None) -> RunEntry | None:
+def find_run(work: OpenProject, prefix: str | None = None) -> RunEntry | None:
     """The run whose id begins so; without one that which is at work, or the one last changed."""
     runs = work.runs.list()
-    if asked is None:
+    if prefix is None:
         newest_first = sorted(runs, key=lambda run: run.updated_at, reverse=True)
         return min(newest_first, key=lambda run: run.state != "running", default=None)
-    matches = [run for run in runs if run.id.startswith(asked)]
+    matches = [run for run in runs if run.id.startswith(prefix)]
     if len(matches) != 1:
         raise UserMistake(
-            f"there is no run {asked}" if not matches else f"several runs begin with {asked}",
+            f"there is no run {prefix}" if not matches else f"several runs begin with {prefix}",
             why=f"runs: {', '.join(run.id for run in matches or runs) or 'none yet'}",
             fix="`graft status` names the runs",
             where="--run",

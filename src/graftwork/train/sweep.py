@@ -211,8 +211,8 @@ class SweepRequest:
 
 
 class _Here:
-    def __init__(self, work: OpenProject, made: StepOutputs) -> None:
-        self._work, self._made = work, made
+    def __init__(self, work: OpenProject, outputs: StepOutputs) -> None:
+        self._work, self._made = work, outputs
 
     @cached_property
     def _device(self) -> Any:
@@ -228,8 +228,8 @@ class _Here:
 class _Elsewhere(_Here):
     """A place of the fleet: trials are jobs there, one after the other."""
 
-    def __init__(self, work: OpenProject, made: StepOutputs, request: SweepRequest) -> None:
-        super().__init__(work, made)
+    def __init__(self, work: OpenProject, outputs: StepOutputs, request: SweepRequest) -> None:
+        super().__init__(work, outputs)
         self._place, self._confirmed = request.place, request.confirmed
 
     @cached_property
@@ -290,7 +290,9 @@ def run_sweep(work: OpenProject, request: SweepRequest) -> SweepResult:
 
 
 class _Sweep:
-    def __init__(self, work: OpenProject, made: StepOutputs, request: SweepRequest, machine: _Here) -> None:
+    def __init__(
+        self, work: OpenProject, outputs: StepOutputs, request: SweepRequest, machine: _Here
+    ) -> None:
         self._work, self._request, self._machine = work, request, machine
         train = work.settings.train
         self._now = SweepSettings(
@@ -302,7 +304,7 @@ class _Sweep:
             request.ranks or usual.ranks,
             request.batch_size or usual.batch_size,
         )
-        prepared = made.get("prepare", PreparedData)
+        prepared = outputs.get("prepare", PreparedData)
         folder = Path(prepared.folder)
         self._rows = len(choose_training_rows(read_rows(folder, "train"), settings=train))
         validation = prepared.dataset.splits.get("validation")

@@ -87,14 +87,14 @@ def is_deterministic(plan: Plan, settings: TrainSettings) -> bool:
     return AUTO["plain" if plan.tuning is None else "packed"]
 
 
-def use_deterministic_kernels(wanted: bool, *, on_gpu: bool) -> None:
+def use_deterministic_kernels(enabled: bool, *, on_gpu: bool) -> None:
     """Before the first product on the GPU: torch looks at cuBLAS's setting only once."""
     import torch
 
-    if wanted and on_gpu:
+    if enabled and on_gpu:
         os.environ.setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)
     # Not `warn_only`: flash attention would stay as it is, and cuDNN's, which has no such version, be used.
-    torch.use_deterministic_algorithms(wanted)
+    torch.use_deterministic_algorithms(enabled)
     # Nothing here reads memory that it did not write, so filling it first is wasted work.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

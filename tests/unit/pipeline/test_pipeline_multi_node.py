@@ -48,7 +48,7 @@ def answer(tmp_path, monkeypatch):
 
         monkeypatch.setattr(local_workers, "start_child", start)
         return _answer(
-            call, NodeGroup(count=2, rank=1), tmp_path / "machine", file, place=local_workers.LocalWorkers()
+            call, NodeGroup(count=2, rank=1), tmp_path / "machine", file, workers=local_workers.LocalWorkers()
         )
 
     return answer_with

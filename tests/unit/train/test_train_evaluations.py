@@ -69,7 +69,7 @@ def test_a_look_over_fewer_cases_or_without_a_number_decides_nothing():
 
 @given(st.integers(1, 50), st.integers(1, 50), st.none() | st.integers(1, 50))
 def test_a_look_counts_at_least_one_case_and_never_more_than_were_finished(finished, more, common):
-    counted = count_comparable_cases(finished, asked=finished + more - 1, common=common)
+    counted = count_comparable_cases(finished, requested=finished + more - 1, common=common)
     assert 1 <= counted <= finished
     if common is not None:
         assert counted == min(finished, common)

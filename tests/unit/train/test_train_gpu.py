@@ -431,7 +431,7 @@ def test_log_probabilities_of_written_tokens_are_those_that_training_computes_in
 def test_a_model_that_only_reads_multiplies_in_eight_bits_as_training_does():
     weight, x = torch.randn(48, 64), torch.randn(2, 5, 64)
     shared = quantize_eight([weight], torch.randn(48), turned=False, device="cpu")
-    layer = EightBitLinear(shared, begin=16, rows=32, dtype=torch.float32)
+    layer = EightBitLinear(shared, start=16, rows=32, dtype=torch.float32)
     expected = product(shared, x.flatten(0, 1)).view(2, 5, 48)[..., 16:]
     torch.testing.assert_close(layer(x), expected)
     learned = layer(x.clone().requires_grad_(True))

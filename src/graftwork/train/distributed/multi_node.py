@@ -177,13 +177,13 @@ def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, 
                 return
             answered = call.id
             reporter.info(f"machine {rank} joins {Path(call.job_file).parent.name}")
-            code = _answer(call, machines, folder, file, place=workers)
+            code = _answer(call, machines, folder, file, workers=workers)
             reporter.info(f"the part of machine {rank} ended with exit code {code}")
     except KeyboardInterrupt as interrupt:
         raise interruption_error() from interrupt
 
 
-def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, place: WorkerHost) -> int:
+def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, workers: WorkerHost) -> int:
     """Start this machine's part and watch it; a newer call means that the first machine restarted."""
     if call.nodes != machines.count:
         raise UserMistake(
@@ -201,29 +201,29 @@ def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, place:
         processes=call.processes, machines=machines, module=WORKER, job_file=call.job_file
     )
     job = Job(module=LAUNCHER, job_file=call.job_file, folder=str(folder), arguments=arguments)
-    job_id = place.submit(job)
+    job_id = workers.submit(job)
     try:
-        while (status := place.poll(job_id, seconds=POLL_SECONDS)).running:
+        while (status := workers.poll(job_id, seconds=POLL_SECONDS)).running:
             latest = _read(file)
             if latest is not None and latest.over:
                 # The first machine has ended, and mostly so has our part, which then exits by itself: stopped
                 # at that moment it would report a signal after a good run.
-                status = place.poll(job_id, seconds=LEAVING_SECONDS)
-                return _stop(place, job_id) if status.running else _exit_code(status)
+                status = workers.poll(job_id, seconds=LEAVING_SECONDS)
+                return _stop(workers, job_id) if status.running else _exit_code(status)
             if latest is not None and latest.id != call.id:
-                place.stop(job_id, at_once=True)
+                workers.stop(job_id, at_once=True)
         return _exit_code(status)
     finally:
-        if place.poll(job_id).running:
-            _stop(place, job_id)
+        if workers.poll(job_id).running:
+            _stop(workers, job_id)
 
 
-def _stop(place: WorkerHost, job_id: str) -> int:
+def _stop(workers: WorkerHost, job_id: str) -> int:
     """Ask the part to stop at its next safe point; end it if it does not."""
-    place.stop(job_id)
-    if place.poll(job_id, seconds=STOP_SECONDS).running:
-        place.stop(job_id, at_once=True)
-    return _exit_code(place.poll(job_id))
+    workers.stop(job_id)
+    if workers.poll(job_id, seconds=STOP_SECONDS).running:
+        workers.stop(job_id, at_once=True)
+    return _exit_code(workers.poll(job_id))
 
 
 def _exit_code(status: JobStatus) -> int:

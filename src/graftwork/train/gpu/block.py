@@ -111,14 +111,14 @@ def _heads_in_pairs(dqkv: Tensor, shape: BlockShape) -> Tensor:
 def before_attention_backward(
     d_heads: tuple[Tensor, Tensor, Tensor],
     dx2: Tensor,
-    kept: tuple[Tensor, Tensor | None, Tensor | None],
+    saved: tuple[Tensor, Tensor | None, Tensor | None],
     rotary: tuple[Tensor, Tensor],
     w: BlockWeights,
     shape: BlockShape,
     wants_input: bool,
 ) -> tuple[Tensor | None, LoraGradient]:
-    """`kept` are the block's input, the thin product, and what heads were before their norm."""
-    x, low, raw = kept
+    """`saved` are the block's input, the thin product, and what heads were before their norm."""
+    x, low, raw = saved
     tokens = x.shape[0]
     dqkv = fused.rotate_backward(*d_heads, *rotary)
     if shape.interleaved:
@@ -187,35 +187,35 @@ def _middle(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> tup
     return saved, middle if start is None else start
 
 
-def _added(kept: SavedActivations, w: BlockWeights, shape: BlockShape) -> Tensor:
-    assert kept.gate_up is not None
-    lifted = fused.activate(kept.gate_up, shape.activation, gated=shape.gated)
+def _added(saved: SavedActivations, w: BlockWeights, shape: BlockShape) -> Tensor:
+    assert saved.gate_up is not None
+    lifted = fused.activate(saved.gate_up, shape.activation, gated=shape.gated)
     added = lora_product(w.down, w.down_graft, lifted)[0]
     return added if shape.residual == 1 else added.mul_(shape.residual)
 
 
 def after_attention_backward(
-    dy: Tensor, mixed: Tensor, kept: SavedActivations, w: BlockWeights, shape: BlockShape
+    dy: Tensor, mixed: Tensor, saved: SavedActivations, w: BlockWeights, shape: BlockShape
 ) -> tuple[Tensor, Tensor, tuple[LoraGradient, LoraGradient, LoraGradient]]:
     """Gradients of the attention's output, of the residual stream, and of the adapters in their order."""
-    normed = norm_if(kept.middle, w.before_mlp, shape.epsilon)
-    gate_up = kept.gate_up
+    normed = norm_if(saved.middle, w.before_mlp, shape.epsilon)
+    gate_up = saved.gate_up
     if gate_up is None:
         gate_up, _ = lora_product(w.gate_up, w.gate_up_graft, normed)
-    d_added = norm_if_backward(dy, kept.added, w.after_mlp, shape.epsilon)
+    d_added = norm_if_backward(dy, saved.added, w.after_mlp, shape.epsilon)
     d_added = d_added if shape.residual == 1 else d_added * shape.residual
     d_lifted, d_low_down = input_gradient(w.down, w.down_graft, d_added)
     lifted, d_gate_up, dn = _activate_backward(gate_up, d_lifted, w.gate_up, shape)
     low_down = lifted @ stacked_a(w.down_graft, dy.dtype).t() if w.down_graft.a else None
     dn, d_low = input_gradient(w.gate_up, w.gate_up_graft, d_gate_up, dn)
-    d_middle = norm_if_backward(dn, kept.middle, w.before_mlp, shape.epsilon, dy)
+    d_middle = norm_if_backward(dn, saved.middle, w.before_mlp, shape.epsilon, dy)
     reached = dy if shape.parallel else d_middle
-    d_attended = norm_if_backward(reached, kept.attended, w.after_attention, shape.epsilon)
+    d_attended = norm_if_backward(reached, saved.attended, w.after_attention, shape.epsilon)
     d_attended = d_attended if shape.residual == 1 else d_attended * shape.residual
     d_mixed, d_low_out = input_gradient(w.out, w.out_graft, d_attended)
     gradients = (
-        lora_gradient(w.out_graft, mixed, kept.low_out, d_attended, d_low_out),
-        lora_gradient(w.gate_up_graft, normed, kept.low_gate_up, d_gate_up, d_low),
+        lora_gradient(w.out_graft, mixed, saved.low_out, d_attended, d_low_out),
+        lora_gradient(w.gate_up_graft, normed, saved.low_gate_up, d_gate_up, d_low),
         lora_gradient(w.down_graft, lifted, low_down, d_added, d_low_down),
     )
     return d_mixed, d_middle, gradients

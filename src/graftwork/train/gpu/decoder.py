@@ -291,23 +291,23 @@ class GpuDecoder:
         index: int,
         x: Tensor,
         mixed: Tensor,
-        kept: SavedActivations | None,
+        saved: SavedActivations | None,
         dy: Tensor,
         collected: "Gradients",
     ) -> tuple[Tensor, Tensor]:
         """In chunks where the widest tensors were not kept: then they are never there for all tokens."""
         w, shape = self.blocks[index], self.shapes[index]
-        if kept is not None and kept.gate_up is not None:
-            d_mixed, d_middle, gradients = self._after_backward(dy, mixed, kept, w, shape)
+        if saved is not None and saved.gate_up is not None:
+            d_mixed, d_middle, gradients = self._after_backward(dy, mixed, saved, w, shape)
             collected += zip((w.out_graft, w.gate_up_graft, w.down_graft), gradients, strict=True)
             return d_mixed, d_middle
         parts: list[tuple[Tensor, Tensor]] = []
         for start in range(0, x.shape[0], self._chunk_tokens):
             chunk = slice(start, start + self._chunk_tokens)
-            if kept is None:
+            if saved is None:
                 part = self._after_again(x[chunk], mixed[chunk], w, shape)
             else:
-                part = SavedActivations._make(None if tensor is None else tensor[chunk] for tensor in kept)
+                part = SavedActivations._make(None if tensor is None else tensor[chunk] for tensor in saved)
             d_mixed, d_middle, gradients = self._after_backward(dy[chunk], mixed[chunk], part, w, shape)
             collected += zip((w.out_graft, w.gate_up_graft, w.down_graft), gradients, strict=True)
             parts.append((d_mixed, d_middle))

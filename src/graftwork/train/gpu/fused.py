@@ -103,10 +103,10 @@ def one_launch(reference: Callable[P, R]) -> Callable[P, R]:
     operator.register_kernel("cuda")(launch)
 
     @wraps(reference)
-    def call(*arguments: P.args, **named: P.kwargs) -> R:
+    def call(*arguments: P.args, **kwargs: P.kwargs) -> R:
         if is_compiling():
-            return reference(*arguments, **named)
-        result: R = operator(*arguments, **named)
+            return reference(*arguments, **kwargs)
+        result: R = operator(*arguments, **kwargs)
         return result
 
     return call

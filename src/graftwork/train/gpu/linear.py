@@ -178,14 +178,14 @@ class EightBitLinear(nn.Module):
     codes: Tensor
     scale: Tensor
 
-    def __init__(self, shared: EightBitWeight, *, begin: int, rows: int, dtype: torch.dtype) -> None:
+    def __init__(self, shared: EightBitWeight, *, start: int, rows: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.shared = shared
         self.out_features, self.in_features = rows, shared.codes.shape[1]
         self.dtype = dtype
-        self.register_buffer("codes", shared.codes[begin : begin + rows])
-        self.register_buffer("scale", shared.scale[begin : begin + rows])
-        bias = None if shared.bias is None else shared.bias[begin : begin + rows]
+        self.register_buffer("codes", shared.codes[start : start + rows])
+        self.register_buffer("scale", shared.scale[start : start + rows])
+        bias = None if shared.bias is None else shared.bias[start : start + rows]
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     @property

@@ -53,7 +53,7 @@ def load_quantized(model: Any, tuning: Tuning, *, device: str) -> FrozenWeights:
     head: FrozenWeight
     if tuning.head == "eight":
         head = quantize_eight([model.lm_head.weight], None, turned=tuning.turned, device=device)
-        model.lm_head = EightBitLinear(head, begin=0, rows=head.codes.shape[0], dtype=model.dtype)
+        model.lm_head = EightBitLinear(head, start=0, rows=head.codes.shape[0], dtype=model.dtype)
     if tuning.host_embedding:
         if tied and tuning.head == "whole":
             model.lm_head.weight = nn.Parameter(embedding.weight.detach().to(device), requires_grad=False)
@@ -127,7 +127,7 @@ def _group(layer: Any, paths: tuple[str, ...], tuning: Tuning, device: str) -> F
         shared = quantize_eight(weights, bias, turned=tuning.turned, device=device)
         for path, linear in zip(paths, linears, strict=True):
             height, dtype = linear.out_features, linear.weight.dtype
-            _replace(layer, path, EightBitLinear(shared, begin=start, rows=height, dtype=dtype))
+            _replace(layer, path, EightBitLinear(shared, start=start, rows=height, dtype=dtype))
             start += height
         return shared
     weight = torch.cat([part.to(device) for part in weights])

@@ -18,9 +18,9 @@ TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: 
 BROKEN_CALL = "error: a call is not JSON with name and arguments"
 
 
-def main(given: str) -> None:
+def main(request_json: str) -> None:
     """Play and print the result; what the environment prints goes to standard error."""
-    request = json.loads(given)
+    request = json.loads(request_json)
     output, sys.stdout = sys.stdout, sys.stderr
     player = _Command(request) if request.get("command") else _PythonClass(request)
     answer = player.open(request["case"])
@@ -36,14 +36,14 @@ class _PythonClass:
     """An object with `step(text)`, or whose public methods are tools; `reset(case)` and `reward(text)` may
     be missing."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
-        spec = importlib.util.spec_from_file_location("environment", asked["file"])
+    def __init__(self, request: dict[str, Any]) -> None:
+        spec = importlib.util.spec_from_file_location("environment", request["file"])
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules["environment"] = module
         spec.loader.exec_module(module)
-        self._made: Any = getattr(module, asked["name"])()
+        self._made: Any = getattr(module, request["name"])()
 
     def open(self, case: dict[str, Any]) -> dict[str, Any]:
         opening = self._made.reset(case) if hasattr(self._made, "reset") else None
@@ -105,8 +105,8 @@ def describe_tool(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
 class _Command:
     """A program that gets a JSON line for the case and for each reply, and answers each with a JSON line."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
-        command = [sys.executable if word == "python" else word for word in asked["command"]]
+    def __init__(self, request: dict[str, Any]) -> None:
+        command = [sys.executable if word == "python" else word for word in request["command"]]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def open(self, case: dict[str, Any]) -> dict[str, Any]:

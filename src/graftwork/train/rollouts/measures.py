@@ -272,9 +272,11 @@ def find_too_long(lengths: Mapping[str, int], *, longest_answer: int, positions:
     return too_long
 
 
-def describe_too_long(found: Sequence[str], lengths: Mapping[str, int], *, positions: int) -> str:
-    examples = ", ".join(f"{name} ({lengths[name]:,} tokens)" for name in found[:MOST_PROMPTS_NAMED])
-    remainder = f" and {len(found) - MOST_PROMPTS_NAMED} more" if len(found) > MOST_PROMPTS_NAMED else ""
+def describe_too_long(too_long: Sequence[str], lengths: Mapping[str, int], *, positions: int) -> str:
+    examples = ", ".join(f"{name} ({lengths[name]:,} tokens)" for name in too_long[:MOST_PROMPTS_NAMED])
+    remainder = (
+        f" and {len(too_long) - MOST_PROMPTS_NAMED} more" if len(too_long) > MOST_PROMPTS_NAMED else ""
+    )
     return (
         f"prompts without room for an answer in {positions:,} positions are left out: {examples}{remainder}"
     )
@@ -325,15 +327,15 @@ def split_checks(case: Case, *, share: float, seed: int) -> tuple[Case, Case | N
     return _keep_checks(case, set(units) - audit), _keep_checks(case, audit)
 
 
-def _keep_checks(case: Case, kept: set[tuple[int, int]]) -> Case:
+def _keep_checks(case: Case, units: set[tuple[int, int]]) -> Case:
     checks: list[dict[str, object]] = []
     for number, check in enumerate(case.checks):
         calls = check.get("python_calls")
         if isinstance(calls, list):
-            remaining = [call for index, call in enumerate(calls) if (number, index) in kept]
+            remaining = [call for index, call in enumerate(calls) if (number, index) in units]
             if remaining:
                 checks.append({**check, "python_calls": remaining})
-        elif (number, 0) in kept:
+        elif (number, 0) in units:
             checks.append(check)
     return case.model_copy(update={"checks": tuple(checks)})
 

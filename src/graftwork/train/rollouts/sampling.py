@@ -317,10 +317,10 @@ class EndpointSampler(RolloutSampler):
             time.sleep(pause)
 
 
-def read_choice(given: Any, *, end: int) -> WrittenReply:
+def read_choice(body: Any, *, end: int) -> WrittenReply:
     """The tokens and log-probabilities of an answer; UserMistake if the endpoint gives none."""
     try:
-        choice = given["choices"][0]
+        choice = body["choices"][0]
         noted = choice["logprobs"]
         tokens = choice.get("token_ids") or [int(token.removeprefix(TOKEN_MARK)) for token in noted["tokens"]]
         logprobs = [float(value) for value in noted["token_logprobs"]]

@@ -100,12 +100,12 @@ class DecoderShell:
         first: list[Tensor] = []
         calls: list[BlockCall] = []
 
-        def record(*given: Any, **named: Any) -> Tensor:
-            by_name = not given
-            hidden: Tensor = named.pop(HIDDEN) if by_name else given[0]
+        def record(*args: Any, **kwargs: Any) -> Tensor:
+            by_name = not args
+            hidden: Tensor = kwargs.pop(HIDDEN) if by_name else args[0]
             if not first:
                 first.append(hidden)
-            calls.append(BlockCall(given[1:], named, by_name))
+            calls.append(BlockCall(args[1:], kwargs, by_name))
             if len(calls) == len(self.blocks):
                 raise _BlocksReached
             return hidden
@@ -135,8 +135,8 @@ class DecoderShell:
         last = len(self.blocks) - 1
 
         def answer(index: int) -> Callable[..., Any]:
-            def forward(*given: Any, **named: Any) -> Any:
-                out = hidden if index == last else (given[0] if given else named[HIDDEN])
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                out = hidden if index == last else (args[0] if args else kwargs[HIDDEN])
                 return (out,) if self._in_tuple else out
 
             return forward
@@ -357,16 +357,16 @@ class StreamedPasses:
 
     def _learn_chunks(
         self,
-        chosen: Tensor,
+        predicting: Tensor,
         batch: TokenBatch,
         head: dict[str, Tensor],
         summed: GradientSum | None,
         normalizer: float,
     ) -> tuple[Tensor, Tensor]:
         """The loss of a batch and its gradient by the chosen hidden states, chunk by chunk."""
-        total, back = torch.zeros((), device=chosen.device), torch.empty_like(chosen)
+        total, back = torch.zeros((), device=predicting.device), torch.empty_like(predicting)
         for part in self._chunks(len(batch.targets)):
-            leaf = chosen[part].detach().requires_grad_()
+            leaf = predicting[part].detach().requires_grad_()
             weights = None if batch.weights is None else batch.weights[part]
             logits = self._shell.logits(leaf, head)
             loss = weighted_loss(logits, batch.targets[part], weights) / normalizer
