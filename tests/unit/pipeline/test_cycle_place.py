@@ -16,7 +16,7 @@ from graftwork.cycle import runner, session
 from graftwork.cycle.state import CycleState, CycleStepState
 from graftwork.fleet import jobs as fleet_jobs
 from graftwork.fleet.jobs import export_bundle
-from graftwork.fleet.plans import adopt_plan, find_unpacked, travelling_splits
+from graftwork.fleet.plans import adopt_plan, find_unpacked, traveling_splits
 from graftwork.grading.checks import GradeCheck
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.plan import run_id_of
@@ -249,7 +249,7 @@ train: {objective: grpo, rewards: [{metric: "rewards/own.py:short"}]}
     ],
 )
 def test_the_prompts_of_rollouts_travel_with_their_run(train, splits):
-    assert travelling_splits(train) == splits
+    assert traveling_splits(train) == splits
 
 
 def test_a_run_that_needs_files_of_the_project_is_refused_before_a_place_is_asked(work, monkeypatch):

@@ -29,25 +29,25 @@ from graftwork.records.errors import StoppedInOrder, UserMistake
 from graftwork.records.fleet import Job
 
 def work(job):
-    if job.name == "wait":
+    if job.module == "wait":
         (Path(job.folder) / "ready").touch()
         stop_asked.wait(600)
         raise StoppedInOrder("stopped")
-    if job.name == "locked":
+    if job.module == "locked":
         with stop_asked._cond:  # as within `wait`, before it sleeps
             signal.raise_signal(signal.SIGTERM)
         stop_asked.wait(600)
         raise StoppedInOrder("stopped")
-    if job.name == "loading":
+    if job.module == "loading":
         with stop_at_once(StoppedInOrder("stopped while it loaded")):
             (Path(job.folder) / "ready").touch()
             threading.Event().wait(600)
-    if job.name == "missing":
+    if job.module == "missing":
         import a_package_that_nobody_has
-    if job.name == "memory":
+    if job.module == "memory":
         import torch
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has …")
-    if job.name == "mistake":
+    if job.module == "mistake":
         raise UserMistake("what", why="why", fix="fix", where="where")
 
 sys.exit(run_worker(Job, lambda job: Path(job.folder), work))
@@ -60,7 +60,7 @@ def start(tmp_path, name, **environment):
     script = tmp_path / "worker.py"
     script.write_text(textwrap.dedent(WORKER))
     job = tmp_path / "job.json"
-    job.write_text(json.dumps({"name": name, "module": "m", "job_file": "j", "folder": str(folder)}))
+    job.write_text(json.dumps({"module": name, "job_file": "j", "folder": str(folder)}))
     child = subprocess.Popen(
         [sys.executable, str(script), str(job)], env={**os.environ, **environment}, stderr=subprocess.PIPE
     )
@@ -194,7 +194,7 @@ def test_a_worker_stops_in_order_when_its_parent_is_killed(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
     job = tmp_path / "job.json"
     job.write_text(
-        json.dumps({"name": "wait", "module": "m", "job_file": "j", "folder": str(tmp_path / "work")})
+        json.dumps({"module": "wait", "job_file": "j", "folder": str(tmp_path / "work")})
     )
     child_script.write_text(
         "import os, subprocess, sys\n"
