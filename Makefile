@@ -10,13 +10,14 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 DEMO := examples/cited_answers
 FUZZ_SECONDS ?= 600
 OLD ?= HEAD
+SINCE ?= HEAD
 ARGS ?=
 PYTEST_OPTIONS ?=
 CLUSTER_TESTS := tests/contract/test_cluster_engines.py tests/contract/test_simulated_hosts.py tests/flow/test_cluster_flow.py \
   tests/contract/test_resume_places.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock drill test-gpu test-s3 test-trackers test-anthropic test-gepa test-deepspeed test-ray test-slurm test-azure test-trl test-agents bench pictures compare format clean
+.PHONY: help demo install dev check test test-fast docs-check test-slow test-statistics test-hostile fuzz audit lock drill test-gpu test-s3 test-trackers test-anthropic test-gepa test-deepspeed test-ray test-slurm test-azure test-trl test-agents bench pictures compare format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -35,6 +36,9 @@ check: dev ## style, types and import rules
 
 test: check ## all tests except those that need a GPU or many minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 20 $(PYTEST_OPTIONS)
+
+test-fast: dev ## in a minute: the unit tests of what differs from SINCE (HEAD) that do without torch
+	$(BIN)/python -m pytest -n 2 --dist worksteal --changed $(SINCE) $(PYTEST_OPTIONS)
 
 docs-check: dev ## every command, path, link and Python block in the README and the docs
 	$(BIN)/python -m pytest tests/unit/cli/test_docs_commands.py tests/unit/cli/test_docs_paths.py \

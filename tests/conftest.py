@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent / "stand_ins"))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
 
 import preloaded
+from changed import Changed
 from skips import AllowedSkips
 
 
@@ -31,6 +32,7 @@ def pytest_addoption(parser):
         "--allowed-skips", type=Path, help="fail where a test is skipped for no reason of this file"
     )
 
+    parser.addoption("--changed", metavar="REVISION", help="only quick unit tests of what differs from it")
     parser.addoption("--kills", type=int, default=50, help="how often slow tests kill a run")
     parser.addoption("--thorough", action="store_true", help="property tests with all of their examples")
     parser.addoption("--update-golden", action="store_true", help="store what the golden tests see")
@@ -60,6 +62,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_configure(config):
+    if config.getoption("--changed"):
+        config.pluginmanager.register(Changed(config.getoption("--changed")))
     path = config.getoption("--allowed-skips")
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(AllowedSkips(path))
