@@ -193,9 +193,7 @@ def test_a_worker_stops_in_order_when_its_parent_is_killed(tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "worker.py").write_text(WORKER)
     job = tmp_path / "job.json"
-    job.write_text(
-        json.dumps({"module": "wait", "job_file": "j", "folder": str(tmp_path / "work")})
-    )
+    job.write_text(json.dumps({"module": "wait", "job_file": "j", "folder": str(tmp_path / "work")}))
     child_script.write_text(
         "import os, subprocess, sys\n"
         f"env = {{**os.environ, {PARENT_VARIABLE!r}: str(os.getpid())}}\n"
