@@ -318,7 +318,7 @@ def _compare(
         if trainer is not None:
             seconds["trl"].append(run_trl(trainer, trl_rows, tokenizer))
     result = {name: count / statistics.median(times) for name, times in seconds.items() if times}
-    return {**result, "tokens_a_row": tokens / count}
+    return {**result, "tokens_per_row": tokens / count}
 
 
 def show(result: dict[str, Any]) -> None:
@@ -331,7 +331,7 @@ def show(result: dict[str, Any]) -> None:
         trl = f"{row['trl']:>8.0f}" if "trl" in row else f"{'-':>8}"
         to_trl = f"{row['ours'] / row['trl']:>8.2f}x" if "trl" in row else f"{'-':>9}"
         print(
-            f"{name:<26}{row['tokens_a_row']:>8.0f}{row['raw']:>8.0f}{row['ours']:>8.0f}{trl}"
+            f"{name:<26}{row['tokens_per_row']:>8.0f}{row['raw']:>8.0f}{row['ours']:>8.0f}{trl}"
             f"{row['ours'] / row['raw']:>8.2f}x{to_trl}"
         )
     if not result["trl"]:

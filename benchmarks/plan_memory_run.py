@@ -74,8 +74,8 @@ def _run(configuration: dict[str, Any], found: dict[str, Any], *, device: str) -
         found["retries"] = torch.cuda.memory_stats()["num_alloc_retries"]
         found["after_gib"] = [torch.cuda.memory_allocated() / GIB, torch.cuda.memory_reserved() / GIB]
     if configuration.get("timed"):
-        found["seconds_a_step"] = statistics.median(seconds)
-        found["tokens_a_step"] = configuration["rows"] * configuration["length"]
+        found["seconds_per_step"] = statistics.median(seconds)
+        found["tokens_per_step"] = configuration["rows"] * configuration["length"]
 
 
 class Meter:

@@ -202,7 +202,7 @@ def tuning_of(configuration: dict[str, Any]) -> Any:
         compiled=c["compiled"],
         limit_gib=c["cap_gib"] or 139.0,
         peak_gib=0.0,
-        seconds_a_token=0.0,
+        seconds_per_token=0.0,
     )
 
 

@@ -222,7 +222,7 @@ def take_our_turn(work: Work, folder: Path) -> Turn:
     peak = outcome.get("peak_memory_gib") if card else done.monitor.peak_gib
     extra: dict[str, float | None] = {
         "planned_gib": plan["peak_memory_gib"]["value"],
-        "planned_seconds_a_step": planned_seconds(plan),
+        "planned_seconds_per_step": planned_seconds(plan),
         "used_gib": outcome.get("peak_memory_gib"),
         "allocated_gib": outcome.get("peak_allocated_gib") if card else None,
     }

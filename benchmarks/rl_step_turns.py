@@ -213,14 +213,16 @@ def summarize(turns: list[Turn]) -> dict[str, Any]:
     spent = [turn.cpu_seconds[at] - turn.cpu_seconds[at - 1] for turn, at in steps]
     tokens = [turn.tokens[at] for turn, at in steps]
     found |= {
-        "tokens_a_second": round(median(map(divide, tokens, seconds)), 1),
-        "tokens_a_processor_second": round(median(map(divide, tokens, spent)), 1),
-        "seconds_a_step": round(median(seconds), 2),
-        "processor_seconds_a_step": round(median(spent), 2),
-        "tokens_a_step": round(median(tokens)),
+        "tokens_per_second": round(median(map(divide, tokens, seconds)), 1),
+        "tokens_per_cpu_second": round(median(map(divide, tokens, spent)), 1),
+        "seconds_per_step": round(median(seconds), 2),
+        "cpu_seconds_per_step": round(median(spent), 2),
+        "tokens_per_step": round(median(tokens)),
     }
-    if "planned_seconds_a_step" in found:
-        found["error_of_planned_seconds"] = relative(found["planned_seconds_a_step"], found["seconds_a_step"])
+    if "planned_seconds_per_step" in found:
+        found["error_of_planned_seconds"] = relative(
+            found["planned_seconds_per_step"], found["seconds_per_step"]
+        )
     if "used_gib" in found:
         found["error_of_planned_gib"] = relative(found["planned_gib"], found["used_gib"])
     return found

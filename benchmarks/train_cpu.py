@@ -153,14 +153,14 @@ def _figures(
         "rows": len(rows),
         "steps": len(batches),
         "threads": torch.get_num_threads(),
-        "reply_tokens_a_step": statistics.mean(replies),
+        "reply_tokens_per_step": statistics.mean(replies),
         "validation_loss_before": before,
         "contenders": {},
     }
     for name, seconds in times.wall.items():
         found["contenders"][name] = {
-            "reply_tokens_a_second": _rate(replies, seconds),
-            "reply_tokens_a_processor_second": _rate(replies, times.own[name]),
+            "reply_tokens_per_second": _rate(replies, seconds),
+            "reply_tokens_per_cpu_second": _rate(replies, times.own[name]),
             "first_epoch": _rate(replies[:each], seconds[:each]),
             "later_epochs": _rate(replies[each:], seconds[each:]),
             "validation_loss_after": losses[name],
@@ -170,10 +170,10 @@ def _figures(
         if name == "graftwork":
             continue
         pairs = zip(times.wall[name], times.wall["graftwork"], strict=True)
-        other["times_faster"] = mine["reply_tokens_a_second"] / other["reply_tokens_a_second"]
+        other["times_faster"] = mine["reply_tokens_per_second"] / other["reply_tokens_per_second"]
         other["times_faster_median_step"] = statistics.median(theirs / ours for theirs, ours in pairs)
         other["times_faster_by_processor_time"] = (
-            mine["reply_tokens_a_processor_second"] / other["reply_tokens_a_processor_second"]
+            mine["reply_tokens_per_cpu_second"] / other["reply_tokens_per_cpu_second"]
         )
         other["loss_off"] = mine["validation_loss_after"] / other["validation_loss_after"] - 1
     found["roofline"] = roofline(rows, batches, times.wall["graftwork"], settings)
@@ -202,7 +202,7 @@ def roofline(
         needed += 2.0 * layer * first * fresh + 4.0 * through + 4.0 * head * asked + adapters
     rate = best_rate()
     return {
-        "gflop_a_step": needed / len(batches) / 1e9,
+        "gflop_per_step": needed / len(batches) / 1e9,
         "matrix_gflops": rate / 1e9,
         "share_reached": needed / rate / sum(seconds),
     }

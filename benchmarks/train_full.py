@@ -107,7 +107,7 @@ def planned_figures(case: Case, step: Any) -> dict[str, Any]:
     return {
         "planned_gib": round(step.peak_gib, 2),
         "planned_host_gib": round(step.host_gib, 1),
-        "planned_step_seconds": round((step.seconds_a_token or 0) * rows * length, 3),
+        "planned_step_seconds": round((step.seconds_per_token or 0) * rows * length, 3),
         "update": step.update,
         "micro_rows": step.micro_rows,
         "host_inputs": step.host_inputs,

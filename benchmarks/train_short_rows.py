@@ -101,7 +101,7 @@ def measure(name: str, scratch: Path) -> dict[str, Any]:
         "median_step_ms": round(statistics.median(gaps), 2),
         "median_bare_step_ms": round(1000 * statistics.median(step.seconds for step in steps[1:]), 2),
         "total_ms_per_step": round(sum(gaps) / len(gaps), 2),
-        "median_tokens_a_step": tokens,
+        "median_tokens_per_step": tokens,
         "tokens_per_second": round(1000 * tokens / statistics.median(gaps)),
         "first_loss": round(steps[0].loss, 4),
         "last_loss": round(steps[-1].loss, 4),
@@ -224,7 +224,7 @@ def compare(name: str, scratch: Path) -> dict[str, Any]:
     print(name, json.dumps(found), file=sys.stderr, flush=True)
     base = scratch / f"base-{name}"
     folder = base if base.exists() else Path(find_base(EMBEDDED, project_folder=Path()).folder)
-    length = str(round(found["median_tokens_a_step"] / 8))
+    length = str(round(found["median_tokens_per_step"] / 8))
     found["hf_peft_eager_ms"] = in_child("--peer", str(folder), length, "eager")
     found["hf_peft_recorded_ms"] = in_child("--peer", str(folder), length, "recorded")
     if importlib.util.find_spec("unsloth"):

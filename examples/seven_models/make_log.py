@@ -54,7 +54,7 @@ DECISIONS = (
     "Refuse the {thing}, name what is missing, and leave the old one in place.",
     "Ask the owner of the {thing}, and stop until there is an answer.",
 )
-SESSIONS_A_STAGE = 24
+SESSIONS_PER_STAGE = 24
 # Looks like a token of a code host and is none.
 TOKEN = "ghp_" + "x7Kq2Vb9Lw4Rt8Zp1Nc6Md3Hs5Jf0Gy2Ta4E"
 
@@ -96,7 +96,7 @@ def make_session(number: int, agent: str, stage: int, chance: random.Random) -> 
 
 def main() -> None:
     chance = random.Random(7)
-    plan = [(agent, stage) for agent in AGENTS for stage in STAGES for _ in range(SESSIONS_A_STAGE)]
+    plan = [(agent, stage) for agent in AGENTS for stage in STAGES for _ in range(SESSIONS_PER_STAGE)]
     chance.shuffle(plan)
     sessions = [make_session(number, agent, stage, chance) for number, (agent, stage) in enumerate(plan)]
     path = Path(__file__).parent / "logs" / "sessions.jsonl"

@@ -58,8 +58,8 @@ FOCUS = 0.5
 """Share of a specialist's rows that are its own, where it sees the whole corpus."""
 PULL = 0.1
 """Strength of the proximal term."""
-CASES_A_ROLE = 8
-ROWS_A_ROLE = 24
+CASES_PER_ROLE = 8
+ROWS_PER_ROLE = 24
 """Training rows of a role: few, as when a specialist begins."""
 LONGEST_REPLY = 32
 """Tokens. Short replies keep the steps cheap: these rows are decisions, not code."""
@@ -75,8 +75,8 @@ class Bench:
         use_threads(threads)
         self.work, self.root, self._batch_size, self._rate = work, root, batch_size, rate
         prepared = run_pipeline(work, upto="prepare").get("prepare", PreparedData)
-        self.train_rows = _by_role(read_rows(Path(prepared.folder), "train"), ROWS_A_ROLE)
-        self.cases = _by_role(read_rows(Path(prepared.folder), "test"), CASES_A_ROLE)
+        self.train_rows = _by_role(read_rows(Path(prepared.folder), "train"), ROWS_PER_ROLE)
+        self.cases = _by_role(read_rows(Path(prepared.folder), "test"), CASES_PER_ROLE)
         model = load_base(Path(work.weights.folder))
         layers = model.config.num_hidden_layers
         self.shape = AdapterShape(

@@ -67,7 +67,7 @@ class RunPodStandIn:
         self.card = CARD
         self.has_address = ssh_port is not None
         """Whether pods that are up show the port of their sshd."""
-        self.seconds_a_request = 0.0
+        self.seconds_per_request = 0.0
         self.bodies: dict[str, dict] = {}
         self.requests: Counter[str] = Counter()
         self.raw: list[bytes] = []
@@ -86,7 +86,7 @@ class RunPodStandIn:
         self.requests[f"{method} {path}"] += 1
         if path == "/clock":
             # Of the tests: time passes with the requests.
-            self.provider.advance(self.seconds_a_request)
+            self.provider.advance(self.seconds_per_request)
             return 200, {"now": self.provider.now}
         if (method, path) == ("GET", "/v2/catalog/gpus"):
             assert query == "include=AVAILABILITY"

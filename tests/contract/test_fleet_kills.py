@@ -29,7 +29,7 @@ def run_to_the_end(tmp_path, *, kills, seed):
     (tmp_path / "key.pub").write_text("ssh-ed25519 AAAA me@here\n")
     command = [sys.executable, str(CHILD)]
     with running_runpod(provider) as (api, url):
-        api.seconds_a_request = 60.0
+        api.seconds_per_request = 60.0
         left = kills
         while True:
             if left % 5 == 0:

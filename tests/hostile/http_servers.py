@@ -208,7 +208,7 @@ def _wait_for(port: int) -> None:
             return
 
 
-async def cpu_a_request(server: Running, requests: int) -> tuple[float, float]:
+async def cpu_per_request(server: Running, requests: int) -> tuple[float, float]:
     """Processor and median wall time a request, in milliseconds."""
     client = Client(port=server.port)
 
@@ -384,7 +384,7 @@ def measure(server: str, engine_socket: str, arguments: argparse.Namespace) -> d
     """One server: processor time a request, then each attack."""
     out = sys.stderr if arguments.json else sys.stdout
     with started(server, engine_socket) as running:
-        cpu, wall = run(cpu_a_request(running, arguments.requests))
+        cpu, wall = run(cpu_per_request(running, arguments.requests))
         print(f"{server}: {cpu:.3f} ms processor time a request, {wall:.3f} ms median", file=out, flush=True)
         attacks = {}
         for name in arguments.attacks or ATTACKS:

@@ -355,7 +355,7 @@ def write_parquet(table, **how):
 def one_list(values):
     return pa.table({"prompt": pa.ListArray.from_arrays([0, len(values)], values)})
 """
-LITTLE_MEMORY = "import graftwork.data.ingest.files as p\np._LEAST_MEMORY, p._MEMORY_A_BYTE = 128 * M, 0"
+LITTLE_MEMORY = "import graftwork.data.ingest.files as p\np._LEAST_MEMORY, p._MEMORY_PER_BYTE = 128 * M, 0"
 PARQUET_BOMBS = {
     "one text a thousand times": (
         "write_parquet(pa.table({'prompt': pa.DictionaryArray.from_arrays("

@@ -121,7 +121,7 @@ class WeighedPurchase(Record):
 
     have: str
     option: tuple[str, ...] = ()
-    runs_a_week: float = Field(1.0, gt=0)
+    runs_per_week: float = Field(1.0, gt=0)
     years: float = Field(2.0, gt=0)
     electricity: float = Field(0.30, ge=0)
 
@@ -137,7 +137,7 @@ def plan_buy(model: str | None = None, **options: Any) -> "Purchase":
         have=read_purchase_option(asked.have, option="--have"),
         options=[read_purchase_option(text, option="--option") for text in asked.option],
         use=Use(
-            runs_a_week=asked.runs_a_week,
+            runs_per_week=asked.runs_per_week,
             years=asked.years,
             electricity_usd_kwh=asked.electricity,
             residual_share=0.5,
@@ -147,7 +147,7 @@ def plan_buy(model: str | None = None, **options: Any) -> "Purchase":
         ),
         terms=Terms(
             today=date.today(),
-            runs_a_month=asked.runs_a_week * WEEKS_PER_MONTH,
+            runs_per_month=asked.runs_per_week * WEEKS_PER_MONTH,
             electricity_usd_kwh=asked.electricity,
         ),
     )

@@ -331,7 +331,7 @@ def compare(
     success: Annotated[
         float, typer.Option("--success", help="Share of runs that succeed.", min=0, max=1)
     ] = 1.0,
-    runs_a_month: Annotated[
+    runs_per_month: Annotated[
         float, typer.Option("--runs-a-month", help="Runs per month that share a subscription.", min=0.01)
     ] = 4.0,
     preemptions: Annotated[
@@ -371,7 +371,7 @@ def compare(
             deadline_hours=deadline,
             value_usd=value,
             success_share=success,
-            runs_a_month=runs_a_month,
+            runs_per_month=runs_per_month,
             waiting_usd_per_hour=waiting,
             electricity_usd_kwh=electricity,
             preemptions_per_hour=preemptions,
@@ -440,7 +440,7 @@ def buy(
     batch: Batch = None,
     rank: Rank = None,
     engine: Engine = "graft",
-    runs_a_week: Annotated[float, typer.Option("--runs-a-week", help="Runs per week.", min=0.01)] = 1.0,
+    runs_per_week: Annotated[float, typer.Option("--runs-a-week", help="Runs per week.", min=0.01)] = 1.0,
     years: Annotated[float, typer.Option("--years", help="Years of use.", min=0.1)] = 2.0,
     electricity: Electricity = 0.30,
     residual: Annotated[
@@ -480,7 +480,7 @@ def buy(
         have=read_purchase_option(have, option="--have"),
         options=[read_purchase_option(text, option="--option") for text in option or ()],
         use=Use(
-            runs_a_week=runs_a_week,
+            runs_per_week=runs_per_week,
             years=years,
             electricity_usd_kwh=electricity,
             residual_share=residual,
@@ -490,7 +490,7 @@ def buy(
         ),
         terms=Terms(
             today=today.date() if today else date.today(),
-            runs_a_month=runs_a_week * WEEKS_PER_MONTH,
+            runs_per_month=runs_per_week * WEEKS_PER_MONTH,
             waiting_usd_per_hour=waiting,
             electricity_usd_kwh=electricity,
         ),

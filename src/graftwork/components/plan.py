@@ -52,7 +52,7 @@ class CallCase(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_an_outcome(cls, fields: Any) -> Any:
+    def _require_outcome(cls, fields: Any) -> Any:
         if isinstance(fields, dict) and ("gives" in fields) == ("raises" in fields):
             raise ValueError("give `gives` or `raises`, one of them")
         return fields

@@ -98,10 +98,10 @@ def gpu_step_time(shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: Ro
         "embedding from the host": host if tuning.host_embedding else 0.0,
         FIXED: rates.fixed_seconds,
     }
-    update = part.trainable * OPTIMIZER_BYTES / rates.bandwidth + rates.fixed_a_layer * adapted
+    update = part.trainable * OPTIMIZER_BYTES / rates.bandwidth + rates.fixed_per_layer * adapted
     return StepTime(
         parts={name: seconds for name, seconds in parts.items() if seconds},
-        once_a_step={"optimizer": update},
+        once_per_step={"optimizer": update},
     )
 
 
@@ -131,13 +131,13 @@ def gpu_step_parts(
     # Tokens that fill a pack up predict nothing.
     rows = rows._replace(trained_share=rows.trained_share * tokens / passes / filled)
     step = gpu_step_time(shape, tuning.model_copy(update={"micro_tokens": round(filled)}), part, rows)
-    return {name: seconds * passes for name, seconds in step.parts.items()} | step.once_a_step
+    return {name: seconds * passes for name, seconds in step.parts.items()} | step.once_per_step
 
 
 def gpu_seconds_per_token(shape: ModelShape, tuning: Tuning, part: TrainedPart) -> float:
     """What a token costs where every row is as long as the longest and a pass is a step."""
     step = gpu_step_time(shape, tuning, part, RowStatistics(tuning.longest))
-    return (sum(step.parts.values()) + sum(step.once_a_step.values())) / tuning.micro_tokens
+    return (sum(step.parts.values()) + sum(step.once_per_step.values())) / tuning.micro_tokens
 
 
 def block_seconds(

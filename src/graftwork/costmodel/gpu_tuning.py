@@ -185,7 +185,7 @@ class TuningOption:
             adapted=self.trained.adapted,
             scant=scant,
         )
-        return tuning and tuning.model_copy(update={"seconds_a_token": self.estimate(keep, lean)})
+        return tuning and tuning.model_copy(update={"seconds_per_token": self.estimate(keep, lean)})
 
 
 def _grain(standing: int) -> int:
@@ -360,5 +360,5 @@ def _settings(
             recorded=True,
             limit_gib=limit_gib,
             peak_gib=0.0,
-            seconds_a_token=0.0,
+            seconds_per_token=0.0,
         )

@@ -114,7 +114,7 @@ def plain_step(
     parts[FIXED] = rates.fixed_seconds
     return StepTime(
         parts={name: seconds for name, seconds in parts.items() if seconds},
-        once_a_step={"optimizer": _optimizer(shape, setup, rates)},
+        once_per_step={"optimizer": _optimizer(shape, setup, rates)},
     )
 
 
@@ -448,7 +448,7 @@ def plain_step_parts(
     """Seconds of an optimizer step: the passes, what is sent between GPUs and to the host, the update."""
     # With autocast, products are computed in 16 bits whatever the weights are stored in.
     worked = setup.model_copy(update={"dtype": run.half}) if setup.autocast else setup
-    once = plain_step(run.shape, setup, rates=run.rates, architecture=run.architecture).once_a_step
+    once = plain_step(run.shape, setup, rates=run.rates, architecture=run.architecture).once_per_step
     a_pass = plain_step(run.shape, worked, rates=run.rates, architecture=run.architecture).parts
     computing = sum(a_pass.values()) * passes
     base = run.base_bytes(worked)

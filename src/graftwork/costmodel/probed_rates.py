@@ -22,10 +22,10 @@ from graftwork.costmodel.rates import (
 from graftwork.records.base import GIB, Figure
 from graftwork.records.plan import ModelShape, ProbedStep, ProbeFacts, ProductRate
 
-IN_A_STEP, EIGHT_IN_A_STEP = 0.895, 0.816
+HALF_RATE_IN_STEP, EIGHT_BIT_RATE_IN_STEP = 0.895, 0.816
 """Of the rate of a product alone, what it reaches between others: 640 of 715 TFLOPS in 16 bits and, with the
 codes that have to be made first, 1150 of 1409 in 8 (H200, 2026-11). The real steps correct it."""
-COPIES_IN_A_STEP = 0.825
+COPY_RATE_IN_STEP = 0.825
 """3.5 of the 4.24 TB/s that a plain copy reached there."""
 FULL_TOKENS = 2048
 """Products of fewer tokens do not fill a GPU."""
@@ -53,11 +53,11 @@ def rates_of_probe(facts: ProbeFacts) -> StepRates:
     eight = _rate(facts, ("fp8",))
     rates = StepRates(
         name=facts.device.name,
-        half=half * IN_A_STEP,
-        eight=eight * EIGHT_IN_A_STEP if eight else None,
+        half=half * HALF_RATE_IN_STEP,
+        eight=eight * EIGHT_BIT_RATE_IN_STEP if eight else None,
         single=half * single_share(facts.device.name, facts.capability or 0.0),
-        bandwidth=facts.copy_bytes_s * COPIES_IN_A_STEP,
-        attention=half * IN_A_STEP * ATTENTION_SHARE,
+        bandwidth=facts.copy_bytes_s * COPY_RATE_IN_STEP,
+        attention=half * HALF_RATE_IN_STEP * ATTENTION_SHARE,
         host=facts.to_device_bytes_s or 10e9,
         launch_seconds=facts.launch_seconds or LAUNCH_SECONDS,
         has_bf16=(facts.capability or 0) >= 8.0,
@@ -104,7 +104,7 @@ def _correct(rates: StepRates, facts: ProbeFacts) -> StepRates:
         update={
             "layer_factor": median(factors.values()),
             "form_factors": factors,
-            "fixed_a_layer": median(a_layer),
+            "fixed_per_layer": median(a_layer),
             "head_factor": median(line.factor for line in outside),
             "fixed_seconds": median(line.fixed for line in outside),
         }

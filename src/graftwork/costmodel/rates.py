@@ -9,7 +9,7 @@ from graftwork.records.base import Record
 from graftwork.records.hardware import Gpu
 from graftwork.records.plan import Level
 
-POWER_FREE_SHARE, LOST_TO_A_TFLOP_PER_WATT = 0.95, 0.215
+POWER_FREE_SHARE, LOST_PER_TFLOP_PER_WATT = 0.95, 0.215
 """Share of the stated products that a step reaches, and what it loses where a GPU has more of them than
 watts to feed them. Measured: 640 of 989 on an H200 (1.41 TFLOPS a watt; benchmarks/results/train_gpu.json,
 2026-11). Published: an RTX 5060 Ti reaches 81 % of its peak over a whole step (0.26 TFLOPS a watt;
@@ -77,7 +77,7 @@ class StepRates(Record):
     host: float
     """Bytes to and from host memory."""
     fixed_seconds: float = FIXED_SECONDS
-    fixed_a_layer: float = FIXED_PER_LAYER
+    fixed_per_layer: float = FIXED_PER_LAYER
     launch_seconds: float = LAUNCH_SECONDS
     kernel_seconds: float = KERNEL_SECONDS
     turning: float = TURNING
@@ -131,7 +131,7 @@ class StepRates(Record):
 
 def rates_of(gpu: Gpu) -> StepRates:
     """What this GPU is expected to reach, before anybody has probed it."""
-    share = POWER_FREE_SHARE - LOST_TO_A_TFLOP_PER_WATT * gpu.half_tflops / gpu.watts
+    share = POWER_FREE_SHARE - LOST_PER_TFLOP_PER_WATT * gpu.half_tflops / gpu.watts
     share = min(max(share, LEAST_SHARE), MOST_SHARE) * (OLD_SHARE if gpu.capability < 8.0 else 1.0)
     if gpu.name in SUSTAINED_TFLOPS:
         share = SUSTAINED_TFLOPS[gpu.name] / gpu.half_tflops * OLD_SHARE

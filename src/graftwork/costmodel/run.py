@@ -119,7 +119,7 @@ COMPILING_PAYS_SECONDS = 120.0
 
 def compiling_pays(tuning: Tuning, *, tokens: float) -> bool:
     """Whether a run of so many tokens is long enough for its layers to be compiled."""
-    return tuning.seconds_a_token * tokens > COMPILING_PAYS_SECONDS
+    return tuning.seconds_per_token * tokens > COMPILING_PAYS_SECONDS
 
 
 def recording_seconds(tuning: Tuning, *, layers: int, steps: int) -> float:

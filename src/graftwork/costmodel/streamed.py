@@ -103,7 +103,13 @@ def streamed_peak(run: PlainRun, work: StreamedWork, step: StreamedStep) -> Memo
         trained=work.adapted_layers or run.shape.layers,
     )
     key = step.model_copy(
-        update={"limit_gib": 0.0, "peak_gib": 0.0, "host_gib": 0.0, "parts_gib": {}, "seconds_a_token": None}
+        update={
+            "limit_gib": 0.0,
+            "peak_gib": 0.0,
+            "host_gib": 0.0,
+            "parts_gib": {},
+            "seconds_per_token": None,
+        }
     )
     peak = _cached_peak(run.shape.model_dump_json(), key.model_dump_json(), run.architecture, sizes)
     return peak if run.correction == 1.0 else peak.times(run.correction)
@@ -379,11 +385,11 @@ def choose_streamed(
 
     fitting = [step for step in steps if not lacking(step)]
     if fitting:
-        fastest = min(step.seconds_a_token or 0.0 for step in fitting)
+        fastest = min(step.seconds_per_token or 0.0 for step in fitting)
         # Of those that are about as fast, the one that moves the least.
-        near = [step for step in fitting if (step.seconds_a_token or 0.0) <= ABOUT_AS_FAST * fastest]
-        return min(near, key=lambda step: (step.host_inputs, step.seconds_a_token, step.peak_gib))
-    return min(steps, key=lambda step: (lacking(step), step.seconds_a_token or 0.0))
+        near = [step for step in fitting if (step.seconds_per_token or 0.0) <= ABOUT_AS_FAST * fastest]
+        return min(near, key=lambda step: (step.host_inputs, step.seconds_per_token, step.peak_gib))
+    return min(steps, key=lambda step: (lacking(step), step.seconds_per_token or 0.0))
 
 
 def _row_counts(rows: int) -> Iterator[int]:
@@ -422,7 +428,7 @@ def _settled(run: PlainRun, work: StreamedWork, rows: int, room_gib: float) -> S
             "peak_gib": peak.reserved / GIB,
             "parts_gib": {name: size / GIB for name, size in peak.parts.items() if size > 0},
             "host_gib": host_bytes(run, work, step) / GIB + PROCESS_GIB,
-            "seconds_a_token": seconds / (mean * work.batch_size),
+            "seconds_per_token": seconds / (mean * work.batch_size),
         }
     )
 

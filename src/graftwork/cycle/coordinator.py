@@ -360,8 +360,8 @@ class Coordinator:
 
         def apply(before: CoordinatorState) -> CoordinatorState:
             after = change(before)
-            if after.failed_in_a_row >= self.settings.retry.cycles and after.paused is None:
-                why = f"{after.failed_in_a_row} cycles in a row have failed; `graft up resume` continues"
+            if after.consecutive_failures >= self.settings.retry.cycles and after.paused is None:
+                why = f"{after.consecutive_failures} cycles in a row have failed; `graft up resume` continues"
                 after = pause(after, LogEntry(at=now, who=COORDINATOR, action="pause", why=why))
             return post_notices(after, find_notices(before, after, self.settings, now=now))
 

@@ -129,7 +129,7 @@ class CoordinatorState(Record):
     queue_cause: str = ""
     cycle: CycleState | None = None
     """The open cycle, or the last one."""
-    failed_in_a_row: int = 0
+    consecutive_failures: int = 0
     rows_counted: int = 0
     """Usable rows when the last cycle collected them."""
     served_until: float = 0.0
@@ -305,8 +305,8 @@ def finish(state: CoordinatorState, outcome: CycleOutcome, *, reason: str, now: 
     if cycle is None:
         return state
     ended = cycle.model_copy(update={"outcome": outcome, "reason": reason, "finished_at": now})
-    failed = state.failed_in_a_row + 1 if outcome == "failed" else 0
-    return state.model_copy(update={"cycle": ended, "failed_in_a_row": failed})
+    failed = state.consecutive_failures + 1 if outcome == "failed" else 0
+    return state.model_copy(update={"cycle": ended, "consecutive_failures": failed})
 
 
 def pause(state: CoordinatorState, entry: LogEntry) -> CoordinatorState:
@@ -315,7 +315,7 @@ def pause(state: CoordinatorState, entry: LogEntry) -> CoordinatorState:
 
 
 def resume(state: CoordinatorState, entry: LogEntry) -> CoordinatorState:
-    return _logged(state.model_copy(update={"paused": None, "failed_in_a_row": 0}), entry)
+    return _logged(state.model_copy(update={"paused": None, "consecutive_failures": 0}), entry)
 
 
 def cancel(state: CoordinatorState, entry: LogEntry) -> CoordinatorState:

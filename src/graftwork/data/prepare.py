@@ -176,7 +176,7 @@ def prepare_without_logs(job: PrepareJob) -> Preparation:
                 test=0,
                 stages={},
                 without_stage=0,
-                rows_an_epoch=0.0,
+                rows_per_epoch=0.0,
             )
             datasets.append(PreparedDataset(*_assemble(job, head, name, [], drops=drops), empty))
     return Preparation(datasets, [])

@@ -239,7 +239,7 @@ def _judge_metric(trial: MetricTrial, gate: GateSettings, *, relevant: set[str])
 def _say_replacement(trial: MetricTrial, gate: GateSettings) -> str:
     """What to write instead of a metric that grades nothing, or proves nothing."""
     if _is_primary(trial, gate):
-        return _NAME_A_PRIMARY
+        return _NAME_PRIMARY_METRIC
     if "rules" not in gate.model_fields_set and trial.name in _metrics_of_rules(gate):
         return "write rules that fit this log under gate.rules; `graft init LOG` proposes some"
     return f"take {trial.name} out of graft.yaml, fix what it checks, or log such cases"
@@ -249,7 +249,7 @@ def _is_primary(trial: MetricTrial, gate: GateSettings) -> bool:
     return gate.primary_rule is not None and gate.primary_rule.metric == trial.name
 
 
-_NAME_A_PRIMARY = (
+_NAME_PRIMARY_METRIC = (
     "name what distinguishes a right answer from a wrong one under gate.primary, such as a check of yours "
     "({name: right, metric: exact, field: KEY} under evaluate.checks); `graft init LOG` proposes one"
 )

@@ -49,7 +49,7 @@ PLAIN: dict[str, Kind] = {
     "log": "log",
 }
 CHAMPION = "champion"
-MOST_AT_A_TIME = 256
+MAX_CONCURRENCY = 256
 
 
 class NamedSubject(NamedTuple):
@@ -126,13 +126,13 @@ def _parse_endpoint(name: str) -> NamedSubject:
         key, _, value = option.partition("=")
         if key == "key" and is_variable_name(value):
             endpoint = endpoint.model_copy(update={"api_key_env": value})
-        elif key == "concurrency" and value.isdigit() and 1 <= int(value) <= MOST_AT_A_TIME:
+        elif key == "concurrency" and value.isdigit() and 1 <= int(value) <= MAX_CONCURRENCY:
             endpoint = endpoint.model_copy(update={"concurrency": int(value)})
         else:
             # The option is not repeated: it may be the key itself, which would then be in a log.
             raise _wrong(
                 f"{address}#{model}",
-                f"after the comma write key=NAME_OF_A_VARIABLE or concurrency=1…{MOST_AT_A_TIME}",
+                f"after the comma write key=VARIABLE_NAME or concurrency=1…{MAX_CONCURRENCY}",
             )
     return NamedSubject(f"{endpoint.url}#{model}", "endpoint", endpoint=endpoint)
 

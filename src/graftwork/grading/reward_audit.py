@@ -148,7 +148,7 @@ LEAST_SCORES = 20
 """Fewer say nothing against chance."""
 LEAST_FOR_INDEPENDENCE = 50
 CONSTANT_SHARE = 0.98
-LEAST_OF_A_STATUS = 5
+MIN_PER_STATUS = 5
 PERMUTATIONS = 999
 SIGNIFICANT = 0.05
 FREQUENT_WORDS = 24
@@ -239,7 +239,7 @@ def _compare_status(replies: Sequence[ScoredReply]) -> tuple[float | None, list[
     stated = [reply for reply in replies if reply.failed is not None]
     failed = [reply.score for reply in stated if reply.failed]
     fine = [reply.score for reply in stated if not reply.failed]
-    if min(len(failed), len(fine)) < LEAST_OF_A_STATUS:
+    if min(len(failed), len(fine)) < MIN_PER_STATUS:
         return None, []
     means = sum(failed) / len(failed), sum(fine) / len(fine)
     comparison = f"failed replies have a mean score of {means[0]:.2f}, others {means[1]:.2f}"

@@ -124,13 +124,13 @@ def head_is_followed(model: Any) -> bool:
     head_inputs: list[Tensor] = []
     ramps: list[Tensor] = []
 
-    def answer_a_ramp(_module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def replace_with_ramp(_module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         head_inputs.append(inputs[0])
         ramp = torch.linspace(-100, 100, output.shape[-1], device=output.device).to(output.dtype)
         ramps.append(ramp.expand_as(output))
         return ramps[-1]
 
-    hook = head.register_forward_hook(answer_a_ramp)
+    hook = head.register_forward_hook(replace_with_ramp)
     try:
         logits = model(input_ids=tokens, use_cache=False).logits
         hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state

@@ -160,7 +160,7 @@ class Terms(Record):
     value_usd: float | None = None
     """Of a successful run."""
     success_share: float = 1.0
-    runs_a_month: float = 4.0
+    runs_per_month: float = 4.0
     """A subscription is shared among them."""
     waiting_usd_per_hour: float = 0.0
     electricity_usd_kwh: float = 0.30
@@ -287,13 +287,18 @@ class Stay(NamedTuple):
 
 
 def cut(
-    provider: PlaceTerms, *, work: float, setup: float, save: float = 0.0, hours_a_month: float | None = None
+    provider: PlaceTerms,
+    *,
+    work: float,
+    setup: float,
+    save: float = 0.0,
+    hours_per_month: float | None = None,
 ) -> Stay:
     """`work` hours in sessions of the place, each of which begins with `setup` and ends with `save`."""
     longest = min(
         (
             limit
-            for limit in (provider.session_hours, provider.free_hours_a_day, provider.free_hours_a_week)
+            for limit in (provider.session_hours, provider.free_hours_per_day, provider.free_hours_per_week)
             if limit
         ),
         default=math.inf,
@@ -306,9 +311,9 @@ def cut(
     machine = work + sessions * setup + (sessions - 1) * save
     clock = machine
     for quota, period in (
-        (provider.free_hours_a_day, HOURS_PER_DAY),
-        (provider.free_hours_a_week, HOURS_PER_WEEK),
-        (hours_a_month, HOURS_PER_MONTH),
+        (provider.free_hours_per_day, HOURS_PER_DAY),
+        (provider.free_hours_per_week, HOURS_PER_WEEK),
+        (hours_per_month, HOURS_PER_MONTH),
     ):
         if quota:
             # Each is used from its first hour on: full periods, then what is left of the work in the next.
@@ -541,7 +546,7 @@ def compute_bill(
         work=expected.machine - hazard.restart,
         setup=hazard.restart,
         save=hazard.save,
-        hours_a_month=candidate.offer.hours_a_month if candidate.billing == "subscription" else None,
+        hours_per_month=candidate.offer.hours_per_month if candidate.billing == "subscription" else None,
     )
     clock = stay.clock + expected.clock - expected.machine
     saving = saves * hazard.save
@@ -588,9 +593,9 @@ def _machine_dollars(
         return dollars, dollars
     if candidate.billing == "subscription":
         a_month = (offer.usd_per_month or 0.0) * price_factor
-        monthly_hours = offer.hours_a_month or HOURS_PER_MONTH
-        months = math.ceil(terms.runs_a_month * machine / monthly_hours - 1e-9)
-        return a_month * months / terms.runs_a_month, a_month * math.ceil(machine / monthly_hours - 1e-9)
+        monthly_hours = offer.hours_per_month or HOURS_PER_MONTH
+        months = math.ceil(terms.runs_per_month * machine / monthly_hours - 1e-9)
+        return a_month * months / terms.runs_per_month, a_month * math.ceil(machine / monthly_hours - 1e-9)
     unit = candidate.place.smallest_billed_minutes / 60
     # What is begun is paid: a place that bills by the hour bills two for 61 minutes.
     billed = math.ceil(machine / unit - 1e-9) * unit if unit else machine
@@ -724,7 +729,7 @@ def describe_run(question: FitQuestion) -> dict[str, object]:
         "algorithm": question.algorithm,
         "rows": question.rows,
         "epochs": question.epochs,
-        "tokens_a_row": round(sum(question.lengths) / max(len(question.lengths), 1)),
+        "tokens_per_row": round(sum(question.lengths) / max(len(question.lengths), 1)),
         "batch_size": question.batch_size,
         "rank": question.rank,
     }

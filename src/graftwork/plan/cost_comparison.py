@@ -151,14 +151,14 @@ def limits_of(candidate: OfferCandidate, bill: Bill) -> tuple[str, ...]:
     if provider.session_hours:
         limits.append(f"{plural(bill.sessions, 'session')} of at most {provider.session_hours:g} h")
     for quota, unit, hours in (
-        (provider.free_hours_a_week, "week", 168),
-        (provider.free_hours_a_day, "day", 24),
+        (provider.free_hours_per_week, "week", 168),
+        (provider.free_hours_per_day, "day", 24),
     ):
         if quota:
             periods = math.ceil(bill.clock / hours) if math.isfinite(bill.clock) else 0
             limits.append(f"{quota:g} h a {unit}: {plural(periods, unit)}")
-    if candidate.billing == "subscription" and candidate.offer.hours_a_month:
-        limits.append(f"{candidate.offer.hours_a_month:g} h of this GPU a month")
+    if candidate.billing == "subscription" and candidate.offer.hours_per_month:
+        limits.append(f"{candidate.offer.hours_per_month:g} h of this GPU a month")
     if provider.driven_by == "by hand":
         limits.append("by hand: no API")
     return tuple(limits)
@@ -171,7 +171,7 @@ def _price(candidate: OfferCandidate, bill: Bill, terms: Terms) -> Figure:
     if candidate.billing == "electricity":
         watts = candidate.run.watts + terms.host_watts
         return Figure.exact(watts / 1000 * terms.electricity_usd_kwh, "USD/h")
-    hours, a_month = candidate.offer.hours_a_month, candidate.offer.usd_per_month or 0.0
+    hours, a_month = candidate.offer.hours_per_month, candidate.offer.usd_per_month or 0.0
     worth = paid = a_month / hours if hours else 0.0
     if bill.possible:
         paid = (bill.cost - bill.parts["storage"] - bill.parts["transfer"]) / bill.machine
@@ -676,7 +676,7 @@ def _assumptions(terms: Terms) -> tuple[str, ...]:
         stated,
         f"a new spot machine is there after {60 * terms.spot_wait_hours:.0f} minutes, unpaid",
         f"any other machine or process fails once in {1 / CRASH_RATE:.0f} hours",
-        f"subscriptions are shared among {terms.runs_a_month:g} runs a month",
+        f"subscriptions are shared among {terms.runs_per_month:g} runs a month",
         f"electricity costs {terms.electricity_usd_kwh:g} USD a kWh, and {terms.host_watts:g} W go to the "
         "machine around own GPUs; the GPUs themselves are paid for (see `graft plan buy`)",
         "working hours are not included in the cost",

@@ -62,10 +62,10 @@ from graftwork.records.run import TrainOutcome
 
 MEMORY, TIME, SPEED = "peak_memory_gib", "minutes", "tokens_per_second"
 COMPUTED = f"{MEMORY}.computed"
-LOADED, IN_A_STEP = "what is loaded", "what a step needs"
+LOADED, STEP_PEAK = "what is loaded", "what a step needs"
 GROUPS = {
     LOADED: ("context", "runtime", "weights", "packed", "adapter", "adapters"),
-    IN_A_STEP: ("gradients", "optimizer", "states", "activations", "logits", "workspace"),
+    STEP_PEAK: ("gradients", "optimizer", "states", "activations", "logits", "workspace"),
 }
 """A run shows its memory before the first step and at its peak; planned parts are put together likewise."""
 WAITING, COMPUTE, ROLLOUTS = "waiting for data", "compute", "rollouts"
@@ -168,7 +168,7 @@ def _computed_rate(
     if tuning is not None:
         # Estimated for one GPU; others are slower in proportion to their matrix products.
         share = (device.gflops or MEASURED_GFLOPS) / MEASURED_GFLOPS
-        return Figure.about(share / tuning.seconds_a_token, down=0.6, up=1.25, unit="tokens/s")
+        return Figure.about(share / tuning.seconds_per_token, down=0.6, up=1.25, unit="tokens/s")
     measured = device.gflops is not None
     rate, rate_when_free = (
         1 / sum(seconds_per_token(shape, work, gflops=_matrix_rate(machine), cores=machine.cores).values())
@@ -183,7 +183,7 @@ def _gpu_rate(
 ) -> float | None:
     """Tokens a second of the step that the run takes on a GPU."""
     if tuning is None:
-        return None if plain is None or plain.seconds_a_token is None else 1 / plain.seconds_a_token
+        return None if plain is None or plain.seconds_per_token is None else 1 / plain.seconds_per_token
     trained_share = min(work.trained_tokens / sum(work.lengths), 1.0)
     tokens = sum(work.lengths) * work.batch_size / len(work.lengths)
     parts = gpu_step_parts(
@@ -659,7 +659,7 @@ def split_memory(*, loaded: float | None, peak: float) -> Mapping[str, float]:
     """The groups of a measured peak; empty where memory was not measured before the first step."""
     if loaded is None or not 0 < loaded <= peak:
         return {}
-    return {LOADED: loaded, IN_A_STEP: peak - loaded}
+    return {LOADED: loaded, STEP_PEAK: peak - loaded}
 
 
 def _number(value: float) -> str:

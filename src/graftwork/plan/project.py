@@ -131,7 +131,7 @@ def plan_passes(
         raise AnswerIsNo(
             f"it does not fit into {limit:.1f} GiB{_describe_sampled(sampled)}",
             why=f"{step.peak_gib:.1f} GiB are needed with {describe_plain(step)}",
-            fix=_FEWER_ANSWERS if sampled else _LESS_AT_A_TIME,
+            fix=_FEWER_ANSWERS if sampled else _SMALLER_BATCHES,
         )
     if not sampled:
         return step
@@ -139,7 +139,7 @@ def plan_passes(
     return step.model_copy(update={"peak_gib": step.peak_gib + sampled, "parts_gib": parts})
 
 
-_LESS_AT_A_TIME = (
+_SMALLER_BATCHES = (
     "set `train.method: qlora` or `train.gradient_checkpointing: auto`, lower `data.max_tokens`, share it "
     "(`train.strategy`), or give it a larger GPU; `plan.memory_limit_gib` states what there is"
 )
@@ -190,7 +190,7 @@ def plan_streamed(
     if not gpu:
         # One memory holds both.
         step = step.model_copy(
-            update={"host_gib": 0.0, "peak_gib": step.peak_gib + step.host_gib, "seconds_a_token": None}
+            update={"host_gib": 0.0, "peak_gib": step.peak_gib + step.host_gib, "seconds_per_token": None}
         )
     lacking = max(step.peak_gib * (1 + spread) - limit, step.host_gib - host)
     if lacking > 0:
@@ -210,7 +210,7 @@ def as_plain(step: StreamedStep) -> PlainStep:
         checkpointed=True,
         peak_gib=step.peak_gib,
         parts_gib=step.parts_gib,
-        seconds_a_token=step.seconds_a_token,
+        seconds_per_token=step.seconds_per_token,
     )
 
 
@@ -323,7 +323,7 @@ def choose_micro_batches(
             checkpointed=setup.checkpointed > 0,
             peak_gib=peak.reserved / GIB,
             parts_gib={name: size / GIB for name, size in peak.parts.items() if size > 0},
-            seconds_a_token=seconds_per_token(setup),
+            seconds_per_token=seconds_per_token(setup),
         )
 
     options = [

@@ -64,7 +64,7 @@ class Payback(Record):
     place: str
     cost_usd: Figure
     """Of a run there."""
-    saves_usd_a_run: Figure
+    saved_usd_per_run: Figure
     months: Figure | None
     """None: never, a run there costs no more than the power here."""
     in_time: bool
@@ -81,16 +81,16 @@ class PurchaseChoice(Record):
     residual_usd: Figure
     possible: bool
     why_not: str = ""
-    hours_a_run: Figure
-    hours_a_week: Figure
+    hours_per_run: Figure
+    hours_per_week: Figure
     speed_up: Figure | None = None
     """Of one run, over what the team has; None where that cannot do the run at all."""
     runs_at_once: int = 1
     """Where a run fits one GPU, each of several can have its own."""
     throughput: Figure | None = None
     """Runs in the same time, over what the team has."""
-    power_usd_a_run: Figure
-    cost_usd_a_run: Figure
+    power_usd_per_run: Figure
+    cost_usd_per_run: Figure
     """Over the years: what is paid and not got back, spread over the runs, and the power."""
     total_usd: Figure
     becomes_possible: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class Purchase(Record):
     """The choices, and the answer in one sentence."""
 
     run: dict[str, object]
-    runs_a_week: float
+    runs_per_week: float
     years: float
     electricity_usd_kwh: float
     residual_share: float
@@ -235,7 +235,7 @@ RESIDUAL_SPREAD = (0.6, 1.3)
 class Use(NamedTuple):
     """How much, for how long, at which prices."""
 
-    runs_a_week: float
+    runs_per_week: float
     years: float
     electricity_usd_kwh: float
     residual_share: float
@@ -246,7 +246,7 @@ class Use(NamedTuple):
 
     @property
     def runs(self) -> float:
-        return self.runs_a_week * self.years * WEEKS_PER_YEAR
+        return self.runs_per_week * self.years * WEEKS_PER_YEAR
 
 
 class Price(NamedTuple):
@@ -276,9 +276,9 @@ def own_choice(
     )
     # Several GPUs can each have a run of their own: the week is then shorter than its runs together.
     apart = machine.alone_hours.times(1 / machine.gpus, "h") if machine.alone_hours else machine.hours
-    week = min(machine.hours, apart, key=lambda hours: hours.value).times(use.runs_a_week, "h a week")
+    week = min(machine.hours, apart, key=lambda hours: hours.value).times(use.runs_per_week, "h a week")
     in_week = week.value <= MOST_HOURS_PER_WEEK
-    too_slow = f"{use.runs_a_week:g} runs take {week.value:.0f} of a week's 168 hours"
+    too_slow = f"{use.runs_per_week:g} runs take {week.value:.0f} of a week's 168 hours"
     a_run = Figure(
         value=(price.usd - residual.value) / use.runs + power.value,
         low=(price.usd - residual.high) / use.runs + power.low,
@@ -303,13 +303,13 @@ def own_choice(
         residual_usd=residual,
         possible=machine.fits and in_week,
         why_not=machine.why_not if not machine.fits else "" if in_week else too_slow,
-        hours_a_run=machine.hours,
-        hours_a_week=week,
+        hours_per_run=machine.hours,
+        hours_per_week=week,
         speed_up=speed_up,
         runs_at_once=machine.gpus if throughput else 1,
         throughput=throughput,
-        power_usd_a_run=power,
-        cost_usd_a_run=a_run,
+        power_usd_per_run=power,
+        cost_usd_per_run=a_run,
         total_usd=a_run.times(use.runs, "USD"),
         becomes_possible=news(have, machine) if machine.label != have.label else (),
         paybacks=tuple(_payback(rental, price=price, power=power, use=use) for rental in rentals)
@@ -338,18 +338,18 @@ def rent_choice(rental: PlaceRow, *, use: Use, have: MachineReach) -> PurchaseCh
         price_source=f"prices of {rental.price_dated}",
         residual_usd=nothing,
         possible=True,
-        hours_a_run=hours,
-        hours_a_week=hours.times(use.runs_a_week, "h a week"),
+        hours_per_run=hours,
+        hours_per_week=hours.times(use.runs_per_week, "h a week"),
         speed_up=speed_up,
-        power_usd_a_run=nothing,
-        cost_usd_a_run=rental.cost_usd,
+        power_usd_per_run=nothing,
+        cost_usd_per_run=rental.cost_usd,
         total_usd=rental.cost_usd.times(use.runs, "USD"),
     )
 
 
 def score(choice: PurchaseChoice, use: Use) -> float:
     """Dollars a run, waiting included: less is better."""
-    return choice.cost_usd_a_run.value + use.waiting_usd_per_hour * choice.hours_a_run.value
+    return choice.cost_usd_per_run.value + use.waiting_usd_per_hour * choice.hours_per_run.value
 
 
 def with_thresholds(choice: PurchaseChoice, choices: Sequence[PurchaseChoice]) -> PurchaseChoice:
@@ -368,8 +368,8 @@ def _best_above(choice: PurchaseChoice, rivals: Sequence[PurchaseChoice]) -> Fig
     """From which worth of an hour on it beats them all; None where that is from nothing on, or never."""
     low, high = 0.0, float("inf")
     for rival in rivals:
-        dearer = choice.cost_usd_a_run.value - rival.cost_usd_a_run.value
-        quicker = rival.hours_a_run.value - choice.hours_a_run.value
+        dearer = choice.cost_usd_per_run.value - rival.cost_usd_per_run.value
+        quicker = rival.hours_per_run.value - choice.hours_per_run.value
         if quicker > 0:
             low = max(low, dearer / quicker)
         elif quicker < 0:
@@ -384,7 +384,7 @@ def _payback(rental: PlaceRow, *, price: Price, power: Figure, use: Use) -> Payb
     low, high = rental.cost_usd.low - power.high, rental.cost_usd.high - power.low
     months = None
     if saved > 0:
-        a_month = use.runs_a_week * WEEKS_PER_MONTH
+        a_month = use.runs_per_week * WEEKS_PER_MONTH
         value = price.usd / (saved * a_month)
         months = Figure(
             value=value,
@@ -397,7 +397,7 @@ def _payback(rental: PlaceRow, *, price: Price, power: Figure, use: Use) -> Payb
         against=rental.label,
         place=rental.place,
         cost_usd=rental.cost_usd,
-        saves_usd_a_run=Figure(value=saved, low=low, high=high, unit="USD"),
+        saved_usd_per_run=Figure(value=saved, low=low, high=high, unit="USD"),
         months=months,
         in_time=months is not None and months.value <= 12 * use.years,
     )
@@ -416,9 +416,9 @@ def decide(
     verb = "Rent" if best.machine is None else "Buy" if best.price_usd.value else "Keep"
     name = best.label.removeprefix("rent ").removeprefix("keep ").removeprefix("buy ")
     answer = (
-        f"{verb} {name}: a run costs {dollars(best.cost_usd_a_run.value)} "
-        f"and takes {duration(best.hours_a_run.value)}; {_against(best, compared)}, "
-        f"if it stays at {plural(use.runs_a_week, 'run')} a week for {plural(use.years, 'year')}."
+        f"{verb} {name}: a run costs {dollars(best.cost_usd_per_run.value)} "
+        f"and takes {duration(best.hours_per_run.value)}; {_against(best, compared)}, "
+        f"if it stays at {plural(use.runs_per_week, 'run')} a week for {plural(use.years, 'year')}."
     )
     return compared, best, answer
 
@@ -454,9 +454,8 @@ def _nearest(thresholds: Iterable[tuple[Figure | None, PurchaseChoice]]) -> tupl
 
 
 def _costs(choice: PurchaseChoice) -> str:
-    return (
-        f"{choice.label} ({dollars(choice.cost_usd_a_run.value)} a run, {duration(choice.hours_a_run.value)})"
-    )
+    cost = dollars(choice.cost_usd_per_run.value)
+    return f"{choice.label} ({cost} a run, {duration(choice.hours_per_run.value)})"
 
 
 LAUNCH = "launch price; street prices of 2026 ran well above it"
@@ -505,7 +504,7 @@ def weigh_purchase(
     ranked, best, answer = decide(choices, use=use)
     return Purchase(
         run=describe_run(question),
-        runs_a_week=use.runs_a_week,
+        runs_per_week=use.runs_per_week,
         years=use.years,
         electricity_usd_kwh=use.electricity_usd_kwh,
         residual_share=use.residual_share,
@@ -514,13 +513,13 @@ def weigh_purchase(
         best=best.label if best else None,
         answer=answer,
         assumptions=(
-            f"{plural(use.runs_a_week, 'run')} a week for {plural(use.years, 'year')}, "
+            f"{plural(use.runs_per_week, 'run')} a week for {plural(use.years, 'year')}, "
             f"{use.runs:,.0f} in all, all like this one",
             f"a GPU is sold at the end for {100 * use.residual_share:.0f} % of its price",
             f"electricity costs {use.electricity_usd_kwh:g} USD a kWh; the machine around the GPUs takes "
             f"{use.host_watts:g} W while it trains, and is not counted while it does not",
             f"rents stay as they were on the day of their lists, and subscriptions are shared among "
-            f"{terms.runs_a_month:.0f} runs a month",
+            f"{terms.runs_per_month:.0f} runs a month",
             f"each machine has {use.ram_gib:g} GiB of host memory (--ram)",
         ),
         notes=tuple(

@@ -280,7 +280,7 @@ IDLE_PERCENT = 5.0
 DATA_SHARE = 0.5
 HOT_C = 86.0
 
-INSIDE_A_STEP = ("data", "forward", "backward", "update")
+STEP_PHASES = ("data", "forward", "backward", "update")
 FROZEN = {
     "T": "the process was stopped by a signal; `kill -CONT` resumes it",
     "D": "the process waits for a disk or a driver that does not answer",
@@ -339,7 +339,7 @@ def assess_health(
     still = _number(beat, "seconds_since_move") or 0.0
     # How long what is being done now should take at most before it moves.
     settled = (_number(beat, "steps_here") or 0.0) >= FEW_STEPS
-    within_step = beat.phase == "training" and beat.doing in INSIDE_A_STEP and settled
+    within_step = beat.phase == "training" and beat.doing in STEP_PHASES and settled
     expected = expected_seconds if within_step else max(expected_seconds, BETWEEN_STEPS_SECONDS)
     for health, factor, least in (
         ("stuck", STUCK_FACTOR, patience.stuck_seconds),

@@ -196,7 +196,7 @@ class ProjectSettings(Record):
 
     @field_validator("train")
     @classmethod
-    def _looks_are_by_a_known_metric(cls, train: TrainSettings) -> TrainSettings:
+    def _validate_check_metric(cls, train: TrainSettings) -> TrainSettings:
         """Training does not know the metrics of evaluation; the project knows both."""
         require_eval_metric(train, where="eval.metric")
         return train

@@ -98,19 +98,19 @@ class Restarts:
     most: int
     """How often in a row, without progress, a killed worker is started again."""
     total: int = 0
-    in_a_row: int = 0
+    consecutive: int = 0
     furthest: float = 0.0
 
     def after_crash(self, code: int, *, done: float) -> float | None:
         """Seconds to wait, or None to give up. `code` is negative for a signal; `done` is the progress."""
         if done > self.furthest:
-            self.furthest, self.in_a_row = done, 0
-        self.in_a_row += 1
+            self.furthest, self.consecutive = done, 0
+        self.consecutive += 1
         # A killed worker is started again; a bug of the program would only come again, so once.
-        if self.in_a_row > (self.most if code < 0 else min(self.most, 1)):
+        if self.consecutive > (self.most if code < 0 else min(self.most, 1)):
             return None
         self.total += 1
-        exponent = min(self.in_a_row - 1, 30)
+        exponent = min(self.consecutive - 1, 30)
         return min(FIRST_PAUSE_SECONDS * 2.0**exponent, LONGEST_PAUSE_SECONDS)
 
 
@@ -185,7 +185,7 @@ def run_job(
             pause = restarts.after_crash(code, done=supervisor.progress)
             if pause is None:
                 raise WorkerFailed(
-                    f"{task.name} crashed {restarts.in_a_row} time(s) without progress; the last time it "
+                    f"{task.name} crashed {restarts.consecutive} time(s) without progress; the last time it "
                     f"{_cause(code)}",
                     why=publish_text(read_log_tail(task.folder)) or "it left no output",
                     fix="look at the log; what was done so far is kept, the same command resumes from there",

@@ -123,7 +123,7 @@ class SubsetSummary(Record):
     test: int
     stages: dict[int, int]
     without_stage: int
-    rows_an_epoch: float
+    rows_per_epoch: float
     """Training rows, each counted by its weight."""
 
 

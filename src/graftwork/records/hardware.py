@@ -87,8 +87,8 @@ class Offer(Record):
     usd_per_hour: float | None = None
     spot_usd_per_hour: float | None = None
     usd_per_month: float | None = None
-    """A subscription that holds `hours_a_month` of this GPU."""
-    hours_a_month: float | None = None
+    """A subscription that holds `hours_per_month` of this GPU."""
+    hours_per_month: float | None = None
     instance: str = ""
     region: str = ""
     vcpus: float | None = None
@@ -116,8 +116,8 @@ class PlaceTerms(Record):
     kind: Literal["cloud", "notebook", "managed", "own"]
     session_hours: float | None = None
     """Longest time that one job may run."""
-    free_hours_a_week: float | None = None
-    free_hours_a_day: float | None = None
+    free_hours_per_week: float | None = None
+    free_hours_per_day: float | None = None
     spot: bool = False
     preemptions_per_hour: float | None = None
     """Of its spot machines; None where it is not published."""

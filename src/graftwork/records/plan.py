@@ -115,7 +115,7 @@ class Tuning(Record):
     limit_gib: float
     peak_gib: float
     """Estimated share of the limit."""
-    seconds_a_token: float
+    seconds_per_token: float
     """Estimated with the rates used to choose it: it ranks settings and is not a promise."""
     sampling_gib: float = 0.0
     """Memory beyond the limit that is set apart for answers sampled between steps."""
@@ -144,7 +144,7 @@ class PlainStep(Record):
     peak_gib: float
     """Estimated memory of each GPU or of the host."""
     parts_gib: dict[str, float] = {}
-    seconds_a_token: float | None = None
+    seconds_per_token: float | None = None
     """Of all processes together, by the rates that it was chosen by; without what they send each other."""
 
 
@@ -165,7 +165,7 @@ class StreamedStep(Record):
     peak_gib: float
     host_gib: float
     parts_gib: dict[str, float] = {}
-    seconds_a_token: float | None = None
+    seconds_per_token: float | None = None
 
 
 class RolloutLoad(Record):
@@ -427,7 +427,7 @@ class StepTime(Record):
     """Seconds of one micro-batch by what they are spent on, and of what comes once a step."""
 
     parts: dict[str, float]
-    once_a_step: dict[str, float] = {}
+    once_per_step: dict[str, float] = {}
 
 
 class FitOptions(Record):

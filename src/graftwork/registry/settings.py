@@ -45,7 +45,7 @@ class ReleaseSettings(Record):
 
     @field_validator("signing_key")
     @classmethod
-    def _signing_key_is_a_file(cls, value: str | None) -> str | None:
+    def _validate_signing_key(cls, value: str | None) -> str | None:
         if value is not None and _KEY_ITSELF.search(value):
             raise ValueError("this is a key itself: write it to a file that only you can read, and name it")
         return value
@@ -62,7 +62,7 @@ class ReleaseSettings(Record):
 
     @field_validator("alias")
     @classmethod
-    def _alias_is_a_name(cls, alias: str) -> str:
+    def _validate_alias(cls, alias: str) -> str:
         if not NAME.fullmatch(alias):
             raise ValueError(f"an alias is {RULE}; {alias!r} is not")
         return alias

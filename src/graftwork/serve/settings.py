@@ -43,7 +43,7 @@ class ChainCondition(Record):
     )
 
     @model_validator(mode="after")
-    def _is_a_condition(self) -> Self:
+    def _validate_condition(self) -> Self:
         if not (self.contains or self.lacks or self.fails):
             raise ValueError("the condition holds always: give it contains, lacks or fails, or leave it out")
         if any(not text for text in (*self.contains, *self.lacks)):
@@ -195,7 +195,7 @@ class RouteRule(Record):
     )
 
     @model_validator(mode="after")
-    def _has_a_condition(self) -> Self:
+    def _require_condition(self) -> Self:
         if not (self.role or self.headers or self.schema_names or self.keywords):
             raise ValueError(
                 f"the rule for {self.to} matches every request: give it role, headers, schema_names or "
@@ -397,7 +397,7 @@ class EscalateSettings(Record):
 
     @field_validator("per_minute", "per_day", mode="before")
     @classmethod
-    def _is_a_budget(cls, value: Any) -> Any:
+    def _validate_budget(cls, value: Any) -> Any:
         if value == 0 and not isinstance(value, bool):
             raise ValueError("a budget of 0 never escalates: leave `escalate` out, or give null for no limit")
         return value

@@ -117,7 +117,7 @@ class DivergenceCallback(TrainingCallback):
         self._report = report
         self._engine: TrainingEngine | None = None
         self._usual: deque[tuple[int, float]] = deque(maxlen=settings.window)
-        self._in_a_row = 0
+        self._consecutive = 0
         self._rows: Sequence[Row] = ()
 
     def on_train_begin(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:
@@ -129,8 +129,8 @@ class DivergenceCallback(TrainingCallback):
             return True
         loss_fails = not math.isfinite(measured.loss)
         fault = f"the loss is {measured.loss}" if loss_fails else f"the gradient is {measured.gradient_norm}"
-        self._in_a_row += 1
-        if self._in_a_row > self._settings.tolerate:
+        self._consecutive += 1
+        if self._consecutive > self._settings.tolerate:
             raise self._diverged(number, fault)
         again = "; it is trained on again after the next step" if self._peek(number) else ""
         self._report(
@@ -150,20 +150,20 @@ class DivergenceCallback(TrainingCallback):
             if step.loss > self._limit(usual):
                 fault = f"the loss jumped to {step.loss:.3g} from about {usual:.3g}"
         if fault:
-            self._in_a_row += 1
-            if self._in_a_row <= self._settings.tolerate:
+            self._consecutive += 1
+            if self._consecutive <= self._settings.tolerate:
                 return
             self._require_known_rows_stay(step.step, fault)
         self._usual.append((step.step, step.loss))
-        self._in_a_row = 0
+        self._consecutive = 0
 
     def state(self) -> dict[str, Any]:
-        return {"usual": list(self._usual), "in_a_row": self._in_a_row}
+        return {"usual": list(self._usual), "consecutive": self._consecutive}
 
     def restore(self, state: dict[str, Any]) -> None:
         usual = ((int(step), float(loss)) for step, loss in state.get("usual", ()))
         self._usual = deque(usual, maxlen=self._settings.window)
-        self._in_a_row = int(state.get("in_a_row", 0))
+        self._consecutive = int(state.get("consecutive", 0))
 
     def _limit(self, loss: float) -> float:
         return max(loss * self._settings.spike, loss + LEAST_RISE)

@@ -193,7 +193,7 @@ def _require_patience(job: TrainJob, *, begun: Moment) -> None:
     folder = Path(job.folder)
     attempts = [when(line) for line in Journal(folder / ATTEMPTS).read()]
     saved = [(when(line), int(line["step"])) for line in Journal(folder / SAVED).read()]
-    crashes = crashes_in_a_row(attempts, saved, begun=0.0)
+    crashes = consecutive_crashes(attempts, saved, begun=0.0)
     if crashes > job_settings(job).run.max_restarts:
         raise WorkerFailed(
             f"the training of run {job.run_id} was killed {crashes} time(s) without progress",
@@ -203,7 +203,9 @@ def _require_patience(job: TrainJob, *, begun: Moment) -> None:
         )
 
 
-def crashes_in_a_row(attempts: Sequence[float], saved: Sequence[tuple[float, int]], *, begun: float) -> int:
+def consecutive_crashes(
+    attempts: Sequence[float], saved: Sequence[tuple[float, int]], *, begun: float
+) -> int:
     """Attempts of this command that ended badly since the run last came further. Pure.
 
     In: when each attempt began; when the checkpoint of which step was safe.

@@ -65,7 +65,7 @@ def probe_gpu_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> Pr
         recorded=True,
         limit_gib=torch.cuda.get_device_properties(0).total_memory / GIB * GPU_SHARE,
         peak_gib=0.0,
-        seconds_a_token=0.0,
+        seconds_per_token=0.0,
     )
     model = make_model(shape, device="cuda", dtype="bfloat16")
     settings = TrainSettings(

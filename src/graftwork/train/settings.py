@@ -529,7 +529,7 @@ class TrainSettings(Record):
         return self
 
     @model_validator(mode="after")
-    def _answers_need_a_whole_model(self) -> Self:
+    def _validate_unsharded_rollouts(self) -> Self:
         if not self.eval.every or self.eval.metric == LOSS:
             return self
         if self.strategy in ("fsdp", "zero3"):

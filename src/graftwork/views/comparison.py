@@ -15,7 +15,7 @@ MOST_PLACES = 8
 
 def view_purchase(found: Purchase) -> Document:
     viewed = Document("Purchase")
-    rhythm = f"{plural(found.runs_a_week, 'run')} a week for {plural(found.years, 'year')}"
+    rhythm = f"{plural(found.runs_per_week, 'run')} a week for {plural(found.years, 'year')}"
     viewed.line(f"{_describe(found.run)}; {rhythm}")
     columns = ("choice", "to pay", "a run takes", "speed", "a week", "power", "a run costs", "in all", "note")
     viewed.table(columns, [_choice(choice, found) for choice in found.choices], right=columns[1:-1])
@@ -73,11 +73,11 @@ def _choice(choice: PurchaseChoice, found: Purchase) -> tuple[str, ...]:
     return (
         quote(choice.label),
         f"${choice.price_usd.value:,.0f}",
-        duration(choice.hours_a_run.value) if able else "–",
+        duration(choice.hours_per_run.value) if able else "–",
         f"{choice.speed_up.value:.2f} ×" if choice.speed_up else "–",
-        f"{choice.hours_a_week.value:.1f} h" if able else "–",
-        dollars(choice.power_usd_a_run.value) if able else "–",
-        dollars(choice.cost_usd_a_run.value) if able else "–",
+        f"{choice.hours_per_week.value:.1f} h" if able else "–",
+        dollars(choice.power_usd_per_run.value) if able else "–",
+        dollars(choice.cost_usd_per_run.value) if able else "–",
         dollars(choice.total_usd.value) if able else "–",
         quote(note),
     )
@@ -109,7 +109,7 @@ RIGHT = ("hours", "$/h", "a run", "done in", "runs", "return")
 def view_comparison(found: PlaceComparison, *, everything: bool = False) -> Document:
     viewed = Document("Places for this run")
     lines = found.rows if everything else best_of_each_place(found.rows)
-    shown = lines if everything else _with_a_few_that_fail(lines)
+    shown = lines if everything else _without_most_failures(lines)
     viewed.line(_describe(found.run))
     has_budget, has_value = found.terms.budget_usd is not None, found.terms.value_usd is not None
     columns = ("place", "card", "hours", "$/h", "a run", "done in")
@@ -140,7 +140,7 @@ def view_comparison(found: PlaceComparison, *, everything: bool = False) -> Docu
     return viewed
 
 
-def _with_a_few_that_fail(lines: Sequence[PlaceRow]) -> tuple[PlaceRow, ...]:
+def _without_most_failures(lines: Sequence[PlaceRow]) -> tuple[PlaceRow, ...]:
     """Offers that qualify, up to the number shown, then some that do not, with the reason."""
     good = [row for row in lines if row.eligible][:SHOWN]
     mine = [row for row in lines if row.kind == "own" and row not in good]
@@ -151,7 +151,7 @@ def _with_a_few_that_fail(lines: Sequence[PlaceRow]) -> tuple[PlaceRow, ...]:
 def _describe(run: dict[str, Any]) -> str:
     return (
         f"[bold]{quote(run['model'])}[/], {quote(run['method'])}, {run['rows']} rows of "
-        f"{run['tokens_a_row']} tokens, {plural(run['epochs'], 'epoch')}"
+        f"{run['tokens_per_row']} tokens, {plural(run['epochs'], 'epoch')}"
     )
 
 
@@ -220,7 +220,7 @@ _PRICES: dict[str, Callable[[Row], str]] = {
     "$ an hour": _number("usd_per_hour"),
     "spot": _number("spot_usd_per_hour"),
     "$ a month": _number("usd_per_month"),
-    "hours a month": _number("hours_a_month"),
+    "hours a month": _number("hours_per_month"),
     "source": _text("source"),
 }
 CATALOG: dict[str, dict[str, Callable[[Row], str]]] = {

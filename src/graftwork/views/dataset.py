@@ -202,7 +202,7 @@ def view_portions(
             quote(portion.model),
             portion.own,
             portion.replayed,
-            f"{portion.rows_an_epoch:,.0f}",
+            f"{portion.rows_per_epoch:,.0f}",
             portion.rl,
             portion.validation,
             portion.test,

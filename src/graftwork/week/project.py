@@ -496,10 +496,10 @@ def _catalog_quotas(terms: PlaceTerms | None) -> tuple[QuotaSettings, ...]:
     if terms is None:
         return ()
     quotas = []
-    if terms.free_hours_a_week is not None:
-        quotas.append(QuotaSettings(hours=terms.free_hours_a_week, per="week", resets="sat 00:00"))
-    if terms.free_hours_a_day is not None:
-        quotas.append(QuotaSettings(hours=terms.free_hours_a_day, within_hours=24))
+    if terms.free_hours_per_week is not None:
+        quotas.append(QuotaSettings(hours=terms.free_hours_per_week, per="week", resets="sat 00:00"))
+    if terms.free_hours_per_day is not None:
+        quotas.append(QuotaSettings(hours=terms.free_hours_per_day, within_hours=24))
     return tuple(quotas)
 
 

@@ -232,7 +232,7 @@ def test_failures_pause_twice_as_long_each_time_and_then_end_the_cycle(monkeypat
     assert pauses == [30, 60, 100]
     assert state.cycle.outcome == "failed"
     assert state.cycle.reason == "collect failed after 4 attempts: no disk"
-    assert state.failed_in_a_row == 1
+    assert state.consecutive_failures == 1
 
 
 def test_waiting_is_no_failure():

@@ -196,12 +196,12 @@ def test_a_grown_log_costs_the_features_of_its_last_block_and_the_tokens_of_its_
 ):
     monkeypatch.setattr(build, "BLOCK_BYTES", 5000)
     log = distinct_rows(63)
-    rows_a_block = 5000 // min(map(len, log))
+    rows_per_block = 5000 // min(map(len, log))
     prepare_in(tmp_path / "grown", log[:60])
     seen = count_work(monkeypatch)
     grown = prepare_in(tmp_path / "grown", log)
     assert seen["rendered"] == 3
-    assert seen["extracted"] <= rows_a_block + 3
+    assert seen["extracted"] <= rows_per_block + 3
     assert grown == prepare_in(tmp_path / "fresh", log)
 
 

@@ -258,7 +258,7 @@ def test_the_table_counts_every_row_once_and_reads_as_json():
     assert sum(main.stages.values()) + main.without_stage == main.own
     assert set(main.stages) == {1, 2, 3, 4}
     assert coder.replayed == round(coder.own / 4)
-    assert coder.rows_an_epoch == 2 * coder.own + coder.replayed
+    assert coder.rows_per_epoch == 2 * coder.own + coder.replayed
 
     unmatched = find_unmatched(facts, {"m": ModelSettings.model_validate({"weights": {"x": 1}})})
     shown = io.StringIO()

@@ -103,7 +103,7 @@ class SimulatedProject:
     safety: Safety
     ledger: MemoryLedger = field(default_factory=MemoryLedger)
     rows: float = 2000.0
-    rows_a_day: float = 150.0
+    rows_per_day: float = 150.0
     drift: float = 0.02
     drift_a_day: float = 0.01
     counted: int = 0
@@ -137,7 +137,7 @@ class SimulatedProject:
             self.controller.reconcile(now=self.now)
         self.provider.advance(left)
         days = seconds / DAY
-        self.rows += self.rows_a_day * days * self.chance.uniform(0.5, 1.5)
+        self.rows += self.rows_per_day * days * self.chance.uniform(0.5, 1.5)
         self.drift = min(self.drift + self.drift_a_day * days * self.chance.uniform(0.0, 2.0), 0.95)
         if self.chance.random() < days:
             # It comes back to the usual price in some days.
@@ -335,7 +335,7 @@ def simulate_month(
     safety = Safety()
     provider = SimulatedProvider(chance=chance, now=BEGIN, work_seconds=chance.uniform(1800, 3 * 3600))
     world = SimulatedProject(chance, provider, caps, settings, safety)
-    world.rows_a_day = chance.uniform(20, 400)
+    world.rows_per_day = chance.uniform(20, 400)
     world.drift_a_day = chance.uniform(0.0, 0.03)
     price, first_quality = provider.usd_per_hour, world.score("")
 

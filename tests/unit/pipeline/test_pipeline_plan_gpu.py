@@ -56,7 +56,7 @@ def unprobed(monkeypatch):
 
 def test_a_plan_counts_the_answers_that_the_start_reads_too():
     load = RolloutLoad(prompts=1, answers=8, prompt_tokens=512, max_tokens=512, answer_tokens=512, batches=4)
-    plain = PlainStep(micro_rows=8, peak_gib=1.0, seconds_a_token=1e-4)
+    plain = PlainStep(micro_rows=8, peak_gib=1.0, seconds_per_token=1e-4)
 
     def seconds_per_token(rows):
         work = LOAD.model_copy(update={"rollouts": load.model_copy(update={"reference_rows": rows})})
@@ -223,16 +223,16 @@ def make_job(tmp_path, *, plain=None, kind="cuda", keeping=None, distribution=No
 
 def test_memory_that_ran_out_halves_what_was_planned_not_what_a_step_has(tmp_path):
     job = make_job(tmp_path, plain=PlainStep(micro_rows=4, checkpointed=True, peak_gib=9.0))
-    assert train_step.rows_at_a_time(job) == 4
+    assert train_step.micro_batch_rows(job) == 4
     smaller, output, _ = train_step._take_less(job)
-    assert train_step.rows_at_a_time(smaller) == 2
+    assert train_step.micro_batch_rows(smaller) == 2
     (tmp_path / REPLANNED).write_text(json.dumps(output))
-    assert train_step.rows_at_a_time(train_step.as_replanned(job)) == 2
+    assert train_step.micro_batch_rows(train_step.as_replanned(job)) == 2
 
 
 def test_two_processes_have_half_of_a_step_each(tmp_path):
     job = make_job(tmp_path, kind="cpu", distribution={"strategy": "ddp", "processes": 2})
-    assert train_step.rows_at_a_time(job) == 4
+    assert train_step.micro_batch_rows(job) == 4
 
 
 def test_with_one_row_at_a_time_blocks_compute_again_at_last(tmp_path):

@@ -345,17 +345,17 @@ crashes = st.lists(st.tuples(st.sampled_from([-9, -11, 1]), st.integers(0, 20)),
 
 @given(crashes, st.integers(0, 5))
 def test_pauses_are_bounded_and_only_crashes_without_progress_count(ended, most):
-    restarts, furthest, in_a_row = Restarts(most=most), 0.0, 0
+    restarts, furthest, consecutive = Restarts(most=most), 0.0, 0
     for code, done in ended:
-        in_a_row = 1 if done > furthest else in_a_row + 1
+        consecutive = 1 if done > furthest else consecutive + 1
         furthest = max(furthest, done)
         pause = restarts.after_crash(code, done=done)
         limit = most if code < 0 else min(most, 1)
-        assert (pause is None) == (in_a_row > limit)
+        assert (pause is None) == (consecutive > limit)
         if pause is None:
             return
         assert 0 < pause <= LONGEST_PAUSE_SECONDS
-        assert pause == min(0.5 * 2 ** (in_a_row - 1), LONGEST_PAUSE_SECONDS)
+        assert pause == min(0.5 * 2 ** (consecutive - 1), LONGEST_PAUSE_SECONDS)
 
 
 class SlowStart:

@@ -118,7 +118,7 @@ def compare_published(published: Published, shape: ModelShape, rates: StepRates)
         step = _compiled(step, shape, setup, rates)
     tokens = published.rows * published.length
     passes = max(1, published.step_tokens // tokens)
-    seconds = passes * sum(step.parts.values()) + sum(step.once_a_step.values())
+    seconds = passes * sum(step.parts.values()) + sum(step.once_per_step.values())
     if published.offloaded:
         moved = trained_parameters(shape, setup) * (BYTES_TO_HOST + BYTES_FROM_HOST)
         seconds += moved / rates.host

@@ -30,7 +30,7 @@ def least_seconds(
     full: bool = False,
     eight: bool = False,
     head_share: float = 1.0,
-    bytes_a_weight: float = 0.5,
+    bytes_per_weight: float = 0.5,
 ) -> Roof:
     """Products without attention, elementwise work or anything computed again, at the peak that the maker
     states; and every frozen weight read once forward and once backward in its smallest form."""
@@ -40,7 +40,7 @@ def least_seconds(
     flops = 2.0 * weights * tokens * (shape.layers + backward * adapted)
     table = shape.vocab_size * shape.hidden_size
     flops += 2.0 * table * tokens * head_share * (1 + backward)
-    read = bytes_a_weight * (weights * (shape.layers + adapted) + table)
+    read = bytes_per_weight * (weights * (shape.layers + adapted) + table)
     return Roof(compute=flops / peak, memory=read / rates.peak_bandwidth)
 
 

@@ -55,7 +55,7 @@ def plain_seconds(shape: ModelShape, line: dict[str, Any], rates: StepRates) -> 
     step = plain_step(shape, setup, rates=rates, architecture=line["config"]["model_type"])
     if setting["engine"] == "hf recorded":
         return sum(seconds for name, seconds in step.parts.items() if name != WAITING)
-    return sum(step.parts.values()) + sum(step.once_a_step.values())
+    return sum(step.parts.values()) + sum(step.once_per_step.values())
 
 
 def trainable(shape: ModelShape) -> int:

@@ -38,7 +38,7 @@ def tuned(*, form=("whole", "whole"), tokens=1024, keep=0, lean=0, limit=100.0, 
         lean=lean,
         limit_gib=limit,
         peak_gib=0.0,
-        seconds_a_token=0.0,
+        seconds_per_token=0.0,
         **settled,
     )
 

@@ -112,7 +112,7 @@ def make_tuning(form, keep, lean, *, chunk=128, head=64):
         compiled=False,
         limit_gib=8.0,
         peak_gib=0.0,
-        seconds_a_token=0.0,
+        seconds_per_token=0.0,
     )
 
 

@@ -35,12 +35,12 @@ def test_fit_and_buy_agree_on_two_cards_whatever_this_machine_has():
         options=[read_purchase_option(f"2x {CARD}=700", option="--option")],
         use=Use(7, 2, 0.3, 0.5, 120, 0),
         terms=Terms(
-            today=date(2026, 11, 1), runs_a_month=30, waiting_usd_per_hour=0.0, electricity_usd_kwh=0.3
+            today=date(2026, 11, 1), runs_per_month=30, waiting_usd_per_hour=0.0, electricity_usd_kwh=0.3
         ),
     )
     hours = next(
         choice for choice in bought.choices if choice.machine and choice.machine.gpus == 2
-    ).hours_a_run
+    ).hours_per_run
     assert hours.value == pytest.approx(fitted.run_minutes.value / 60, rel=0.02)
 
 

@@ -115,10 +115,10 @@ def test_a_spot_price_that_equals_the_usual_one_is_none():
 def test_subscriptions_and_free_hours_are_numbers():
     offers = {(o.place, o.gpu): o for o in list_offers()}
     assert offers["colab-pro", "T4"].usd_per_month == 9.99
-    assert offers["colab-pro", "T4"].hours_a_month == pytest.approx(54, abs=1)
+    assert offers["colab-pro", "T4"].hours_per_month == pytest.approx(54, abs=1)
     assert offers["kaggle", "P100"].usd_per_hour == 0
-    assert next(p for p in list_places() if p.name == "kaggle").free_hours_a_week == 30
-    assert next(p for p in list_places() if p.name == "sagemaker-studio-lab").free_hours_a_day == 4
+    assert next(p for p in list_places() if p.name == "kaggle").free_hours_per_week == 30
+    assert next(p for p in list_places() if p.name == "sagemaker-studio-lab").free_hours_per_day == 4
 
 
 def test_a_price_grows_old():

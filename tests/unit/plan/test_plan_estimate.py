@@ -182,7 +182,7 @@ def test_the_peak_of_a_tuned_card_includes_sampled_answers_and_fits_the_limit_it
         host_embedding=False,
         limit_gib=limit - sampled,
         peak_gib=9.0,
-        seconds_a_token=1e-5,
+        seconds_per_token=1e-5,
         sampling_gib=sampled,
     )
     card = DEVICE.model_copy(update={"kind": "cuda", "memory_gib": 80.0})

@@ -63,8 +63,8 @@ SPEAKS = [
     ("fp16-products", say(bits=4, compute_dtype="float16"), on("RTX 4090")),
     ("two-half-precisions", say(bits=4, compute_dtype="float16", precision="bfloat16"), UNKNOWN),
     ("float32-products", say(bits=4), UNKNOWN),
-    ("8bit-optimizer-on-processor", say(optimizer="paged_adamw_8bit"), LintContext(on_cpu=True)),
-    ("fp16-on-processor", say(precision="float16"), LintContext(on_cpu=True)),
+    ("8bit-optimizer-on-cpu", say(optimizer="paged_adamw_8bit"), LintContext(on_cpu=True)),
+    ("fp16-on-cpu", say(precision="float16"), LintContext(on_cpu=True)),
     ("rate-out-of-range", say(method="full", learning_rate=2e-4), BIG),
     ("rate-out-of-range", say(method="lora", learning_rate=1e-5), BIG),
     ("scale-is-odd", say(method="lora", rank=64, alpha=1024), BIG),
@@ -73,7 +73,7 @@ SPEAKS = [
     ("another-is-deployed", say(model="a/one-7b", deployed_model="a/one-7b-instruct"), UNKNOWN),
     ("spot-without-checkpoints", say(spot=True, save_steps=500, max_steps=100), UNKNOWN),
     ("deadline-comes-first", say(deadline_minutes=240, expected_minutes=700), UNKNOWN),
-    ("number-is-a-text", say(texts_for_numbers={"lr": "2e-4"}), UNKNOWN),
+    ("number-as-text", say(texts_for_numbers={"lr": "2e-4"}), UNKNOWN),
 ]  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def test_nothing_is_computed_again_where_there_is_room():
 def test_every_number_of_processes_is_planned(strategy, method):
     found = choose(load(method, tokens=512, adapted_layers=4), shape=SHORT, strategy=strategy, limit=23.0)
     assert found.peak_gib > 0
-    assert found.seconds_a_token
+    assert found.seconds_per_token
     assert 1 <= found.micro_rows <= 16 // (1 if strategy == "single" else 2)
 
 
@@ -82,7 +82,7 @@ def test_more_memory_is_never_slower(limit, more, method):
     small, large = (choose(work, shape=SHORT, limit=gib, strategy="single") for gib in (limit, limit * more))
     if not needs_more(small, limit_gib=limit):
         assert not needs_more(large, limit_gib=limit * more)
-        assert large.seconds_a_token <= small.seconds_a_token * 1.0001
+        assert large.seconds_per_token <= small.seconds_per_token * 1.0001
 
 
 def test_the_beginning_that_rows_share_is_held_once_where_nothing_is_computed_again():

@@ -41,7 +41,7 @@ def make_tuning(layers, tokens, form="whole") -> Tuning:
         host_embedding=False,
         limit_gib=80,
         peak_gib=20,
-        seconds_a_token=0,
+        seconds_per_token=0,
     )
 
 
@@ -52,7 +52,7 @@ def seconds_on(rates: StepRates, layers, tokens, form="whole") -> float:
         TrainedPart(adapted=layers, trainable=TRAINABLE_A_LAYER * layers, rates=rates),
         RowStatistics(mean_length=2048),
     )
-    return sum(step.parts.values()) + sum(step.once_a_step.values())
+    return sum(step.parts.values()) + sum(step.once_per_step.values())
 
 
 def make_facts(*, steps=(), device=CARD, half=700e12, eight=1300e12, **changes) -> ProbeFacts:
@@ -102,7 +102,7 @@ def real_card(slower, head, fixed, a_layer) -> StepRates:
             "layer_factor": slower,
             "head_factor": head,
             "fixed_seconds": fixed,
-            "fixed_a_layer": a_layer,
+            "fixed_per_layer": a_layer,
         }
     )
 

@@ -80,7 +80,7 @@ def make_tuning(**changes) -> Tuning:
         "host_embedding": False,
         "limit_gib": 100,
         "peak_gib": 50,
-        "seconds_a_token": 0,
+        "seconds_per_token": 0,
     }
     return Tuning.model_validate({**whole, **changes})
 
@@ -92,7 +92,7 @@ def seconds_of(tuning, gpu=H200, length=2048.0):
         TrainedPart(adapted=28, trainable=TRAINABLE, rates=rates_of(gpu)),
         RowStatistics(mean_length=length),
     )
-    return sum(step.parts.values()) + sum(step.once_a_step.values())
+    return sum(step.parts.values()) + sum(step.once_per_step.values())
 
 
 def setup_of(**changes):
@@ -103,7 +103,7 @@ def setup_of(**changes):
 
 def plain_seconds(setup, gpu=H200):
     step = plain_step(SEVEN, setup, rates=rates_of(gpu))
-    return sum(step.parts.values()) + sum(step.once_a_step.values())
+    return sum(step.parts.values()) + sum(step.once_per_step.values())
 
 
 def test_our_step_comes_near_everything_that_an_h200_measured():

@@ -62,7 +62,7 @@ def errors(rates: StepRates) -> list[float]:
                 ),
                 RowStatistics(mean_length=setting["length"]),
             )
-            seconds = sum(step.parts.values()) + sum(step.once_a_step.values())
+            seconds = sum(step.parts.values()) + sum(step.once_per_step.values())
             found.append(abs(seconds / line["measured"] - 1))
     return found
 

@@ -58,7 +58,7 @@ def test_more_memory_never_makes_it_slower(limit, more):
     small, large = choose(limit), choose(limit * more)
     if small is not None:
         assert large is not None
-        assert large.seconds_a_token <= small.seconds_a_token * 1.0001
+        assert large.seconds_per_token <= small.seconds_per_token * 1.0001
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_memory_and_speed_come_near_what_an_h200_measured(limit, measured_gib, m
     tuning = choose(limit)
     assert tuning.form == "eight"
     assert tuning.peak_gib == pytest.approx(measured_gib, rel=0.07)
-    assert 1 / tuning.seconds_a_token == pytest.approx(measured_rate, rel=0.2)
+    assert 1 / tuning.seconds_per_token == pytest.approx(measured_rate, rel=0.2)
 
 
 def test_seven_billion_weights_do_not_fit_five_gib_but_four_bits_fit_six():
@@ -114,11 +114,11 @@ def test_a_setting_is_ranked_by_the_rates_of_the_card_at_hand():
     usual, named = choose(40), choose(40, rates=rates_of(find_gpu("H200")))
     assert usual == named
     slow = choose(40, rates=rates_of(find_gpu("L4")))
-    assert slow.seconds_a_token > 4 * usual.seconds_a_token
+    assert slow.seconds_per_token > 4 * usual.seconds_per_token
     again = gpu_seconds_per_token(
         SEVEN, slow, TrainedPart(adapted=28, trainable=TRAINABLE, rates=rates_of(find_gpu("L4")))
     )
-    assert slow.seconds_a_token == pytest.approx(again)
+    assert slow.seconds_per_token == pytest.approx(again)
 
 
 def test_where_a_link_to_the_host_is_slow_the_embedding_stays_on_the_card():

@@ -120,6 +120,6 @@ def test_own_limits_rise_from_what_is_asked_for_in_hundredths_of_a_gib(standing,
 def test_thirteen_mib_more_made_these_slower_once_and_never_do(shape, how, less):
     limits = [less - 0.013, less, less + 0.0065, less + 0.013, less + 0.026]
     found = [choose_tuning(shape, how, limit_gib=limit, rates=default_rates()) for limit in limits]
-    seconds = [float("inf") if item is None else item.seconds_a_token for item in found]
+    seconds = [float("inf") if item is None else item.seconds_per_token for item in found]
     assert all(more <= fewer * (1 + 1e-9) for fewer, more in pairwise(seconds))
     assert seconds[-1] < float("inf")

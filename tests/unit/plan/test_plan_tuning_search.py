@@ -103,7 +103,7 @@ def test_hardly_anything_faster_would_have_fitted(limit, adapted):
         for way in [TuningOption(SMALL, setting, trained)]
         for keep in range(adapted + 1)
         for lean in range(adapted - keep + 1)
-        if way.seconds(keep, lean) < 0.99 * found.seconds_a_token and way.seems_to_fit(keep, lean)
+        if way.seconds(keep, lean) < 0.99 * found.seconds_per_token and way.seems_to_fit(keep, lean)
         if (one := way.replayed(keep, lean)) is not None
     ]
     assert faster == []
@@ -145,7 +145,7 @@ def test_more_memory_never_makes_any_method_slower(limit, more, method, eight, h
     small, large = choose(limit), choose(limit * more)
     if small is not None:
         assert large is not None
-        assert large.seconds_a_token <= small.seconds_a_token * (1 + 1e-9)
+        assert large.seconds_per_token <= small.seconds_per_token * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("limit", [0.9, 0.93, 0.96, 1.0, 1.1, 1.3])

@@ -62,20 +62,20 @@ def test_a_command_that_fails_is_reported_and_not_raised(tmp_path):
 
 def test_medians_need_two_steps_besides_the_first():
     assert summarize([make_turn([0.0, 4.0])])["too_few_steps"]
-    assert summarize([make_turn([0.0, 4.0, 10.0])])["seconds_a_step"] == 5.0
+    assert summarize([make_turn([0.0, 4.0, 10.0])])["seconds_per_step"] == 5.0
 
 
 def test_a_plan_is_compared_with_what_the_run_took():
-    extra = {"planned_seconds_a_step": 6.0, "planned_gib": 3.3, "used_gib": 3.0}
+    extra = {"planned_seconds_per_step": 6.0, "planned_gib": 3.3, "used_gib": 3.0}
     found = summarize([make_turn([0.0, 4.0, 10.0], extra=extra)])
     assert found["error_of_planned_seconds"] == pytest.approx(0.2)
     assert found["error_of_planned_gib"] == pytest.approx(0.1)
 
 
 def test_sides_are_compared_only_where_both_have_figures():
-    ours, theirs = {"tokens_a_second": 30.0, "peak_gib": 1.0}, {"tokens_a_second": 10.0, "peak_gib": 2.0}
+    ours, theirs = {"tokens_per_second": 30.0, "peak_gib": 1.0}, {"tokens_per_second": 10.0, "peak_gib": 2.0}
     compared = compare_sides({"graftwork": ours, "trl": theirs})
-    assert compared == {"times_as_many_tokens_a_second": 3.0, "share_of_memory": 0.5}
+    assert compared == {"tokens_per_second_ratio": 3.0, "share_of_memory": 0.5}
     assert compare_sides({"graftwork": ours, "trl": {"too_few_steps": True}}) == {}
 
 

@@ -82,7 +82,7 @@ def by_the_gpu_step(family, rows, layers, *, keep, lean):
         host_embedding=family.startswith("gemma"),
         limit_gib=1.0,
         peak_gib=0.0,
-        seconds_a_token=0.0,
+        seconds_per_token=0.0,
     )
     model = family_samples.make(family)
     frozen = load_quantized(model, tuning, device="cpu")

@@ -105,7 +105,7 @@ def make_tuning(**change):
         "host_embedding": False,
         "limit_gib": 1.0,
         "peak_gib": 0.0,
-        "seconds_a_token": 0.0,
+        "seconds_per_token": 0.0,
     }
     return Tuning(**{**plain, **change})
 

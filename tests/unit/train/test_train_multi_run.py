@@ -10,7 +10,7 @@ from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.errors import WorkerFailed
 from graftwork.records.fleet import Moment
 from graftwork.train import multi_run
-from graftwork.train.multi_run import _require_patience, crashes_in_a_row, train_many
+from graftwork.train.multi_run import _require_patience, consecutive_crashes, train_many
 from graftwork.train.run_folder import ATTEMPTS, OUTCOME, SAVED, failure_of, is_settled
 
 
@@ -30,7 +30,7 @@ from graftwork.train.run_folder import ATTEMPTS, OUTCOME, SAVED, failure_of, is_
     ],
 )
 def test_only_crashes_since_the_newest_checkpoint_count(attempts, saved, crashes):
-    assert crashes_in_a_row(attempts, saved, begun=5) == crashes
+    assert consecutive_crashes(attempts, saved, begun=5) == crashes
 
 
 def make_job(folder, *, max_restarts=1):

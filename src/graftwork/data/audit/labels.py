@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 FEWEST_ROWS = 60
 MOST_ROWS = 3000
 """More rows are thinned out evenly."""
-FEWEST_OF_A_LABEL = 5
+MIN_PER_LABEL = 5
 MOST_LABELS = 50
-ROWS_A_LABEL = 5
+ROWS_PER_LABEL = 5
 """Values are labels only if there are at least this many rows per label."""
 LONGEST_LABEL = 80
 JSON_SHARE = 0.9
@@ -83,9 +83,9 @@ def find_labels(replies: Sequence[str]) -> dict[str | None, list[str]] | str:
 def are_labels(values: Sequence[str]) -> bool:
     """Whether these are few distinct short values, at least two of them frequent enough to predict."""
     counts = Counter(value for value in values if value)
-    if not 2 <= len(counts) <= min(MOST_LABELS, len(values) // ROWS_A_LABEL):
+    if not 2 <= len(counts) <= min(MOST_LABELS, len(values) // ROWS_PER_LABEL):
         return False
-    frequent = sum(count >= FEWEST_OF_A_LABEL for count in counts.values())
+    frequent = sum(count >= MIN_PER_LABEL for count in counts.values())
     return frequent >= 2 and max(map(len, counts)) <= LONGEST_LABEL
 
 
@@ -156,7 +156,7 @@ def estimate_label_noise(
     import numpy as np
 
     counts = Counter(label for label in labels if label)
-    names = sorted(label for label, count in counts.items() if count >= FEWEST_OF_A_LABEL)
+    names = sorted(label for label, count in counts.items() if count >= MIN_PER_LABEL)
     number = {name: index for index, name in enumerate(names)}
     label_numbers = np.array([number.get(label, -1) for label in labels])
     is_labeled = label_numbers >= 0
@@ -257,7 +257,7 @@ def wilson(count: int, of: int) -> Figure:
 
 FEWEST_LISTED, MOST_LISTED = 10, 60
 QUESTION_CHARACTERS = 200
-WORTH_A_WARNING = 0.02
+MIN_WARNING_RATE = 0.02
 """A lower share of wrong labels, or one that may be zero, gives no finding."""
 
 
@@ -309,7 +309,7 @@ def estimate_noise(facts: AuditFacts) -> LabelNoise:
 def find_wrong_labels(noise: LabelNoise) -> Iterator[Finding]:
     """Yield a warning for each field whose share of wrong labels cannot be chance."""
     for field in noise.fields:
-        if field.rate.value < WORTH_A_WARNING or field.rate.low <= 0:
+        if field.rate.value < MIN_WARNING_RATE or field.rate.low <= 0:
             continue
         rows = [label for label in noise.suspicious if label.field == field.field]
         subject = f"the field {field.field}" if field.field else "the reply"

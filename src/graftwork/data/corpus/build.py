@@ -87,7 +87,7 @@ LATER_SETTINGS = frozenset(
 UNKNOWN = -1
 """Of a number of tokens, which is never negative. An unknown cost is negative too."""
 
-NOT_A_NUMBER = -math.inf
+UNREADABLE_SCORE = -math.inf
 """The score of a row whose log has text in its place."""
 
 
@@ -255,7 +255,7 @@ def _score_of(row: Interaction) -> float:
     if row.capture is not None:
         return math.nan
     if row.reward is None:
-        return NOT_A_NUMBER if row.extra.keys() & SCORES else math.nan
+        return UNREADABLE_SCORE if row.extra.keys() & SCORES else math.nan
     return row.reward
 
 
@@ -317,7 +317,7 @@ def extract_piece(context: AuditContext, head: Any, blobs: list[bytes]) -> None:
 Keys: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
-RUNS_A_BLOCK, FEW_RUNS = 8, 2000
+RUNS_PER_BLOCK, FEW_RUNS = 8, 2000
 """A shuffled log falls into too many runs to read efficiently. With more runs than this (on average per
 block, and in total), rows are ordered by file again.
 """
@@ -342,7 +342,7 @@ def order_rows(
     # Known rows keep their order; new ones follow in the order of the files.
     order = np.lexsort((np.arange(len(keys)), np.where(stood < 0, len(known_keys), stood)))
     runs = _find_runs(order, starts)
-    if len(runs) > max(RUNS_A_BLOCK * len(blocks), FEW_RUNS):
+    if len(runs) > max(RUNS_PER_BLOCK * len(blocks), FEW_RUNS):
         order = np.arange(len(keys))
         runs = _find_runs(order, starts)
     segments = []
@@ -630,7 +630,7 @@ def require_scores(corpus: Corpus, settings: DataSettings) -> None:
         return
     where = "data.score_weights" if settings.score_weights else "data.score_pairs"
     scores = read_scores(corpus)
-    unreadable = np.flatnonzero(scores == NOT_A_NUMBER)
+    unreadable = np.flatnonzero(scores == UNREADABLE_SCORE)
     faults = (fault for _, fault in corpus.faults() if NO_SCORE in fault.message)
     first: tuple[Origin, str] | None = next(((fault.origin, fault.message) for fault in faults), None)
     if len(unreadable):

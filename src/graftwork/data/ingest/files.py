@@ -624,7 +624,7 @@ def _read_rows(stream: ByteStream, *, delimiter: str, longest: int) -> Iterator[
 
 MAGIC = b"PAR1"
 _LEAST_MEMORY = 512 << 20
-_MEMORY_A_BYTE = 64
+_MEMORY_PER_BYTE = 64
 """Decoding may take this many times the file size in addition, and at most half of the machine's memory: a
 page must be decoded whole, and writers put up to a thousand rows into one.
 """
@@ -639,7 +639,7 @@ _SAID: dict[bytes, tuple[FaultCode, str]] = {
 
 def split_parquet(path: Path, *, longest: int) -> Iterator[Entry | Flaw]:
     size = path.stat().st_size
-    memory = _LEAST_MEMORY + _MEMORY_A_BYTE * size
+    memory = _LEAST_MEMORY + _MEMORY_PER_BYTE * size
     machine = machine_memory().get("limit")
     if machine is not None:
         memory = min(memory, max(_LEAST_MEMORY, int(machine * GIB / 2)))

@@ -65,7 +65,7 @@ END = b"e"
 _ROWS_AT_ONCE = 256
 _READ_AHEAD = 1 << 20
 _LEAST_ROWS = 100_000
-_ROWS_A_BYTE = 64
+_ROWS_PER_BYTE = 64
 
 Frame = tuple[bytes, int, bytes]
 
@@ -99,7 +99,7 @@ def decode(path: Path, *, longest: int) -> Iterator[Frame]:
             path.open("rb") as handle,
             pq.ParquetFile(handle, pre_buffer=False, buffer_size=_READ_AHEAD) as file,
         ):
-            if file.metadata.num_rows > _LEAST_ROWS + _ROWS_A_BYTE * path.stat().st_size:
+            if file.metadata.num_rows > _LEAST_ROWS + _ROWS_PER_BYTE * path.stat().st_size:
                 yield TOO_MANY_ROWS, 1, str(file.metadata.num_rows).encode()
                 return
             for group in range(file.num_row_groups):

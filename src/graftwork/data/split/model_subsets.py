@@ -93,7 +93,7 @@ def summarize_subsets(subsets: list[ModelSubset], facts: KeptRows) -> list[Subse
             test=rows[TEST],
             without_stage=by_stage.pop(-1, 0),
             stages=by_stage,
-            rows_an_epoch=float(subset.weight[trained].sum()),
+            rows_per_epoch=float(subset.weight[trained].sum()),
         )
         summaries.append(summary)
     return summaries

@@ -200,7 +200,7 @@ class CannotProve(UserMistake):
     """The trained tokens of a row cannot be shown to be its reply."""
 
 
-def not_a_plain_turn() -> CannotProve:
+def tagged_turn_error() -> CannotProve:
     return CannotProve(
         "the chat template does not write this reply as prompt, reply, end of turn",
         why="trained on it, the model would learn a turn that serving never asks for",
@@ -338,7 +338,7 @@ class ChatRenderer:
                     fix="drop the row",
                 )
         elif not _is_reply(turn.body, reply, prompt="".join(turn.prompt)):
-            raise not_a_plain_turn()
+            raise tagged_turn_error()
         return turn
 
     def _answer(self, conversation: "ToolMessages") -> RenderedTurn:
@@ -347,7 +347,7 @@ class ChatRenderer:
         reply = answered.removeprefix(prompt)
         end = self.control.search(reply)
         if not answered.startswith(prompt) or end is None:
-            raise not_a_plain_turn()
+            raise tagged_turn_error()
         body = reply[: end.start()].replace(GUARD, "")
         return RenderedTurn(prompt=self._pieces(prompt), body=body, end=end.group())
 

@@ -28,7 +28,7 @@ from graftwork.model.chat.renderer import (
     RenderedTurn,
     SkeletonCache,
     does_not_survive,
-    not_a_plain_turn,
+    tagged_turn_error,
 )
 from graftwork.model.chat.tokens import EncodedTexts, TextEncoder
 from graftwork.model.shape import read_json_object
@@ -271,7 +271,7 @@ class ChatTemplate:
         )
         index = next((index for index in range(0, len(pieces), 2) if mark in pieces[index]), len(pieces))
         if pieces[index + 1 : index + 2] != [self.end_of_turn]:
-            raise not_a_plain_turn()
+            raise tagged_turn_error()
         following = pieces[index + 2 :]
         return self._join(following, self._segments.encode_for_real(following[::2]).tokens).tolist()
 
@@ -365,7 +365,7 @@ class ChatTemplate:
     def _draft_for_real(self, messages: Sequence[Message], reply: str) -> RenderedTurn:
         turn = self._turns.answer(messages, reply)
         if turn.end != self.end_of_turn:
-            raise not_a_plain_turn()
+            raise tagged_turn_error()
         return turn
 
     def _finish(self, draft: RenderedTurn, encoded: EncodedTexts) -> RenderedTokens | CannotProve:

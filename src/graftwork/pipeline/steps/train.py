@@ -268,7 +268,7 @@ def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
         if limit < tuning.peak_gib * LEAST_SHARE:
             return None
         return with_limit(job, limit), {LIMIT: limit}, f"at most {limit:.1f} GiB of the GPU"
-    again, rows = recomputes(job), rows_at_a_time(job) // 2
+    again, rows = recomputes(job), micro_batch_rows(job) // 2
     if rows:
         change = {MICRO_ROWS: rows, **({CHECKPOINTING: True} if again else {})}
         return with_micro_rows(job, rows), change, f"{rows} row(s) at a time"
@@ -289,7 +289,7 @@ def with_checkpointing(job: TrainJob) -> TrainJob:
     return job.model_copy(update={"keeping": {**job.keeping, CHECKPOINTING: "on"}})
 
 
-def rows_at_a_time(job: TrainJob) -> int:
+def micro_batch_rows(job: TrainJob) -> int:
     """Of each process: as changed before, as planned, else all that it has of a step."""
     planned = job.plan.plain.micro_rows if job.plan.plain is not None else None
     alone = job.crew.get("strategy", "single") == "single"

@@ -77,7 +77,7 @@ OFFER_COLUMNS = ColumnParsers(
         "usd_per_hour": number,
         "spot_usd_per_hour": number,
         "usd_per_month": number,
-        "hours_a_month": number,
+        "hours_per_month": number,
         "instance": text,
         "region": text,
         "vcpus": number,
@@ -91,8 +91,8 @@ PLACE_COLUMNS = ColumnParsers(
     needed={"name": text, "title": text, "kind": text, **SOURCE},
     optional={
         "session_hours": number,
-        "free_hours_a_week": number,
-        "free_hours_a_day": number,
+        "free_hours_per_week": number,
+        "free_hours_per_day": number,
         "spot": yes,
         "preemptions_per_hour": number,
         "storage_usd_gib_month": number,
@@ -125,7 +125,7 @@ def as_commitment(offer: Offer) -> Offer | None:
             "usd_per_hour": None,
             "spot_usd_per_hour": None,
             "usd_per_month": offer.reserved_usd_per_hour * HOURS_PER_MONTH,
-            "hours_a_month": HOURS_PER_MONTH,
+            "hours_per_month": HOURS_PER_MONTH,
             "instance": f"{offer.instance} {term}".strip(),
         }
     )

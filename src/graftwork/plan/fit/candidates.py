@@ -606,7 +606,7 @@ def leanest_tuning(question: FitQuestion) -> Tuning:
             recorded=True,
             limit_gib=limit,
             peak_gib=0.0,
-            seconds_a_token=0.0,
+            seconds_per_token=0.0,
         )
         tunings.append(lean.model_copy(update={"peak_gib": _floor(question, lean) / GIB}))
     loadable = [tuning for tuning in tunings if load_peak(question.shape, tuning) <= limit * GIB]

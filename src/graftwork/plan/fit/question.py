@@ -170,7 +170,7 @@ def gpu_room(question: FitQuestion, *, gpus: int) -> Figure:
     reserves = [CONTEXT_GIB]
     if gpus > 1:
         reserves.append(NCCL_GIB)
-    if shows_a_desktop(gpu):
+    if drives_display(gpu):
         reserves.append(DESKTOP_GIB)
     least, usual, most = (sum(figures[case] for figures in reserves) for case in range(3))
     total = gpu.memory_gib
@@ -184,7 +184,7 @@ def host_room(question: FitQuestion) -> float:
     return max(question.machine.ram_gib - SYSTEM_GIB, 0.0)
 
 
-def shows_a_desktop(gpu: Gpu) -> bool:
+def drives_display(gpu: Gpu) -> bool:
     """GeForce GPUs, by the number in their name."""
     return _PLAYED_ON.search(gpu.name) is not None
 

@@ -261,13 +261,13 @@ def rule(id_: str, severity: Severity, source: str = "") -> Callable[[Check], Li
     return lambda check: LintRule(id_, severity, check, source)
 
 
-SPOKEN_WITH_A_VOWEL = "AEFHILMNORSX"
+VOWEL_SOUNDS = "AEFHILMNORSX"
 """Letters whose name begins with a vowel: an RTX, an A100, a T4."""
 
 
 def a(name: str) -> str:
     """The name with its article."""
-    return f"{'an' if name[:1].upper() in SPOKEN_WITH_A_VOWEL else 'a'} {name}"
+    return f"{'an' if name[:1].upper() in VOWEL_SOUNDS else 'a'} {name}"
 
 
 class Steps(NamedTuple):

@@ -487,8 +487,8 @@ def four_bits_multiply_in_float32(config: Configuration, _context: LintContext) 
         )
 
 
-@rule("card-left-behind", "warning", WHEELS)
-def gpu_is_left_behind(_said: Configuration, context: LintContext) -> Iterator[RuleHit]:
+@rule("gpu-unsupported", "warning", WHEELS)
+def gpu_is_unsupported(_said: Configuration, context: LintContext) -> Iterator[RuleHit]:
     """A GPU that today's torch has no kernels for."""
     gpu = context.gpu
     if gpu is None or gpu.capability >= TURING:
@@ -515,7 +515,7 @@ def gpu_has_no_tensor_cores(config: Configuration, context: LintContext) -> Iter
         )
 
 
-@rule("8bit-optimizer-on-processor", "error")
+@rule("8bit-optimizer-on-cpu", "error")
 def eight_bit_optimizer_on_cpu(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     """An optimizer that needs a GPU."""
     if context.on_cpu and config.optimizer and ("8bit" in config.optimizer or "paged" in config.optimizer):
@@ -527,7 +527,7 @@ def eight_bit_optimizer_on_cpu(config: Configuration, context: LintContext) -> I
         )
 
 
-@rule("fp16-on-processor", "warning")
+@rule("fp16-on-cpu", "warning")
 def fp16_on_cpu(config: Configuration, context: LintContext) -> Iterator[RuleHit]:
     """Fp16 where it is slowest."""
     if context.on_cpu and config.precision == "float16":

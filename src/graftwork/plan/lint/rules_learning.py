@@ -308,8 +308,8 @@ def template_was_not_filled_in(config: Configuration, _context: LintContext) -> 
         )
 
 
-@rule("number-is-a-text", "warning")
-def number_is_a_text(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
+@rule("number-as-text", "warning")
+def number_is_text(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
     """2e-4, which YAML 1.1 reads as a text."""
     for key, value in config.texts_for_numbers.items():
         mantissa, exponent = value.lower().split("e")

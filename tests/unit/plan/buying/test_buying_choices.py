@@ -21,7 +21,7 @@ from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
 
 USE = Use(
-    runs_a_week=7.0,
+    runs_per_week=7.0,
     years=2.0,
     electricity_usd_kwh=0.30,
     residual_share=0.5,
@@ -74,8 +74,8 @@ def bought(usd=1000.0, *, use=USE, have=None, **facts):
 
 def test_a_purchase_bears_what_is_not_got_back_and_its_power():
     choice = bought()
-    assert choice.power_usd_a_run.value == pytest.approx(4.0 * 0.5 * 0.30)
-    assert choice.cost_usd_a_run.value == pytest.approx(500.0 / USE.runs + 0.60)
+    assert choice.power_usd_per_run.value == pytest.approx(4.0 * 0.5 * 0.30)
+    assert choice.cost_usd_per_run.value == pytest.approx(500.0 / USE.runs + 0.60)
     assert USE.runs == pytest.approx(730.5)
     assert choice.speed_up.value == pytest.approx(2.0)
 
@@ -99,8 +99,8 @@ def test_a_rent_below_the_power_never_pays_a_card_back():
 
 @given(runs=st.floats(0.5, 20.0), more=st.floats(1.1, 3.0), usd=st.floats(100.0, 5000.0))
 def test_more_runs_make_a_run_cheaper_and_pay_back_sooner(runs, more, usd):
-    few, many = (bought(usd, use=USE._replace(runs_a_week=number)) for number in (runs, runs * more))
-    assert many.cost_usd_a_run.value < few.cost_usd_a_run.value
+    few, many = (bought(usd, use=USE._replace(runs_per_week=number)) for number in (runs, runs * more))
+    assert many.cost_usd_per_run.value < few.cost_usd_per_run.value
     assert many.paybacks[0].months.value < few.paybacks[0].months.value
 
 
@@ -158,7 +158,7 @@ def test_two_cards_do_two_runs_at_once():
     choice = bought(hours=7.0, gpus=2, alone=8.0)
     assert choice.runs_at_once == 2
     assert choice.throughput.value == pytest.approx(2.0)
-    assert choice.hours_a_week.value == pytest.approx(28.0)
+    assert choice.hours_per_week.value == pytest.approx(28.0)
 
 
 def test_news_are_what_only_the_other_machine_can():

@@ -135,5 +135,5 @@ def test_a_reserved_price_is_compared_as_a_month_that_is_paid_whether_used_or_no
     )
     rows = {row.billing: row for row in found.rows if row.price_source == "our offer"}
     assert set(rows) == {"on-demand", "subscription"}
-    assert rows["subscription"].cost_usd.value == pytest.approx(1.2 * 730 / TERMS.runs_a_month, rel=0.05)
+    assert rows["subscription"].cost_usd.value == pytest.approx(1.2 * 730 / TERMS.runs_per_month, rel=0.05)
     assert rows["on-demand"].cost_usd.value < rows["subscription"].cost_usd.value

@@ -68,9 +68,9 @@ def test_a_subscription_is_shared_and_its_first_bill_is_whole():
     found = bill(
         make_candidate(
             billing="subscription",
-            offer={"usd_per_hour": None, "usd_per_month": 50.0, "hours_a_month": 40.0},
+            offer={"usd_per_hour": None, "usd_per_month": 50.0, "hours_per_month": 40.0},
         ),
-        runs_a_month=10.0,
+        runs_per_month=10.0,
     )
     assert found.paid_first == pytest.approx(50.0)
     assert found.cost == pytest.approx(5.0)
@@ -90,7 +90,7 @@ def test_storage_and_transfer_are_charged_where_the_place_charges_them():
 
 def test_nine_hour_sessions_and_thirty_hours_a_week():
     """40 hours of work: 8.8 useful hours a session, the fifth runs in the second week."""
-    place = make_candidate(place={"session_hours": 9.0, "free_hours_a_week": 30.0}).place
+    place = make_candidate(place={"session_hours": 9.0, "free_hours_per_week": 30.0}).place
     stay = cut(place, work=40.0, setup=0.15, save=0.05)
     assert stay.sessions == 5
     assert stay.machine == pytest.approx(40.0 + 5 * 0.15 + 4 * 0.05)
@@ -98,7 +98,7 @@ def test_nine_hour_sessions_and_thirty_hours_a_week():
 
 
 def test_four_hours_a_day_take_as_many_days_as_sessions():
-    place = make_candidate(place={"session_hours": 4.0, "free_hours_a_day": 4.0}).place
+    place = make_candidate(place={"session_hours": 4.0, "free_hours_per_day": 4.0}).place
     stay = cut(place, work=10.0, setup=0.25)
     assert stay.sessions == 3
     assert stay.clock == pytest.approx(48 + 10.75 - 8)
@@ -111,7 +111,7 @@ def test_a_session_that_ends_before_the_first_step_is_no_place():
 
 @given(work=st.floats(0.1, 500.0), more=st.floats(0.0, 50.0), quota=st.floats(2.0, 60.0))
 def test_more_work_is_never_done_sooner(work, more, quota):
-    place = make_candidate(place={"session_hours": 9.0, "free_hours_a_week": quota}).place
+    place = make_candidate(place={"session_hours": 9.0, "free_hours_per_week": quota}).place
     assert cut(place, work=work + more, setup=0.1).clock >= cut(place, work=work, setup=0.1).clock - 1e-9
     assert cut(place, work=work, setup=0.1).clock >= work
 

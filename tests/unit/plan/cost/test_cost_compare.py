@@ -23,7 +23,7 @@ def table_of(*candidates, **terms):
 
 SLOW_FREE = {
     "billing": "free", "usd": 0.0, "run": make_run(30.0, gpu="T4"),
-    "place": {"kind": "notebook", "session_hours": 9.0, "free_hours_a_week": 30.0, "driven_by": "by hand"},
+    "place": {"kind": "notebook", "session_hours": 9.0, "free_hours_per_week": 30.0, "driven_by": "by hand"},
 }  # fmt: skip
 
 
