@@ -36,7 +36,7 @@ from graftwork.records.base import GIB
 
 STEP_OF_LENGTHS = 64
 LONGEST = 65536
-CARD_GIB = 128.0
+GPU_GIB = 128.0
 """Of an H200, for all processes together."""
 CHILD = Path(__file__).with_name("plan_memory_run.py")
 
@@ -132,12 +132,12 @@ def run_all(asked: argparse.Namespace) -> None:
     predicted = predict_all(asked)
     if asked.predict:
         return
-    device = card_name()
-    room, begun = Room(CARD_GIB), time.perf_counter()
+    device = gpu_name()
+    room, begun = Room(GPU_GIB), time.perf_counter()
 
     def one(configuration: dict[str, Any], said: dict[str, Any]) -> None:
         # What is said may be wrong, and loading takes more than a step: some room beside it.
-        need = min(said["reserved_gib"] * 1.1 + 3, CARD_GIB)
+        need = min(said["reserved_gib"] * 1.1 + 3, GPU_GIB)
         with room.taken(need):
             measured = run_child(configuration)
         plain = {key: value for key, value in configuration.items() if key != "timed"}
@@ -230,7 +230,7 @@ def append(path: Path, line: dict[str, Any]) -> None:
         handle.write(json.dumps(line) + "\n")
 
 
-def card_name() -> str:
+def gpu_name() -> str:
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()

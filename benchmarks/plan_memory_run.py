@@ -24,8 +24,8 @@ def measure(configuration: dict[str, Any], *, device: str = "cuda") -> dict[str,
     """Build the engine, take steps, read the allocator. Running out is an answer, not an error."""
     import torch
 
-    on_card = device.startswith("cuda")
-    if on_card and configuration["cap_gib"]:
+    on_gpu = device.startswith("cuda")
+    if on_gpu and configuration["cap_gib"]:
         total = torch.cuda.get_device_properties(0).total_memory / GIB
         torch.cuda.set_per_process_memory_fraction(configuration["cap_gib"] / total)
     peaks: dict[str, float] = {}
@@ -44,11 +44,11 @@ def measure(configuration: dict[str, Any], *, device: str = "cuda") -> dict[str,
 def _run(configuration: dict[str, Any], found: dict[str, Any], *, device: str) -> None:
     import torch
 
-    on_card = device.startswith("cuda")
-    meter = Meter(on_card, found["phases"])
+    on_gpu = device.startswith("cuda")
+    meter = Meter(on_gpu, found["phases"])
     engine = make_engine(configuration, meter, device=device)
     gc.collect()
-    if on_card:
+    if on_gpu:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         found["before_gib"] = [torch.cuda.memory_allocated() / GIB, torch.cuda.memory_reserved() / GIB]
@@ -63,14 +63,14 @@ def _run(configuration: dict[str, Any], found: dict[str, Any], *, device: str) -
         loss = engine.backward(rows).loss
         meter.note("backward")
         engine.apply(1e-4)
-        if on_card:
+        if on_gpu:
             torch.cuda.synchronize()
         if number >= WARM_UP:
             seconds.append(time.perf_counter() - begun)
         meter.note("optimizer")
     found["loss"] = loss
     found["allocated_gib"], found["reserved_gib"] = meter.allocated / GIB, meter.reserved / GIB
-    if on_card:
+    if on_gpu:
         found["retries"] = torch.cuda.memory_stats()["num_alloc_retries"]
         found["after_gib"] = [torch.cuda.memory_allocated() / GIB, torch.cuda.memory_reserved() / GIB]
     if configuration.get("timed"):
@@ -81,8 +81,8 @@ def _run(configuration: dict[str, Any], found: dict[str, Any], *, device: str) -
 class Meter:
     """The allocator's peaks, by phase and in all."""
 
-    def __init__(self, on_card: bool, phases: dict[str, float]) -> None:
-        self._on_card, self._phases = on_card, phases
+    def __init__(self, on_gpu: bool, phases: dict[str, float]) -> None:
+        self._on_card, self._phases = on_gpu, phases
         self.allocated = self.reserved = 0
         self._forward = False
 

@@ -49,7 +49,7 @@ def describe_machine(device: str | None = None) -> dict[str, Any]:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     found: dict[str, Any] = {
-        "processor": names[0] if names else platform.processor(),
+        "cpu": names[0] if names else platform.processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "load_average": round(os.getloadavg()[0], 1),

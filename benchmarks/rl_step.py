@@ -115,7 +115,7 @@ def main() -> None:
     )
     figures = measure(work, only=asked.only, rounds=asked.rounds)
     if asked.save:
-        save_results(name_results(work), figures, device=card_name(work))
+        save_results(name_results(work), figures, device=gpu_name(work))
     if asked.json:
         print(json.dumps(figures))
         return
@@ -138,7 +138,7 @@ def name_results(work: Work) -> str:
     return f"rl_step_{work.shape}_{work.device}{capped}{mixed}".replace(".", "_")
 
 
-def card_name(work: Work) -> str | None:
+def gpu_name(work: Work) -> str | None:
     if work.device == "cpu":
         return None
     import torch

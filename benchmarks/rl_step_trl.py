@@ -74,7 +74,7 @@ def run_trl(work: dict[str, Any], folder: Path) -> None:
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-            memory = card_memory(torch) if card else {}
+            memory = gpu_memory(torch) if card else {}
             line = {"at": time.time(), "tokens": lengths[-1], **memory}
             with (folder / STEPS).open("a") as file:
                 file.write(json.dumps(line) + "\n")
@@ -112,7 +112,7 @@ def run_trl(work: dict[str, Any], folder: Path) -> None:
     trainer.train()
 
 
-def card_memory(torch: Any) -> dict[str, float]:
+def gpu_memory(torch: Any) -> dict[str, float]:
     """What torch took from the card at most, and how much of it tensors used."""
     return {
         "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,

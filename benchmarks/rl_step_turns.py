@@ -51,7 +51,7 @@ class TreeMonitor:
         while not self._ended.is_set():
             tree = find_tree(self._pid)
             lines = len(find_lines(self._steps))
-            self.cpu_seconds = max(self.cpu_seconds, sum(map(processor_seconds, tree)))
+            self.cpu_seconds = max(self.cpu_seconds, sum(map(cpu_seconds_of, tree)))
             self.cpu_at_step += [self.cpu_seconds] * (lines - len(self.cpu_at_step))
             # Shared pages count once (proportional set size).
             sizes = [read_kib(pid, "smaps_rollup", "Pss:") for pid in tree]
@@ -93,7 +93,7 @@ def stat_fields(pid: int) -> list[str]:
         return []
 
 
-def processor_seconds(pid: int) -> float:
+def cpu_seconds_of(pid: int) -> float:
     """Of the process and of its descendants that have ended."""
     fields = stat_fields(pid)
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
@@ -231,8 +231,8 @@ def summarize(turns: list[Turn]) -> dict[str, Any]:
 def compare_sides(figures: Mapping[str, Any]) -> dict[str, float]:
     ours, theirs = figures.get("graftwork", {}), figures.get("trl", {})
     found = {}
-    for by in ("second", "processor_second"):
-        rate = f"tokens_a_{by}"
+    for by in ("second", "cpu_second"):
+        rate = f"tokens_per_{by}"
         if ours.get(rate) and theirs.get(rate):
             found[f"times_as_many_{rate}"] = round(ours[rate] / theirs[rate], 2)
     if ours.get("peak_gib") and theirs.get("peak_gib"):

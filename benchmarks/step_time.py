@@ -430,7 +430,7 @@ def measure_host(device: str) -> dict[str, Any]:
         found["transfers"] = probe.measure_transfers()._asdict()
         found["products"] = measure_products()
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    found["processor"] = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
+    found["cpu"] = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
     return found
 
 

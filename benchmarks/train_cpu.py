@@ -172,7 +172,7 @@ def _figures(
         pairs = zip(times.wall[name], times.wall["graftwork"], strict=True)
         other["times_faster"] = mine["reply_tokens_per_second"] / other["reply_tokens_per_second"]
         other["times_faster_median_step"] = statistics.median(theirs / ours for theirs, ours in pairs)
-        other["times_faster_by_processor_time"] = (
+        other["times_faster_by_cpu_time"] = (
             mine["reply_tokens_per_cpu_second"] / other["reply_tokens_per_cpu_second"]
         )
         other["loss_off"] = mine["validation_loss_after"] / other["validation_loss_after"] - 1

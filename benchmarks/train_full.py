@@ -50,7 +50,7 @@ CASES = (
 )
 EXTRA = (
     Case("streamed-6.7b-host", "streamed", "6.7b", 16, 150, {"update": "host"}),
-    Case("streamed-6.7b-card", "streamed", "6.7b", 16, 150, {"update": "card"}),
+    Case("streamed-6.7b-gpu", "streamed", "6.7b", 16, 150, {"update": "gpu"}),
 )
 """Only by name."""
 SMALL = (
@@ -124,7 +124,7 @@ def host_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def card_gib() -> dict[str, float]:
+def gpu_gib() -> dict[str, float]:
     import torch
 
     if not torch.cuda.is_available():
@@ -212,7 +212,7 @@ def run_streamed(case: Case) -> dict[str, Any]:
         "tokens_per_second": round(rows * length / middle, 1),
         "step_seconds": round(middle, 3),
         **planned_figures(case, planned),
-        **card_gib(),
+        **gpu_gib(),
         "counted_gib": round(engine.device_memory.peak / 2**30, 3),
         "host_gib": round(host_gib(), 1),
     }
@@ -297,7 +297,7 @@ def run_attempt(case: Case) -> dict[str, Any]:
         "state": state_digest(engine),
         "losses": losses,
         "step_seconds": round(min(seconds), 3),
-        **card_gib(),
+        **gpu_gib(),
         "host_gib": round(host_gib(), 1),
     }
 

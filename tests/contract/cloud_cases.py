@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
-from fleet_simulator import CARD, OTHER_CARD, USD_PER_HOUR, SimulatedProvider
+from fleet_simulator import CARD, OTHER_GPU, USD_PER_HOUR, SimulatedProvider
 
 from graftwork.records.fleet import PlacedJob
 from graftwork.records.hardware import Offer
@@ -232,7 +232,7 @@ class SkyPilotCase(CloudCase):
     def place(self):
         from graftwork.fleet.places.skypilot import SkyPilotPlace, SkyPilotSettings
 
-        cards = {CARD: USD_PER_HOUR, OTHER_CARD: 0.2}
+        cards = {CARD: USD_PER_HOUR, OTHER_GPU: 0.2}
         settings = SkyPilotSettings(
             bucket="s3://bucket", local_storage=str(self.api.storage), accelerators=cards
         )

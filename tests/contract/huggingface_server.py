@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from urllib.parse import unquote
 
 from cloud_server import PYTHON, SOURCES, Answer, CloudStandIn, Denied, python_path
-from fleet_simulator import CARD, OTHER_CARD
+from fleet_simulator import CARD, OTHER_GPU
 from hub_server import git_hash
 
 TOKEN, NAMESPACE, REPOSITORY = "hf_token0fthestandin", "me", "me/jobs"
@@ -164,7 +164,7 @@ class HuggingFaceStandIn(CloudStandIn):
                 "unitLabel": "minute",
             }
 
-        cards = [row(FLAVOR, CARD, minute), row(OTHER_FLAVOR, OTHER_CARD, minute / 2)]
+        cards = [row(FLAVOR, CARD, minute), row(OTHER_FLAVOR, OTHER_GPU, minute / 2)]
         return Answer(200, [row("cpu-basic", "", 0.0002), *cards])
 
     def create_job(self, request):
@@ -175,7 +175,7 @@ class HuggingFaceStandIn(CloudStandIn):
         label = body["labels"]["name"]
         self.creations += 1
         self.jobs[label] = body
-        gpu = CARD if body["flavor"] == FLAVOR else OTHER_CARD
+        gpu = CARD if body["flavor"] == FLAVOR else OTHER_GPU
         machine = self.provider.create(label, gpu=gpu, seconds=body["timeoutSeconds"] - 900)
         return Answer(200, self.job(machine))
 

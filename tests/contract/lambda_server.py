@@ -8,7 +8,7 @@ import json
 import re
 
 from cloud_server import Answer, CloudStandIn
-from fleet_simulator import CARD, OTHER_CARD
+from fleet_simulator import CARD, OTHER_GPU
 
 from graftwork.fleet.place import Refused
 
@@ -103,7 +103,7 @@ class LambdaStandIn(CloudStandIn):
             code = "instance-operations/launch/insufficient-capacity"
             return self.error(400, "Not enough capacity to fulfill launch request.", code)
         self.creations += 1
-        gpu = CARD if body["instance_type_name"] == TYPE else OTHER_CARD
+        gpu = CARD if body["instance_type_name"] == TYPE else OTHER_GPU
         try:
             machine = self.provider.create(body["name"], gpu=gpu, seconds=3600)
         except Refused:
@@ -144,7 +144,7 @@ class LambdaStandIn(CloudStandIn):
 
 
 def kind_of(name, usd):
-    card = {TYPE: CARD, EIGHT: CARD, OTHER_TYPE: OTHER_CARD}.get(name, "Sold out")
+    card = {TYPE: CARD, EIGHT: CARD, OTHER_TYPE: OTHER_GPU}.get(name, "Sold out")
     gpus = 8 if name == EIGHT else 1
     return {
         "name": name,

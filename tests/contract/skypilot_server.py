@@ -11,7 +11,7 @@ from pathlib import Path
 import jsonschema_rs
 import yaml
 from cloud_server import PYTHON, CloudStandIn
-from fleet_simulator import CARD, OTHER_CARD
+from fleet_simulator import CARD, OTHER_GPU
 
 from graftwork.fleet.place import PlaceUnreachable, Refused
 
@@ -109,7 +109,7 @@ class SkyPilotStandIn(CloudStandIn):
             out = self.storage / "jobs" / machine.label / "out"
             out.mkdir(parents=True, exist_ok=True)
             (out / "exit.json").write_text(json.dumps(self.simulated_exit(machine)))
-        assert machine.gpu in (CARD, OTHER_CARD)
+        assert machine.gpu in (CARD, OTHER_GPU)
         return {
             "job_id": self.provider.machines.index(machine),
             "job_name": machine.label,

@@ -37,7 +37,7 @@ def name_places(project: Project) -> tuple[str, ...]:
 
 
 def ask_places(project: Project) -> FleetPlaces:
-    """Ask every place whether it answers, for its cards and its prices."""
+    """Ask every place whether it answers, for its GPUs and its prices."""
     with project.open() as work:
         return list_places(work)
 

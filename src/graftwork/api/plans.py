@@ -87,7 +87,7 @@ class ComparedPlaces(Record):
     """What `graft plan compare` is asked, besides the run itself."""
 
     gpu: str | None = None
-    cards: int | None = None
+    max_gpus: int | None = None
     place: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
     budget: float | None = None
@@ -105,7 +105,7 @@ def plan_compare(model: str | None = None, **options: Any) -> "PlaceComparison":
     own = [read_purchase_option(text, option="--own") for text in asked.own]
     return compare_places(
         _run_question(model, run),
-        OfferFilter(asked.place, asked.gpu, asked.cards, [(cards.name, cards.gpus) for cards in own]),
+        OfferFilter(asked.place, asked.gpu, asked.max_gpus, [(option.name, option.gpus) for option in own]),
         terms=Terms(
             today=date.today(),
             goal=asked.goal,

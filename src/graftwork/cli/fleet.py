@@ -37,7 +37,7 @@ MaxUsd = Annotated[
 Deadline = Annotated[
     str | None, typer.Option("--deadline", help="Stop with a checkpoint after this long: 90m, 12h.")
 ]
-Card = Annotated[str, typer.Option("--gpu", help="The card to order, as `graft fleet offers` names it.")]
+GpuOption = Annotated[str, typer.Option("--gpu", help="The GPU to order, as `graft fleet offers` names it.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before money is spent.")]
 JobId = Annotated[str, typer.Argument(help="A job id from `graft fleet list`, or its first characters.")]
 
@@ -46,7 +46,7 @@ app = typer.Typer(no_args_is_help=True, help="Run training at other places, with
 
 @app.command("places")
 def places(project: Folder = None, json: Json = False) -> None:
-    """List the configured places: whether they answer, their cards and prices, open jobs.
+    """List the configured places: whether they answer, their GPUs and prices, open jobs.
 
     Example:  graft fleet places
     """
@@ -93,7 +93,7 @@ def run(
     place: PlaceName,
     max_usd: MaxUsd = None,
     deadline: Deadline = None,
-    gpu: Card = "",
+    gpu: GpuOption = "",
     base: Annotated[str, typer.Option("--base", help="Folder of the base model at the place.")] = "",
     dataset: Annotated[
         str, typer.Option("--dataset", help="Folder of the dataset at the place, if it may not travel.")
@@ -163,7 +163,7 @@ def confirm_quote(quote: "RunQuote", *, yes: bool) -> bool:
     if not quote.largest_usd:
         return True
     stderr.print(
-        f"{quote.place}, {quote.gpu or 'no card'}: ${quote.usd_per_hour:.3f} an hour "
+        f"{quote.place}, {quote.gpu or 'no GPU'}: ${quote.usd_per_hour:.3f} an hour "
         f"({quote.price_source}, {quote.price_dated}); planned ${quote.planned_usd:.2f}, "
         f"at most ${quote.largest_usd:.2f} for {quote.seconds / 3600:.1f} h and the reserve",
         highlight=False,

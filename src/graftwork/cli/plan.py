@@ -276,7 +276,7 @@ def serve(
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
-ANY_CARD = "H100 SXM"
+DEFAULT_GPU = "H100 SXM"
 
 Engine = Annotated[
     Literal["graft", "hf"],
@@ -310,10 +310,10 @@ def compare(
         Literal["cost", "time"], typer.Option("--goal", help="Sort by cost or by time.")
     ] = "cost",
     gpu: Annotated[str | None, typer.Option("--gpu", help="Only offers with this GPU.")] = None,
-    cards: Annotated[
+    max_gpus: Annotated[
         int | None,
         typer.Option(
-            "--cards", help="Maximum GPUs per machine. Default: the smallest that fits, 8 for full.", min=1
+            "--max-gpus", help="Maximum GPUs per machine. Default: the smallest that fits, 8 for full.", min=1
         ),
     ] = None,
     place: Places = None,
@@ -363,7 +363,7 @@ def compare(
     )  # fmt: skip
     found = compare_places(
         question,
-        OfferFilter(tuple(place or ()), gpu, cards, [cards_of(text, "--own") for text in own or ()]),
+        OfferFilter(tuple(place or ()), gpu, max_gpus, [parse_gpus(text, "--own") for text in own or ()]),
         terms=Terms(
             today=today.date() if today else date.today(),
             goal=goal,
@@ -395,11 +395,11 @@ def run_asked(
     from graftwork.plan.fit.project import FitRequest, question_of
 
     return question_of(
-        FitRequest(model=model, catalog=catalog, project=project, gpu=ANY_CARD, gpus=1, **stated)
+        FitRequest(model=model, catalog=catalog, project=project, gpu=DEFAULT_GPU, gpus=1, **stated)
     )
 
 
-def cards_of(text: str, option: str) -> tuple[str, int]:
+def parse_gpus(text: str, option: str) -> tuple[str, int]:
     from graftwork.plan.purchase import read_purchase_option
 
     purchase = read_purchase_option(text, option=option)
@@ -418,7 +418,7 @@ def _measured(hours: float | None, on: str | None) -> "MeasuredRun | None":
             fix='give both, such as --hours 2 --on "A100 40GB"',
             where="--hours",
         )
-    name, count = cards_of(on, "--on")
+    name, count = parse_gpus(on, "--on")
     return MeasuredRun(gpu=name, gpus=count, hours=hours)
 
 

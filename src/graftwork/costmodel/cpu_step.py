@@ -114,7 +114,7 @@ def training_memory(
     replies = max(work.most_replies, mean_replies)
     step_bytes = _step_bytes(shape, work, longest, replies=replies, width=width, checkpointed=checkpointed)
     return {
-        "runtime": (RUNTIME_GIB if work.processor is None else CPU_RUNTIME_GIB) * GIB,
+        "runtime": (RUNTIME_GIB if work.cpu_step is None else CPU_RUNTIME_GIB) * GIB,
         "weights": float(weight_bytes(shape, work, parameters=parameters, width=width)),
         # The CPU's own copies of frozen weights.
         "packed": float(step_bytes.get("packed", 0)),
@@ -138,7 +138,7 @@ def _step_bytes(
     checkpointed: bool,
 ) -> dict[str, float]:
     """What depends on which step is taken."""
-    cpu_step = work.processor
+    cpu_step = work.cpu_step
     if cpu_step is None:
         padded = (max(longest) - work.shared_tokens) * len(longest) + work.shared_tokens
         saved = padded * work.adapted_layers * layer_bytes(shape, work, width=width)
@@ -236,7 +236,7 @@ def training_flops(shape: ModelShape, work: Workload) -> float:
 
 def flops_by_part(shape: ModelShape, work: Workload) -> dict[str, float]:
     """Operations of the whole run: products with weights, attention, the head."""
-    return _plain_flops(shape, work) if work.processor is None else _own_flops(shape, work, work.processor)
+    return _plain_flops(shape, work) if work.cpu_step is None else _own_flops(shape, work, work.cpu_step)
 
 
 def _plain_flops(shape: ModelShape, work: Workload) -> dict[str, float]:
@@ -272,7 +272,7 @@ def _own_flops(shape: ModelShape, work: Workload, cpu_step: CpuStepPlan) -> dict
 
 def validation_share(shape: ModelShape, work: Workload) -> float:
     """Of a trained token's time, what reading one without learning takes: all blocks, once, forward."""
-    if work.processor is None:
+    if work.cpu_step is None:
         return 0.5
     replies = work.trained_tokens / sum(work.lengths)
     read = shape.layers * (2.0 * active_layer_parameters(shape) + _scores(shape, work))
@@ -283,7 +283,7 @@ def validation_share(shape: ModelShape, work: Workload) -> float:
 def lost_states_share(shape: ModelShape, work: Workload) -> float:
     """Of the time of all steps, what computing the frozen blocks' output of all rows again takes: a process
     that is started again has to, where it was kept in memory."""
-    cpu_step = work.processor
+    cpu_step = work.cpu_step
     if cpu_step is None or not cpu_step.restarted or cpu_step.kept == "nowhere":
         return 0.0
     frozen = shape.layers - work.adapted_layers
@@ -309,8 +309,8 @@ def seconds_per_token(
 ) -> dict[str, float]:
     """Seconds of a trained token on a CPU with this matrix rate, by what they are spent on."""
     flops = flops_by_part(shape, work)
-    if work.processor is not None:
-        flops["passes"] = _pass_flops(shape, work, work.processor)
+    if work.cpu_step is not None:
+        flops["passes"] = _pass_flops(shape, work, work.cpu_step)
     rate = gflops * 1e9 * reached_share(work, cores) * sum(work.lengths) * work.epochs
     return {name: operations / rate for name, operations in flops.items()}
 
@@ -318,7 +318,7 @@ def seconds_per_token(
 def reached_share(work: Workload, cores: float) -> float:
     """Of the measured matrix rate, what a step reaches. `cores` are those that it gets: where others take one
     of two, hardly any thread waits for another one."""
-    if work.processor is None:
+    if work.cpu_step is None:
         return EFFICIENCY / (1 + SERIAL_SHARE * max(cores - MEASURED_CORES, 0))
     shared = min(max(cores - 1, 0.0), 1.0)
     reached = OWN_EFFICIENCY + shared * (OWN_SHARED_EFFICIENCY - OWN_EFFICIENCY)

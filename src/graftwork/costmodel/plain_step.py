@@ -458,7 +458,7 @@ def plain_step_parts(
     update = sum(once.values()) / (shared.gpus if shared.sharding not in ("none", "ddp") else 1)
     parts = {name: seconds * passes for name, seconds in a_pass.items()}
     link_share = sent / (sent + moved.a_pass * passes) if sent else 0.0
-    parts["link between cards"] = waiting * link_share
+    parts["link between GPUs"] = waiting * link_share
     parts["host transfers"] = waiting * (1 - link_share) + moved.a_step
     parts["optimizer"] = moved.adam if shared.offload != "none" else update
     return {name: seconds for name, seconds in parts.items() if seconds}

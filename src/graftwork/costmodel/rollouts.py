@@ -357,7 +357,7 @@ def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: f
     load = work.rollouts
     if load is None:
         return {}
-    cpu_step = work.processor
+    cpu_step = work.cpu_step
     # The answers of a step as rows of their expected length.
     answers = work.model_copy(
         update={
@@ -366,7 +366,7 @@ def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: f
             "shared_tokens": round(load.prompt_tokens),
             "batch_size": load.answers,
             "epochs": 1,
-            "processor": None if cpu_step is None else cpu_step.model_copy(update={"kept": "nowhere"}),
+            "cpu_step": None if cpu_step is None else cpu_step.model_copy(update={"kept": "nowhere"}),
         }
     )
     tokens = sum(answers.lengths)

@@ -193,7 +193,7 @@ class _Replay:
         self._keep(SLOTS * block, "gradients", SLOTS)
         for number in range(STEPS):
             self._take_step(tensors)
-            if number == 0 and self._step.update == "card":
+            if number == 0 and self._step.update == "gpu":
                 self._keep(UPDATE_SLICES, "optimizer", UPDATE_BUFFERS)
         return stream.finish()
 
@@ -439,13 +439,13 @@ def _head_tokens(shape: ModelShape, *, predicted: float) -> int | None:
     return None if predicted <= most else most
 
 
-def _faster_update(run: PlainRun, work: StreamedWork, dtype: str) -> Literal["host", "card"]:
+def _faster_update(run: PlainRun, work: StreamedWork, dtype: str) -> Literal["host", "gpu"]:
     """Where Adam ends sooner. The GPU's copies wait for those of the weights."""
     if run.machine.gpu is None:
         return "host"
     moved = _moved_bytes(run, dtype)
     on_gpu = (run.trainable * (STATE_BYTES + ELEMENT_BYTES[dtype]) + moved) / _host_rate(run)
-    return "card" if on_gpu < adam_seconds(run.machine, run.trainable) else "host"
+    return "gpu" if on_gpu < adam_seconds(run.machine, run.trainable) else "host"
 
 
 STREAMED_FACTOR = 1.22

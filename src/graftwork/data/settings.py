@@ -356,7 +356,7 @@ class DataSettings(Record):
         None, description="The system prompt of every row that has none under `system_prompts`."
     )
     system_prompts: dict[str, str] = Field({}, description="A system prompt for each role of agent.")
-    logged_system_prompt: Literal["replace", "keep_behind", "drop"] = Field(
+    logged_system_prompt: Literal["replace", "keep_after", "drop"] = Field(
         "replace",
         description="What happens to the logged system prompt: if another is given, that replaces it or goes "
         "before it; `drop` leaves it out in any case, so that it is trained away. Tool definitions stay.",

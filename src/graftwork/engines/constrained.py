@@ -34,7 +34,7 @@ _KEPT_CHARACTERS = 256 * 1024
 _LONGEST_REASON = 200
 _PROBE = "graft_probe"
 _CALL = re.compile(
-    r'(?P<before>.*?)\{\s*"name":\s*"' + _PROBE + r'",\s*"(?P<key>\w+)":\s*\{\s*\}\s*\}(?P<behind>.*)',
+    r'(?P<before>.*?)\{\s*"name":\s*"' + _PROBE + r'",\s*"(?P<key>\w+)":\s*\{\s*\}\s*\}(?P<after>.*)',
     re.DOTALL,
 )
 
@@ -48,7 +48,7 @@ class CallForm(NamedTuple):
 
     before: str
     key: str
-    behind: str
+    after: str
 
 
 class GrammarCompiler:
@@ -188,7 +188,7 @@ def choose_functions(tools: Sequence[dict[str, Any]], choice: str) -> list[dict[
 def find_call_form(template: "ChatTemplate") -> CallForm | None:
     body = template.write_call(_PROBE, {})
     match = None if body is None else _CALL.fullmatch(body)
-    return None if match is None else CallForm(match["before"], match["key"], match["behind"])
+    return None if match is None else CallForm(match["before"], match["key"], match["after"])
 
 
 def require_call_form(template: "ChatTemplate") -> CallForm:
@@ -208,7 +208,7 @@ def _require_library(param: str) -> None:
 
 def _write_tool_grammar(form: CallForm, parts: dict[str, str], *, choice: str, parallel: bool) -> str:
     """`parts` are JSON Schemas: `body` of a call, `answer` of what may come instead of calls."""
-    before, behind = form.before, form.behind
+    before, after = form.before, form.after
     calls = "call" if not parallel or choice.startswith("=") else 'call ("\\n" call)*'
     lines = [f"start: {calls}"]
     if "answer" in parts:
@@ -216,7 +216,7 @@ def _write_tool_grammar(form: CallForm, parts: dict[str, str], *, choice: str, p
     elif choice == "auto":
         unmatched = re.escape(before.strip() or "{").replace("/", r"\/")
         lines = [f"start: TEXT | {calls}", f"TEXT: /(?s:.*)/ & ~/(?s:.*){unmatched}(?s:.*)/"]
-    around = [*([json.dumps(before)] if before else []), "body", *([json.dumps(behind)] if behind else [])]
+    around = [*([json.dumps(before)] if before else []), "body", *([json.dumps(after)] if after else [])]
     lines += [f"call: {' '.join(around)}"]
     lines += [f"{name}: %json {schema}" for name, schema in parts.items()]
     return "\n".join(lines) + "\n"

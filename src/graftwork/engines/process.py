@@ -450,7 +450,7 @@ class ReplyText:
         whole = self._flow.text
         parsed = None
         if self._form is not None:
-            calls = f"{self._opening}{whole}{self._form.behind}" if self._opening else whole
+            calls = f"{self._opening}{whole}{self._form.after}" if self._opening else whole
             parsed = self._form.read(calls)
         if parsed is None:
             return remaining, ()

@@ -174,7 +174,7 @@ def _tagged_format(request: GenerateRequest, form: CallForm) -> dict[str, Any]:
         {
             "begin": f'{form.before}{{"name": "{function["name"]}", "{form.key}": ',
             "schema": function["parameters"],
-            "end": f"}}{form.behind}",
+            "end": f"}}{form.after}",
         }
         for function in choose_functions(request.tools, "auto")
     ]

@@ -129,7 +129,7 @@ def _causal_mask(tokens: int, columns: int, times: int, dtype: torch.dtype, wind
         return forbidden.repeat(times, 1)[None, None]
 
 
-CARD_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+GPU_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """The first takes a mask; others would be chosen before it, and take none or plan for each shape."""
 
 
@@ -145,7 +145,7 @@ def attend_to_slots(
         mixed = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
     else:
         mask = mask.expand(*grouped.shape[:3], mask.shape[-1])
-        with sdpa_kernel(CARD_BACKENDS):
+        with sdpa_kernel(GPU_BACKENDS):
             mixed = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
     return mixed.reshape(rows, heads, width)
 

@@ -354,7 +354,7 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
         targets=linear_names(shape) if settings.target_modules == "all" else settings.target_modules,
         adapted_layers=min(settings.upper_layers or shape.layers, shape.layers),
         method=settings.method,
-        processor=own_step,
+        cpu_step=own_step,
     )
     recent = work.residuals.recent(device=device.name, base=kind_of_run(work))
     rates = gpu_rates(work, device, shape)

@@ -354,7 +354,7 @@ def _computed_memory(inputs: PlanInputs, trainable: int) -> tuple[dict[str, floa
     parts = max(passes, key=lambda parts: sum(parts.values()))
     if work.rollouts is not None:
         parts["rollouts"] = sampling_beyond(shape, work.rollouts, parts, width=width)
-    down, up = MEMORY_RANGE if work.processor is None else CPU_MEMORY_RANGE
+    down, up = MEMORY_RANGE if work.cpu_step is None else CPU_MEMORY_RANGE
     return parts, Figure.about(sum(parts.values()) / GIB, down=down, up=up, unit="GiB")
 
 

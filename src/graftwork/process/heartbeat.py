@@ -97,7 +97,7 @@ class Sampler:
             memory_free_gib=machine.get("free"),
             swap_used_gib=machine.get("swap_used"),
             swapped_mib_per_second=swapped,
-            processor_cores=cores,
+            cpu_cores=cores,
             load=os.getloadavg()[0],
             cores=count_cores(),
             data_share=data_share,
@@ -406,11 +406,11 @@ def _of_devices(vitals: Vitals) -> list[str]:
 
 def _of_cores(vitals: Vitals) -> list[str]:
     """Others take the cores, or nothing is computed at all. With a device its use says more."""
-    if vitals.processor_cores is None:
+    if vitals.cpu_cores is None:
         return []
     if vitals.load is not None and vitals.load > 2 * vitals.cores:
         return [f"others use the CPU too (load {vitals.load:.0f} on {vitals.cores} cores)"]
-    if vitals.processor_cores < 0.05:
+    if vitals.cpu_cores < 0.05:
         return ["the CPU is idle: it waits for something"]
     return []
 

@@ -85,7 +85,7 @@ def check_machine(folder: Path, *, disk_gib: float | None) -> Iterator[DoctorChe
             "end what fills the memory: a run that swaps takes many times as long",
             otherwise="note",
         )
-    yield DoctorCheck(name="processor", result="note", found=f"{device.name}, {device.threads} threads")
+    yield DoctorCheck(name="CPU", result="note", found=f"{device.name}, {device.threads} threads")
     yield check_disk(folder, needed=disk_gib)
     is_new = not folder.exists()
     try:
@@ -591,7 +591,7 @@ def examine(
     folder = project.state if project else Path()
     planned = planned_disk_gib(project) if project else None
     yield from _in_group("machine", check_machine(folder, disk_gib=planned))
-    yield from _in_group("cards", check_gpus())
+    yield from _in_group("GPUs", check_gpus())
     account_names = set()
     if project is not None:
         # Accounts that the settings cannot do without.

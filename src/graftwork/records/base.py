@@ -42,7 +42,7 @@ class NotSecret:
 
 
 _LOGIN = re.compile(r"(?<=://).*@", re.DOTALL)
-_BEHIND_THE_PATH = re.compile(r"(?<=[?#]).+", re.DOTALL)
+_QUERY = re.compile(r"(?<=[?#]).+", re.DOTALL)
 _SCHEME_AND_HOST = re.compile(r"(?:https?)://[\w.-]+(?::\d+)?(?=/|$)")
 
 
@@ -53,7 +53,7 @@ def hide_all(_value: str) -> str:
 def hide_login(address: str) -> str:
     """The address without login, query and fragment. `cached::s3://…` is a chain of several addresses."""
     return "::".join(
-        _BEHIND_THE_PATH.sub(HIDDEN, _LOGIN.sub(f"{HIDDEN}@", part), count=1) for part in address.split("::")
+        _QUERY.sub(HIDDEN, _LOGIN.sub(f"{HIDDEN}@", part), count=1) for part in address.split("::")
     )
 
 

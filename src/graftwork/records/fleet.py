@@ -30,7 +30,7 @@ class Vitals(Record):
     memory_free_gib: float | None = None
     swap_used_gib: float | None = None
     swapped_mib_per_second: float | None = None
-    processor_cores: float | None = None
+    cpu_cores: float | None = None
     """Cores that the worker kept busy."""
     load: float | None = None
     cores: int = 1

@@ -159,7 +159,7 @@ class StreamedStep(Record):
     """Blocks, from the bottom, whose inputs wait in host memory for the backward pass."""
     head_tokens: int | None = None
     """Positions whose logits exist at once; None: all of a pass."""
-    update: Literal["host", "card"] = "host"
+    update: Literal["host", "gpu"] = "host"
     """Where Adam runs: on the CPU, or on the GPU with its states streamed through."""
     limit_gib: float
     peak_gib: float
@@ -229,7 +229,7 @@ class Workload(Record):
     """Most trained tokens of one batch; 0 where only the mean is known."""
     experts: bool = False
     """Experts have adapters too."""
-    processor: CpuStepPlan | None = None
+    cpu_step: CpuStepPlan | None = None
     """None where the run takes a GPU's step or the plain one."""
     rollouts: RolloutLoad | None = None
     """Answers that the model samples before each step; None but for reinforcement learning."""
@@ -518,7 +518,7 @@ class Considered(Record):
     name: str
     fits: bool
     peak_reserved_gib: Figure
-    card_gib: Figure
+    gpu_gib: Figure
     host_gib: Figure
     tokens_per_second: Figure
     strategy: Strategy
@@ -534,7 +534,7 @@ class FitAnswer(Record):
     trainable_parameters: Figure
     peak_allocated_gib: Figure
     peak_reserved_gib: Figure
-    card_gib: Figure
+    gpu_gib: Figure
     """What there is of a GPU for the allocator: the total less the context and others' use."""
     host_gib: Figure
     parts_gib: dict[str, Figure]

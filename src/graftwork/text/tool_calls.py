@@ -19,7 +19,7 @@ TOOLS_BEFORE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
 )
-TOOLS_BEHIND = (
+TOOLS_AFTER = (
     "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
     "<tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
@@ -89,7 +89,7 @@ def _parse_calls(parts: list[str]) -> tuple[ToolCall, ...] | None:
 def write_tools(tools: Sequence[dict[str, Any]]) -> str:
     """Write tool definitions in OpenAI's nested form; empty if there are none."""
     lines = [_write(define_tool(tool)) for tool in tools]
-    return TOOLS_BEFORE + "\n".join(lines) + TOOLS_BEHIND if tools else ""
+    return TOOLS_BEFORE + "\n".join(lines) + TOOLS_AFTER if tools else ""
 
 
 def define_tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -121,10 +121,10 @@ def add_tools(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> t
 def split_tools(system: str) -> tuple[str, list[dict[str, Any]]] | None:
     """Split a system prompt and the tools that its end defines; None if it has no such block."""
     start = system.find(TOOLS_BEFORE)
-    if start < 0 or not system.endswith(TOOLS_BEHIND):
+    if start < 0 or not system.endswith(TOOLS_AFTER):
         return None
     tools = []
-    for line in system[start + len(TOOLS_BEFORE) : -len(TOOLS_BEHIND)].split("\n"):
+    for line in system[start + len(TOOLS_BEFORE) : -len(TOOLS_AFTER)].split("\n"):
         try:
             tool = json.loads(line)
         except (ValueError, RecursionError):

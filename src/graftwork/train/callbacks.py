@@ -274,7 +274,7 @@ class DeadlineCallback(TrainingCallback):
 
 
 STEPS_BEFORE_CRASH = 3
-"""Behind a checkpoint, so that steps are repeated."""
+"""After a checkpoint, so that steps are repeated."""
 
 
 class CrashRehearsal(TrainingCallback):
@@ -287,8 +287,8 @@ class CrashRehearsal(TrainingCallback):
     def on_step_begin(self, number: int, steps: int) -> None:
         if self._marker.exists():
             return
-        behind = min(STEPS_BEFORE_CRASH, self._every - 1)
-        halfway = max(steps // 2 // self._every, 1) * self._every + behind + 1
+        past_checkpoint = min(STEPS_BEFORE_CRASH, self._every - 1)
+        halfway = max(steps // 2 // self._every, 1) * self._every + past_checkpoint + 1
         if number == min(halfway, steps):
             write_atomic(self._marker, f"killed before step {number}\n")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -216,7 +216,7 @@ EXPECTED = {
     "the context": 1.0,
     "products at the model's sizes": 2.0,
     "copying memory": 0.5,
-    "transfers to the card and back": 0.5,
+    "transfers to the GPU and back": 0.5,
     "calling a kernel": 0.2,
     "the disk": 1.0,
 }
@@ -315,7 +315,7 @@ def _gpu_facts(job: ProbeJob, probing: Probing, before: float | None) -> dict[st
         "products at the model's sizes", lambda: tuple(sizes(job.shape, device="cuda", eight=eight))
     )
     copied = probing.do("copying memory", lambda: rates.measure_copy(device="cuda"))
-    transfers = probing.do("transfers to the card and back", rates.measure_transfers)
+    transfers = probing.do("transfers to the GPU and back", rates.measure_transfers)
     launch = probing.do("calling a kernel", lambda: rates.measure_launch(device="cuda"))
     disk = probing.do("the disk", lambda: rates.measure_disk(Path(job.folder)))
     torch.cuda.empty_cache()
@@ -365,7 +365,7 @@ def _cpu_facts(job: ProbeJob, probing: Probing) -> dict[str, Any]:
     torch.set_num_threads(here.threads)
     for layers in LAYERS:
         probing.expect(f"a step of {layers} layers", CPU_STEP_SECONDS)
-    probing.pass_over("the context", "transfers to the card and back")
+    probing.pass_over("the context", "transfers to the GPU and back")
     products = probing.do(
         "products at the model's sizes",
         lambda: tuple(rates.measure_products(job.shape, device="cpu", eight=False)),

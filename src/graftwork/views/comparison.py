@@ -112,7 +112,7 @@ def view_comparison(found: PlaceComparison, *, everything: bool = False) -> Docu
     shown = lines if everything else _without_most_failures(lines)
     viewed.line(_describe(found.run))
     has_budget, has_value = found.terms.budget_usd is not None, found.terms.value_usd is not None
-    columns = ("place", "card", "hours", "$/h", "a run", "done in")
+    columns = ("place", "GPU", "hours", "$/h", "a run", "done in")
     more = (*(("runs",) if has_budget else ()), *(("return",) if has_value else ()), "verdict")
     rows = [_place(row, has_budget=has_budget, has_value=has_value) for row in shown]
     viewed.table((*columns, *more), rows, right=RIGHT)
@@ -216,7 +216,7 @@ def _dated(row: Row) -> str:
 
 _PRICES: dict[str, Callable[[Row], str]] = {
     "place": _text("place"),
-    "card": lambda row: quote(row["gpu"] if row["gpus"] == 1 else f"{row['gpus']} × {row['gpu']}"),
+    "GPU": lambda row: quote(row["gpu"] if row["gpus"] == 1 else f"{row['gpus']} × {row['gpu']}"),
     "$ an hour": _number("usd_per_hour"),
     "spot": _number("spot_usd_per_hour"),
     "$ a month": _number("usd_per_month"),
@@ -231,7 +231,7 @@ CATALOG: dict[str, dict[str, Callable[[Row], str]]] = {
         "parameters": lambda row: f"{row['parameters']['value'] / 1e9:.3f} B",
     },
     "gpus": {
-        "card": _text("name"),
+        "GPU": _text("name"),
         "GiB": _number("memory_gib"),
         "TFLOPS": _number("half_tflops"),
         "FP8": _number("eight_tflops"),
@@ -240,7 +240,7 @@ CATALOG: dict[str, dict[str, Callable[[Row], str]]] = {
         "source": _text("source"),
     },
     "cpus": {
-        "processor": _text("name"),
+        "CPU": _text("name"),
         "cores": _number("cores"),
         "GFLOPS": _number("gflops"),
         "in bfloat16": _number("half_gflops"),
@@ -269,7 +269,7 @@ CATALOG: dict[str, dict[str, Callable[[Row], str]]] = {
     },
 }
 """The columns of each kind of facts, before its date; what is not text is a number."""
-TEXTS = {"model", "on the Hub", "family", "card", "processor", "place", "driven", "provider", "source"}
+TEXTS = {"model", "on the Hub", "family", "GPU", "CPU", "place", "driven", "provider", "source"}
 
 
 def view_catalog(listed: Mapping[str, Sequence[Row]]) -> Document:

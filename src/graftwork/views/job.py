@@ -75,7 +75,7 @@ def _price(place: "PlaceFacts") -> str:
 def view_offers(found: "RunOffers") -> Document:
     viewed = Document("Offers")
     viewed.table(
-        ("place", "card", "hours", "USD/h", "planned", "at most", "time limit", "price from"),
+        ("place", "GPU", "hours", "USD/h", "planned", "at most", "time limit", "price from"),
         [(offer.place, quote(offer.gpu) or "as it is", *_figures(offer)) for offer in found.quotes],
     )
     viewed.line(f"hours are planned for each place's machine; here: {found.planned_hours:.2f} h at most")

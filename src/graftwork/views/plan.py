@@ -205,7 +205,7 @@ def view_fit(answer: FitAnswer, *, files: Sequence[Path] = ()) -> Document:
         wrap=False,
     )
     if not answer.fits and not answer.remedies:
-        viewed.line("[red]nothing that was tried makes it fit[/]: method, length, cards, smaller models")
+        viewed.line("[red]nothing that was tried makes it fit[/]: method, length, GPUs, smaller models")
     considered = answer.considered
     if len(considered) > WAYS_SHOWN:
         # The last one is of another engine.
@@ -221,7 +221,7 @@ def view_fit(answer: FitAnswer, *, files: Sequence[Path] = ()) -> Document:
 
 def _add_memory(viewed: Document, answer: FitAnswer) -> None:
     """Parts of the peak memory as bars, scaled to the device."""
-    room = max(answer.card_gib.value, answer.peak_reserved_gib.value, 1e-9)
+    room = max(answer.gpu_gib.value, answer.peak_reserved_gib.value, 1e-9)
     reserved, machine = answer.peak_reserved_gib, answer.question.machine
     rows: list[tuple[Cell, ...]] = [
         (name, short_number(value), "", Meter(value / room, "cyan")) for name, value in _main_parts(answer)
@@ -232,7 +232,7 @@ def _add_memory(viewed: Document, answer: FitAnswer) -> None:
             "[bold]all of it[/]",
             f"[bold]{short_number(reserved.value)}[/]",
             _short_spread(reserved),
-            Meter(reserved.value / room, colour, f"of {short_number(answer.card_gib.value)}"),
+            Meter(reserved.value / room, colour, f"of {short_number(answer.gpu_gib.value)}"),
         )
     )
     if machine.gpu is not None:
@@ -278,7 +278,7 @@ def _way(way: Considered) -> tuple[str | State, ...]:
     return (
         quote(way.name),
         State("fits", "green") if way.fits else State("no", "red"),
-        f"{short_number(way.peak_reserved_gib.value)} of {short_number(way.card_gib.value)}",
+        f"{short_number(way.peak_reserved_gib.value)} of {short_number(way.gpu_gib.value)}",
         short_number(way.host_gib.value),
         short_number(way.tokens_per_second.value),
     )

@@ -105,8 +105,8 @@ def _machine(body: dict[str, Any]) -> str:
     shown = [f"memory {body['memory_gib']:.2f} GiB"]
     if "memory_free_gib" in body:
         shown.append(f"{body['memory_free_gib']:.1f} GiB free")
-    if "processor_cores" in body:
-        shown.append(f"{body['processor_cores']:.1f} cores busy")
+    if "cpu_cores" in body:
+        shown.append(f"{body['cpu_cores']:.1f} cores busy")
     for device in body.get("devices", []):
         figures = [
             text.format(device[name]) for name, text in DEVICE_FIGURES.items() if device.get(name) is not None

@@ -136,7 +136,7 @@ def machine_courses(vitals: Sequence[Vitals], steps: Sequence[TrainStep]) -> lis
     ]
     figures: dict[str, tuple[str, Callable[[Vitals], float | None]]] = {
         "Memory of the worker": ("GiB", lambda item: item.memory_gib),
-        "Processor": ("cores", lambda item: item.processor_cores),
+        "CPU": ("cores", lambda item: item.cpu_cores),
         "GPU use": ("%", lambda item: _mean(item, lambda device: device.use_percent)),
         "GPU memory": ("GiB", lambda item: _mean(item, lambda device: device.memory_gib)),
         "GPU temperature": ("°C", lambda item: _mean(item, lambda device: device.temperature_c)),

@@ -31,9 +31,9 @@ def test_the_given_prompt_takes_the_place_of_the_logged_one():
 
 
 def test_the_logged_prompt_follows_the_given_one_in_the_same_turn():
-    made = give((LOGGED, *TALK), "coder", logged_system_prompt="keep_behind", **BOTH)
+    made = give((LOGGED, *TALK), "coder", logged_system_prompt="keep_after", **BOTH)
     assert made == (Message(role="system", content="For coders.\n\nYou are an old hand."), *TALK)
-    assert give(TALK, "coder", logged_system_prompt="keep_behind", **BOTH)[0].content == "For coders."
+    assert give(TALK, "coder", logged_system_prompt="keep_after", **BOTH)[0].content == "For coders."
 
 
 def test_an_empty_prompt_takes_the_logged_one_away():
@@ -48,13 +48,13 @@ MESSAGES = st.lists(
 )
 
 
-@given(MESSAGES, st.sampled_from([None, "coder", "judge"]), st.sampled_from(["replace", "keep_behind"]))
+@given(MESSAGES, st.sampled_from([None, "coder", "judge"]), st.sampled_from(["replace", "keep_after"]))
 def test_a_system_prompt_adds_one_turn_in_front_and_changes_nothing_else(messages, role, rule):
     made = give(messages, role, logged_system_prompt=rule, **BOTH)
     assert [m.role for m in made].count("system") == 1
     assert made[0].role == "system"
     assert list(made[1:]) == [m for m in messages if m.role != "system"]
-    if rule == "keep_behind":
+    if rule == "keep_after":
         assert all(m.content in made[0].content for m in messages if m.role == "system")
 
 

@@ -33,7 +33,7 @@ FaultKind = Literal[
     "price rises",
 ]
 FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
-CARD, OTHER_CARD = "RTX 4090", "RTX 3090"
+CARD, OTHER_GPU = "RTX 4090", "RTX 3090"
 USD_PER_HOUR = 0.4
 BOOT_SECONDS = 60.0
 LATE_SECONDS = 120.0
@@ -173,7 +173,7 @@ class SimulatedProvider:
         machine = SimulatedMachine(
             id=f"pod-{len(self.machines):04d}",
             label=label,
-            gpu=OTHER_CARD if self._happens("other card") else gpu,
+            gpu=OTHER_GPU if self._happens("other card") else gpu,
             usd_per_hour=self.usd_per_hour,
             created_at=created,
             boots_at=boots,

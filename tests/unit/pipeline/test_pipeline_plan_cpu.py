@@ -47,7 +47,7 @@ def test_a_row_that_occurs_twice_is_read_once(ahead):
 def test_the_batch_with_most_replies_is_known(ahead):
     assert ahead.load.most_replies == 2 * REPLY
     assert ahead.load.shared_tokens == SHARED
-    assert ahead.load.processor is None
+    assert ahead.load.cpu_step is None
 
 
 def test_pairs_are_planned_with_the_tokens_of_both_replies():

@@ -40,7 +40,7 @@ def test_the_example_of_the_manual_fits_and_every_figure_has_a_range():
     assert body["certainty"] == "computed"
     for key in ("peak_allocated_gib", "peak_reserved_gib", "host_gib", "tokens_per_second", "run_minutes"):
         assert body[key]["low"] < body[key]["value"] < body[key]["high"], key
-    assert body["peak_reserved_gib"]["high"] <= body["card_gib"]["value"] < 15.57
+    assert body["peak_reserved_gib"]["high"] <= body["gpu_gib"]["value"] < 15.57
     assert body["strategy"]["weights"] == "4 bits (NF4)"
 
 
@@ -136,7 +136,7 @@ def test_a_no_says_by_how_much_and_what_would_make_it_fit():
     assert not answer.fits
     assert "does not fit" in answer.verdict
     assert "GiB are lacking" in answer.verdict
-    lacking = answer.peak_reserved_gib.high - answer.card_gib.value
+    lacking = answer.peak_reserved_gib.high - answer.gpu_gib.value
     assert f"{lacking:.1f} GiB" in answer.verdict
     says = [remedy.name for remedy in answer.remedies]
     assert any("qlora instead of lora" in name for name in says)

@@ -46,7 +46,7 @@ def work_of(*, step=True, **changes):
         "rank": 16,
         "targets": TARGETS,
         "adapted_layers": 15,
-        "processor": own if step else None,
+        "cpu_step": own if step else None,
     }
     return Workload(**{**values, **changes})
 
@@ -106,7 +106,7 @@ def test_other_settings_are_predicted_within_five_percent(adapted, rows, batches
         most_replies=replies,
         batch_size=rows,
         adapted_layers=adapted,
-        processor=step,
+        cpu_step=step,
     )
     assert sum(memory_of(work).values()) / 2**20 == pytest.approx(peak, rel=0.05)
 
@@ -118,7 +118,7 @@ def test_speed_is_what_was_measured():
 
 
 def test_kept_activations_are_not_recomputed():
-    kept, again = work_of(), work_of(processor=CpuStepPlan(packed=True, kept="nowhere", distinct_tokens=1))
+    kept, again = work_of(), work_of(cpu_step=CpuStepPlan(packed=True, kept="nowhere", distinct_tokens=1))
     assert training_flops(SHAPE, kept) < 0.9 * training_flops(SHAPE, again)
     # Each further epoch costs the same with nothing kept, and less than the first with it.
     costs = [training_flops(SHAPE, kept.model_copy(update={"epochs": n})) for n in (1, 2, 3)]
@@ -133,7 +133,7 @@ def test_the_processors_step_does_less_than_the_plain_one():
 def test_states_take_memory_only_where_they_are_kept_there():
     for kept in ("memory", "file", "nowhere"):
         step = CpuStepPlan(packed=False, kept=kept, distinct_tokens=1000)
-        parts = memory_of(work_of(processor=step))
+        parts = memory_of(work_of(cpu_step=step))
         assert parts["packed"] == 0
         assert parts["states"] == (states_bytes(SHAPE, 1000) if kept == "memory" else 0)
 
@@ -155,7 +155,7 @@ def test_longer_rows_and_more_layers_never_take_less(rows, length, layers, batch
             most_replies=0,
             adapted_layers=layers,
             batch_size=batch,
-            processor=own,
+            cpu_step=own,
         )
 
     small, large = made(rows, length, layers), made(rows, length + 1, min(layers + 1, 30))
@@ -299,7 +299,7 @@ def test_a_pass_of_one_core_takes_what_was_measured():
             epochs=1,
             shared_tokens=0,
             adapted_layers=30,
-            processor=own,
+            cpu_step=own,
         )
         assert seconds_of(work) == pytest.approx(measured, rel=0.1)
 
@@ -315,7 +315,7 @@ def rollouts_of(**changes):
         batch_size=16,
         epochs=1,
         adapted_layers=30,
-        processor=own,
+        cpu_step=own,
         rollouts=load,
     )
 

@@ -21,7 +21,7 @@ def beat(*, at=NOW, still=0.0, phase="training", doing="forward", vitals=None, *
 
 def vitals(**changes):
     usual = {"memory_limit_gib": 16.0, "memory_free_gib": 8.0, "load": 1.0, "cores": 2}
-    return Vitals(**{"at": NOW, "memory_gib": 2.0, "processor_cores": 1.5, **usual, **changes})
+    return Vitals(**{"at": NOW, "memory_gib": 2.0, "cpu_cores": 1.5, **usual, **changes})
 
 
 def health(given_beat, *, alive=True, expected=1.0, patience=EAGER, **more):
@@ -67,7 +67,7 @@ def test_health_is_judged_with_a_reason(given_beat, alive, found):
             "device 1 is at 91 °C",
         ),
         (beat(still=50, vitals=vitals(load=16.0)), "load 16 on 2 cores"),
-        (beat(still=50, vitals=vitals(processor_cores=0.0)), "the CPU is idle"),
+        (beat(still=50, vitals=vitals(cpu_cores=0.0)), "the CPU is idle"),
         (beat(still=50, vitals=vitals()), "nothing in the machine's figures explains it"),
         (beat(still=50, vitals=None), "nothing in the machine's figures explains it"),
     ],

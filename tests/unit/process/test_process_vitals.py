@@ -143,7 +143,7 @@ def test_samples_are_kept_at_a_bounded_rate(tmp_path):
     lines = Journal(tmp_path / "vitals.jsonl").read()
     assert taken == len(lines) == 40
     assert Vitals.model_validate(lines[-1]) == sampler.latest
-    assert sampler.latest.processor_cores is not None
+    assert sampler.latest.cpu_cores is not None
 
 
 @given(st.floats(0, 1e7))

@@ -100,7 +100,7 @@ def test_the_plan_of_a_card_is_what_an_h200_measured(layers, hidden, inner, head
         micro_rows=rows,
         dtype="bfloat16",
         head_tokens=2048,
-        update="card",
+        update="gpu",
         limit_gib=16,
         peak_gib=0,
         host_gib=0,

@@ -64,10 +64,10 @@ def test_fast_kernels_leave_cublas_alone():
 
 
 def test_sampling_may_use_kernels_without_a_deterministic_version():
-    on_card, on_cpu = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
+    on_gpu, on_cpu = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
     for before in (True, False):
         torch.use_deterministic_algorithms(before)
-        with any_order(on_card):
+        with any_order(on_gpu):
             assert not torch.are_deterministic_algorithms_enabled()
         assert torch.are_deterministic_algorithms_enabled() == before
         with any_order(on_cpu):

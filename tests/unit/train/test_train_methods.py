@@ -188,7 +188,7 @@ def test_full_weights_stay_in_float32_where_products_are_bfloat16(tiny_base, tmp
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
 
 
-def on_a_card(job, **change):
+def on_gpu(job, **change):
     """The same run as the plan has it for a card; where there is none, its step runs uncompiled."""
     tuning = make_tuning(micro_tokens=64, longest=17, keep=1, lean=0, **change)
     return job.model_copy(update={"plan": job.plan.model_copy(update={"tuning": tuning})})
@@ -197,7 +197,7 @@ def on_a_card(job, **change):
 @pytest.mark.parametrize(("form", "near"), [("whole", 1e-4), ("eight", 0.05)])
 def test_the_step_of_a_card_learns_what_the_plain_one_learns(tiny_base, tmp_path, form, near):
     plain = train(make_job(tiny_base, tmp_path / "plain", method="lora"))
-    card = train(on_a_card(make_job(tiny_base, tmp_path / "card", method="lora"), form=form))
+    card = train(on_gpu(make_job(tiny_base, tmp_path / "card", method="lora"), form=form))
     assert card.validation_loss_before == pytest.approx(plain.validation_loss_before, rel=near)
     assert card.validation_loss_after == pytest.approx(plain.validation_loss_after, rel=near)
     assert card.base_hash_before == card.base_hash_after
@@ -208,7 +208,7 @@ def test_the_step_of_a_card_learns_what_the_plain_one_learns(tiny_base, tmp_path
 
 
 def test_a_killed_run_of_a_card_goes_on_to_the_same_adapter(tiny_base, tmp_path, monkeypatch):
-    whole = train(on_a_card(make_job(tiny_base, tmp_path / "whole", method="qlora"), form="four"))
+    whole = train(on_gpu(make_job(tiny_base, tmp_path / "whole", method="qlora"), form="four"))
     from graftwork.train.gpu.engine import GpuEngine
 
     backward, count = GpuEngine.backward, iter(range(100))
@@ -220,9 +220,9 @@ def test_a_killed_run_of_a_card_goes_on_to_the_same_adapter(tiny_base, tmp_path,
 
     monkeypatch.setattr(GpuEngine, "backward", die)
     with pytest.raises(Killed):
-        train(on_a_card(make_job(tiny_base, tmp_path / "cut", method="qlora"), form="four"))
+        train(on_gpu(make_job(tiny_base, tmp_path / "cut", method="qlora"), form="four"))
     monkeypatch.setattr(GpuEngine, "backward", backward)
-    resumed = train(on_a_card(make_job(tiny_base, tmp_path / "cut", method="qlora"), form="four"))
+    resumed = train(on_gpu(make_job(tiny_base, tmp_path / "cut", method="qlora"), form="four"))
     assert resumed.restarts == 1
     assert resumed.adapter_hash == whole.adapter_hash
 

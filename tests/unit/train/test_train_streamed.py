@@ -78,7 +78,7 @@ def same_weights(one, other):
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
-@pytest.mark.parametrize("changed", [{}, {"host_inputs": 2}, {"update": "card"}])
+@pytest.mark.parametrize("changed", [{}, {"host_inputs": 2}, {"update": "gpu"}])
 def test_losses_and_weights_are_those_of_the_plain_engine_bit_by_bit(tiny_base, overlapped, changed):
     ours, theirs = streamed(tiny_base, overlapped=overlapped, **changed), plain(tiny_base)
     assert train(ours) == train(theirs)

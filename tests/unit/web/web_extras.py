@@ -293,7 +293,7 @@ def working_run(work: OpenProject, *, done: int = 44, steps: int = 72) -> Iterat
         started=now - 4.6 * done,
         seconds_left=4.6 * (steps - done),
         detail={"seconds": 4.6},
-        vitals=Vitals(at=now, memory_gib=2.31, processor_cores=1.9),
+        vitals=Vitals(at=now, memory_gib=2.31, cpu_cores=1.9),
         steady=clock.steady(),
         started_steady=clock.steady() - 4.6 * done,
         boot=clock.boot_id(),

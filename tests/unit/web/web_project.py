@@ -190,7 +190,7 @@ def write_run(folder: Path, *, steps: int, seed: int) -> None:
     with (folder / "steps.jsonl").open("w") as journal:
         for number in range(1, steps + 1):
             journal.write(make_step(number, chance, began).model_dump_json() + "\n")
-    vitals = [{"at": began + 5 * n, "memory_gib": 2 + n / 100, "processor_cores": 1.8} for n in range(30)]
+    vitals = [{"at": began + 5 * n, "memory_gib": 2 + n / 100, "cpu_cores": 1.8} for n in range(30)]
     (folder / "vitals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in vitals))
     saved = [{"at": began + 60 * n, "step": 10 * n, "folder": f"step-{10 * n:06}"} for n in range(1, 4)]
     (folder / "saved.jsonl").write_text("".join(json.dumps(line) + "\n" for line in saved))

@@ -227,7 +227,7 @@ def apply_system_prompt(
     prompt = prompt or ""
     # The prompt is trained on and sent to evaluated models, so it is redacted like the rows.
     parts = [_without_secrets(prompt) if settings.redact else prompt]
-    if settings.logged_system_prompt == "keep_behind":
+    if settings.logged_system_prompt == "keep_after":
         parts += [message.content for message in messages if message.role == "system"]
     else:
         # Tool definitions stay: without them the calls make no sense.

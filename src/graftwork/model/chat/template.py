@@ -38,8 +38,8 @@ from graftwork.text.tool_calls import (
     ANY_ARGUMENTS,
     CLOSE,
     OPEN,
+    TOOLS_AFTER,
     TOOLS_BEFORE,
-    TOOLS_BEHIND,
     TOOLS_MARK,
     TextAndCalls,
     ToolCall,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _TEXTS = {
     "$ANY": ANY_ARGUMENTS,
     "$BEFORE": TOOLS_BEFORE,
-    "$BEHIND": TOOLS_BEHIND,
+    "$AFTER": TOOLS_AFTER,
     "$MARK": TOOLS_MARK,
     "$OPEN": OPEN,
     "$CLOSE": CLOSE,
@@ -75,7 +75,7 @@ _PRELUDE = r"""
 {%- set graft.text = graft.text ~ ', "parameters": ' ~ ((function.parameters or $ANY) | tojson) ~ "}}" -%}
 {%- set graft.tools = graft.tools ~ ("\n" if graft.tools else "") ~ graft.text -%}
 {%- endfor -%}
-{%- if graft.tools -%}{%- set graft.tools = $BEFORE ~ graft.tools ~ $BEHIND -%}{%- endif -%}
+{%- if graft.tools -%}{%- set graft.tools = $BEFORE ~ graft.tools ~ $AFTER -%}{%- endif -%}
 {%- for message in messages -%}
 {%- set graft.text = message.content or "" -%}
 {%- for call in message.tool_calls or [] -%}

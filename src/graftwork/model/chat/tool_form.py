@@ -29,12 +29,12 @@ class ToolForm(NamedTuple):
     alone: str
     before: str | None
     between: str | None
-    behind: str
+    after: str
 
     def read(self, body: str) -> TextAndCalls | None:
         """Read a turn back; None if it holds no calls in this form."""
         spans = _find_calls(body)
-        if not spans or body[spans[-1][1] :].strip() != self.behind.strip():
+        if not spans or body[spans[-1][1] :].strip() != self.after.strip():
             return None
         for (_, end, _), (start, _, _) in pairwise(spans):
             if self.between is None or body[end:start].strip() != self.between.strip():
@@ -48,7 +48,7 @@ class ToolForm(NamedTuple):
         return TextAndCalls(head.rstrip().removesuffix(self.before.strip()).rstrip(), calls)
 
 
-TAGGED = ToolForm(alone=OPEN, before=f"\n{OPEN}", between=f"{CLOSE}\n{OPEN}", behind=CLOSE)
+TAGGED = ToolForm(alone=OPEN, before=f"\n{OPEN}", between=f"{CLOSE}\n{OPEN}", after=CLOSE)
 """Calls as rows keep them: what a base learns and writes whose template has no form of its own."""
 
 

@@ -216,7 +216,7 @@ def _as_on_cpu(
         distinct_tokens=ahead.trunk.distinct,
         restarted=repeated_steps(settings) is not None,
     )
-    return ahead._replace(load=ahead.load.model_copy(update={"processor": step}))
+    return ahead._replace(load=ahead.load.model_copy(update={"cpu_step": step}))
 
 
 def measure_work(work: OpenProject, prepared: PreparedData, shape: ModelShape) -> WorkAhead:

@@ -191,7 +191,7 @@ def _about_the_machine(question: FitQuestion, candidate: FitCandidate) -> list[s
             f"{gpus - used} of {gpus} GPUs stay idle: with this engine, no strategy over all of them fits "
             "and is faster; use each GPU for a separate run"
         )
-    sent = candidate.step_parts.get("link between cards", 0.0)
+    sent = candidate.step_parts.get("link between GPUs", 0.0)
     if used > 1:
         reasons.append(
             f"{100 * sent / candidate.seconds_per_step:.0f} % of a step is waiting for the link between GPUs"
@@ -223,7 +223,7 @@ LIGHTER: dict[Method, tuple[Method, ...]] = {
     "lora": ("qlora",),
     "qlora": (),
 }
-CARDS = (2, 3, 4, 8)
+GPU_COUNTS = (2, 3, 4, 8)
 SHORTEST, GRAIN = 128, 64
 TRIED_EXACTLY, SHORTER = 4, 0.9
 SMALLER_TRIED = 2
@@ -323,7 +323,7 @@ def _more_gpus(question: FitQuestion, *, rates: StepRates | None, level: Level) 
     machine = question.machine
     if machine.gpu is None:
         return None
-    for gpus in CARDS:
+    for gpus in GPU_COUNTS:
         if gpus > machine.gpus:
             scaled_question = question.model_copy(
                 update={"machine": machine.model_copy(update={"gpus": gpus})}
@@ -443,7 +443,7 @@ def _fit(
         trainable_parameters=Figure.exact(trained(question)),
         peak_allocated_gib=allocated_figure(best_candidate, level),
         peak_reserved_gib=reserved_figure(best_candidate, question, level),
-        card_gib=gpu_room(question, gpus=best_candidate.way.shared.gpus),
+        gpu_gib=gpu_room(question, gpus=best_candidate.way.shared.gpus),
         host_gib=best_candidate.host,
         parts_gib=_parts(best_candidate, level),
         tokens_per_second=speed_figure(best_candidate, question, level),
@@ -517,7 +517,7 @@ def compare_engines(best: FitAnswer, runner_up: FitAnswer, *, gpus: int) -> FitA
         name=rival_name,
         fits=runner_up.fits,
         peak_reserved_gib=runner_up.peak_reserved_gib,
-        card_gib=runner_up.card_gib,
+        gpu_gib=runner_up.gpu_gib,
         host_gib=runner_up.host_gib,
         tokens_per_second=runner_up.tokens_per_second,
         strategy=runner_up.strategy,

@@ -321,7 +321,7 @@ def consider(candidate: FitCandidate, question: FitQuestion, *, name: str, level
         name=name,
         fits=fits(candidate, question, level),
         peak_reserved_gib=reserved_figure(candidate, question, level),
-        card_gib=gpu_room(question, gpus=candidate.way.shared.gpus),
+        gpu_gib=gpu_room(question, gpus=candidate.way.shared.gpus),
         host_gib=candidate.host,
         tokens_per_second=speed_figure(candidate, question, level),
         strategy=strategy_of(candidate, question),

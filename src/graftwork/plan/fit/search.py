@@ -190,7 +190,7 @@ def _cpu_work(question: FitQuestion, cpu: Cpu) -> Workload:
         ),
         distinct_tokens=distinct,
     )
-    return work.model_copy(update={"processor": cpu_step})
+    return work.model_copy(update={"cpu_step": cpu_step})
 
 
 def search(

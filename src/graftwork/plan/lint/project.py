@@ -161,7 +161,7 @@ def _look(path: Path, config: Configuration, lengths: tuple[int, ...], options: 
         file=str(path),
         kind=config.kind,
         model=config.model,
-        gpu=gpu.name if gpu else ("processor" if context.on_cpu else None),
+        gpu=gpu.name if gpu else ("CPU" if context.on_cpu else None),
         findings=lint(config, context),
         unknown=tuple(_unknown(config, context)),
     )

@@ -146,7 +146,7 @@ def make_strategy(settings: TrainSettings, *, device: str, dtype: str) -> "Singl
     )
 
 
-SHARE_VARIABLE = "GRAFT_SHARE_CARD"
+SHARE_VARIABLE = "GRAFT_SHARE_GPU"
 """Set, several processes may share a GPU, by gloo: to try a strategy out where there is only one."""
 
 

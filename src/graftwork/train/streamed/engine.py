@@ -50,7 +50,7 @@ class StreamedAdam:
         units: Sequence[HostUnit],
         *,
         weight_decay: float,
-        on: Literal["host", "card"] = "host",
+        on: Literal["host", "gpu"] = "host",
         device: torch.device,
         overlapped: bool = True,
         slice_elements: int = SLICE_ELEMENTS,
@@ -90,7 +90,7 @@ class StreamedAdam:
     def _update(self, unit: HostUnit, scale: float, rate: float) -> None:
         assert unit.gradient is not None
         assert unit.moments is not None
-        if self._on == "card":
+        if self._on == "gpu":
             self._update_on_gpu(unit, scale, rate)
             return
         gradient = torch.empty(min(self._slice, unit.elements), dtype=torch.float32)
@@ -245,7 +245,7 @@ class StreamedEngine(TrainingEngine):
             limit_gpu_memory(step.limit_gib)
         dtype: torch.dtype = getattr(torch, step.dtype)
         shell = DecoderShell(model, device=torch_device, dtype=dtype)
-        self._units = cut_up(model, dtype, pinned=on_gpu, pinned_states=on_gpu and step.update == "card")
+        self._units = cut_up(model, dtype, pinned=on_gpu, pinned_states=on_gpu and step.update == "gpu")
         adam = StreamedAdam(
             self._units.in_order(),
             weight_decay=settings.weight_decay,
