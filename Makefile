@@ -11,13 +11,14 @@ DEMO := examples/cited_answers
 FUZZ_SECONDS ?= 600
 OLD ?= HEAD
 SINCE ?= HEAD
+MUTANTS ?= mutants.jsonl
 ARGS ?=
 PYTEST_OPTIONS ?=
 CLUSTER_TESTS := tests/contract/test_cluster_engines.py tests/contract/test_simulated_hosts.py tests/flow/test_cluster_flow.py \
   tests/contract/test_resume_places.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test test-fast docs-check test-slow test-statistics test-hostile fuzz audit lock drill test-gpu test-s3 test-trackers test-anthropic test-gepa test-deepspeed test-ray test-slurm test-azure test-trl test-agents bench pictures compare format clean
+.PHONY: help demo install dev check test test-fast docs-check test-slow test-statistics test-hostile fuzz audit lock mutants drill test-gpu test-s3 test-trackers test-anthropic test-gepa test-deepspeed test-ray test-slurm test-azure test-trl test-agents bench pictures compare format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -66,6 +67,10 @@ audit: dev ## known vulnerabilities and licences of the installed packages
 lock: dev ## write requirements.lock from pyproject.toml and constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/python tools/lock_packages.py
+
+mutants: dev ## which of 150 seeded mutants the tests miss: make mutants MUTANTS=after.jsonl ARGS='--like before.jsonl'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check coverage==7.17.3
+	nice -n 10 $(BIN)/python tests/mutants/run.py --journal $(MUTANTS) $(ARGS)
 
 drill: dev ## 1,000 schedules of faults at a simulated provider, 100 kills, 20 schedules at each provider's stand-in
 	$(BIN)/python -m pytest -m slow tests/unit/fleet/test_control.py tests/contract/test_fleet_kills.py \
