@@ -53,7 +53,7 @@ ON_A_PROJECT = {
     "data": "project repair.project review",
     "plan": "fit.project lint.project probe project",
     "week": "follow project",
-    "train": "distributed.multi_node all_models federated sweep rewards router runs "
+    "train": "distributed.multi_node all_models federated sweep rollouts.project router runs "
     "taskset_export worker_process",
     "evaluate": "commands gate.family gate.project live.answer_checks live.comparison live.drift "
     "live.traffic measure_escalation project project_subjects",

@@ -46,7 +46,7 @@ from graftwork.records.report import Case, EvalJob
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.index import find_release
 from graftwork.registry.project import full_alias, open_store
-from graftwork.train.rewards import find_case_file, read_prompt_file
+from graftwork.train.rollouts.project import find_case_file, read_prompt_file
 
 ANSWERS_FOLDER = "answers"
 

@@ -34,13 +34,13 @@ from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake
 from graftwork.records.plan import Plan, RunPlan
 from graftwork.records.report import Case
 from graftwork.records.run import ENVIRONMENT
-from graftwork.train.rewards import (
+from graftwork.train.rollouts.multi_turn import Environment, EpisodeEnvironment
+from graftwork.train.rollouts.project import (
     find_case_file,
     keep_reward_seconds,
     make_reward_spec,
     read_prompts,
 )
-from graftwork.train.rollouts.multi_turn import Environment, EpisodeEnvironment
 
 REWARDED = 0.5
 """A hack that gets this share of what the gold answer gets is rewarded."""

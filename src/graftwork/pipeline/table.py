@@ -56,7 +56,7 @@ WORKER_STEPS = {"train", "evaluate"}
 WORKER_MODULES = (
     "graftwork.train.multi_run",
     "graftwork.train.loop",
-    "graftwork.train.rewards",
+    "graftwork.train.rollouts.project",
     "graftwork.evaluate.ask.runner",
     "graftwork.model.adapters.peft",
     "graftwork.model.generate.generator",

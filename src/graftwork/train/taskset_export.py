@@ -18,7 +18,7 @@ from graftwork.project.open_project import OpenProject
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.run import ENVIRONMENT, TASKSET
-from graftwork.train.rewards import make_reward_spec
+from graftwork.train.rollouts.project import make_reward_spec
 from graftwork.version import __version__
 
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")

@@ -24,7 +24,7 @@ from graftwork.text.redact import hide_in_tracebacks
 from graftwork.train.callbacks import TrainingEvaluator
 from graftwork.train.distributed.launch import is_main_process, leave
 from graftwork.train.multi_run import train_many
-from graftwork.train.rewards import job_prompts, read_eval_cases
+from graftwork.train.rollouts.project import job_prompts, read_eval_cases
 from graftwork.train.worker import job_settings, train
 
 if TYPE_CHECKING:

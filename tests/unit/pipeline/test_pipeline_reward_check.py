@@ -22,7 +22,7 @@ from graftwork.pipeline.table import run_pipeline
 from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
-from graftwork.train.rewards import make_reward_spec
+from graftwork.train.rollouts.project import make_reward_spec
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "small_functions"
 

@@ -7,7 +7,7 @@ import pytest
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.train import rewards
-from graftwork.train.rewards import lay_out_rows
+from graftwork.train.rollouts.project import lay_out_rows
 from graftwork.train.settings import TrainSettings
 
 

@@ -47,7 +47,7 @@ from graftwork.train.callbacks import STEPS_BEFORE_CRASH
 from graftwork.train.engine_choice import choose_precision, has_amx_here, streams_layers, why_plain_step
 from graftwork.train.objectives.epochs import choose_training_rows, plan_steps, shared_tokens
 from graftwork.train.objectives.pairs import Render, make_pairs, render_with, require_pairs
-from graftwork.train.rewards import name_rewards, rollout_rows
+from graftwork.train.rollouts.project import name_rewards, rollout_rows
 from graftwork.train.run_folder import ADAPTER, OUTCOME
 from graftwork.train.settings import LOSS, REWARD, TrainSettings
 

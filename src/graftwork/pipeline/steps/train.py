@@ -33,7 +33,7 @@ from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.text.redact import publish_text, publishable
 from graftwork.train.checkpoints import pass_mirrors
 from graftwork.train.distributed.multi_node import launch_of
-from graftwork.train.rewards import find_case_file, find_eval_file, keep_reward_seconds
+from graftwork.train.rollouts.project import find_case_file, find_eval_file, keep_reward_seconds
 from graftwork.train.run_folder import MESSAGES, OUTCOME, REPLANNED
 from graftwork.train.runs import read_parts, write_training_page
 
