@@ -13,12 +13,11 @@ from graftwork.grading.rewards import GradedParts, grade_part
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from graftwork.train import worker
+from graftwork.train.objectives.advantages import group_advantages, is_dead
 from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
 from graftwork.train.rollouts.measures import (
     PromptRecord,
     choose_prompts,
-    group_advantages,
-    is_dead,
     measure_groups,
     pass_rates,
 )

@@ -8,7 +8,7 @@ Engines, checkpoints, strategies and callbacks stay as they are: every engine mi
 
 so an objective is a pure function of rows and log-probabilities. `samples.py` has supervised fine-tuning
 and `epochs.py` its batch source; `preference.py` is DPO, ORPO and KTO, `policy.py` the losses over sampled
-answers.
+answers (GRPO and its kin), `advantages.py` their group advantages.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
-"""What answers to prompts are worth to training: advantages in a group, what a batch shows, and when to stop.
+"""What sampled answers show: the next prompts, measures of a batch, advice before training, when to stop.
 
-In: rewards, lengths, checks of cases. Out: advantages, the next prompts, measures by name, advice before
-training, and the guards against a reward that is not the task: canaries and checks held back to audit. Pure.
+In: rewards, lengths, checks of cases. Out: prompts, measures by name, messages, and the guards against a
+reward that is not the task: canaries and checks held back to audit. Pure.
 """
 
 import hashlib
@@ -9,39 +9,19 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
-from typing import Literal, NamedTuple
+from statistics import fmean
+from typing import NamedTuple
 
 from graftwork.grading.rewards import RewardSpec
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
+from graftwork.train.objectives.advantages import is_dead
 from graftwork.train.rollouts.episodes import AnswerVerdict, SampledAnswer
 
 MOST_UNCERTAIN = 0.25
 """p(1 − p) at p = ½: the weight of a prompt that was never asked."""
 SOLVED = 0.999
 """A reward from which an answer counts as solved."""
-
-
-def group_advantages(
-    rewards: Sequence[float | None], *, scale: Literal["none", "group"] = "none"
-) -> list[float | None]:
-    """Each reward less the mean of its group; None for answers without a reward, which do not count.
-
-    `group` divides by the deviation of a sample (n − 1), as TRL does.
-    """
-    graded = [reward for reward in rewards if reward is not None]
-    if len(graded) < 2:
-        return [None if reward is None else 0.0 for reward in rewards]
-    mean = fmean(graded)
-    divisor = stdev(graded) + 1e-4 if scale == "group" else 1.0
-    return [None if reward is None else (reward - mean) / divisor for reward in rewards]
-
-
-def is_dead(rewards: Sequence[float | None]) -> bool:
-    """Whether all answers got the same: such a group says nothing."""
-    graded = [reward for reward in rewards if reward is not None]
-    return len(graded) < 2 or max(graded) - min(graded) < 1e-9
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""Reinforcement learning between the stages: prompts as cases, rewards as a spec, rows that a plan counts.
+"""What an open project gives to rollouts: prompts, rewards, held-out cases, and rows that a plan counts.
 
-In: the project's settings and its dataset. Out: what the training worker gets. Training and evaluation do
-not import each other: here the cases and checks of evaluation become prompts and rewards of training.
+In: the settings, the dataset, a file of cases or a task set. Out: cases to sample from, the `RewardSpec` of a
+reward worker, `RolloutLoad`. Here the cases and checks of evaluation become prompts and rewards of training.
 """
 
 import hashlib

@@ -18,6 +18,7 @@ from graftwork.records.interaction import Origin
 from graftwork.records.report import Case
 from graftwork.records.run import ENVIRONMENT
 from graftwork.train.callbacks import TrainingCallback
+from graftwork.train.objectives.advantages import group_advantages, is_dead
 from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.objectives.samples import TrainingSample, scale_policy, scale_supervised
 from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
@@ -38,8 +39,6 @@ from graftwork.train.rollouts.measures import (
     compare_with_audit,
     describe_extremes,
     describe_signal,
-    group_advantages,
-    is_dead,
     measure_groups,
 )
 from graftwork.train.rollouts.sampling import MOST_APART, AskedPrompt, correct_mismatch
