@@ -289,7 +289,7 @@ def write_project(work: Work, project: Path, *, prompts: bytes) -> None:
                 "truncated": "grade",
             },
             "rewards": [{"metric": "rewards/own.py:draw"}],
-            "reward_checks": {"hacks": False, "canaries": 0, "preflight": False},
+            "reward_checks": {"hacks": False, "decoys": 0, "preflight": False},
         },
     }
     if work.memory_limit is not None:

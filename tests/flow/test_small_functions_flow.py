@@ -146,7 +146,7 @@ def test_the_example_trains_with_reward_whoever_runs_it(home, tiny_base, user, u
     (run,) = {path.parents[1] for path in project.rglob("000001.answers.json")}
     journal = EpisodeJournal(run)
     verdicts = journal.verdicts(1)
-    rewards = {answer.text: verdicts[answer.key].reward for answer in journal.answers(1) if not answer.canary}
+    rewards = {answer.text: verdicts[answer.key].reward for answer in journal.answers(1) if not answer.decoy}
     assert rewards == {RIGHT: 1.0, WRONG: 0.0}
     (step,) = read_steps(run)
     assert 0 < step.measures["reward"] < 1

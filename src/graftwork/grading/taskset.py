@@ -188,7 +188,7 @@ class TasksetGrader:
     def grade(self, case: Case, text: str, *, truncated: bool) -> dict[str, Any]:
         task = self._tasks.get(case.id)
         if task is None:
-            # A canary: its prompt is none of the task set.
+            # A decoy: its prompt is none of the task set.
             return {"grade": None}
         worker = self._idle.get()
         try:

@@ -88,7 +88,7 @@ class GradedAnswer(Record):
     reward: float
     parts: dict[str, float | None] = {}
     audit: float | None = None
-    canary: bool = False
+    decoy: bool = False
 
 
 class AnswerExtremes(Record):

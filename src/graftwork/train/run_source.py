@@ -36,7 +36,7 @@ from graftwork.train.objectives.samples import TrainingSample
 from graftwork.train.rollouts.measures import (
     describe_too_long,
     find_too_long,
-    make_canaries,
+    make_decoys,
     split_checks,
     uses_checks,
 )
@@ -228,11 +228,11 @@ class _RolloutRun:
             self._environment = Environment(
                 settings.rollouts.environment, folder=Path(job.project_folder), sandbox=sandbox
             )
-        # An environment or a task set decides by itself what is right: a canary is none of its prompts.
+        # An environment or a task set decides by itself what is right: a decoy is none of its prompts.
         decided = self._environment is not None or settings.rollouts.taskset is not None
-        count = 0 if decided else checks.canaries
-        canaries = make_canaries(cases, count=count, seed=settings.seed)
-        asked_cases = [*(rewarding for rewarding, _ in split.values()), *canaries]
+        count = 0 if decided else checks.decoys
+        decoys = make_decoys(cases, count=count, seed=settings.seed)
+        asked_cases = [*(rewarding for rewarding, _ in split.values()), *decoys]
         self._played = {case.id: case for case in asked_cases}
         if self._environment is not None:
             opened = self._environment.open(asked_cases)

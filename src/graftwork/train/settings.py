@@ -208,7 +208,7 @@ class RewardCheckSettings(Record):
 
     seconds: float = Field(5.0, gt=0, description="Time limit of one reward function for one answer.")
     hacks: bool = Field(True, description="Run the catalog of hacks before training.")
-    canaries: int = Field(
+    decoys: int = Field(
         4, ge=0, description="Unsolvable prompts added to the first batch: a reward is an alarm."
     )
     audit_share: float = Field(

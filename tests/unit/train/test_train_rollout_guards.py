@@ -1,4 +1,4 @@
-"""Preflight, canaries and the audit half: training stops before it learns nothing or the wrong thing."""
+"""Preflight, decoys and the audit half: training stops before it learns nothing or the wrong thing."""
 
 import pytest
 from pydantic import ValidationError
@@ -16,7 +16,7 @@ from graftwork.train.rollouts.measures import (
     describe_signal,
     describe_too_long,
     find_too_long,
-    make_canaries,
+    make_decoys,
     split_checks,
 )
 from graftwork.train.rollouts.source import RolloutParts, RolloutSource
@@ -52,7 +52,7 @@ class FixedSampler:
                 tokens=(7, 2),
                 logprobs=(-1.0, -0.5),
                 text=str(number),
-                canary=prompt.canary,
+                decoy=prompt.decoy,
             )
             for prompt in prompts
             for number in range(4)
@@ -76,7 +76,7 @@ class FixedGrader:
 
 
 def make_source(
-    folder, reward, *, canaries=0, audit=None, supervised=(), report=lambda _message: None, **changes
+    folder, reward, *, decoys=0, audit=None, supervised=(), report=lambda _message: None, **changes
 ):
     settings = TrainSettings.model_validate(
         {
@@ -87,7 +87,7 @@ def make_source(
         }
     )
     cases = [make_case(f"case{number}") for number in range(5)]
-    cases += make_canaries(cases, count=canaries, seed=1)
+    cases += make_decoys(cases, count=decoys, seed=1)
     parts = RolloutParts(
         settings=settings,
         prompts={case.id: (case, [1, 2, 3]) for case in cases},
@@ -291,18 +291,18 @@ def test_settings_that_would_be_ignored_or_biased_are_refused(changes, why):
         )
 
 
-def test_a_rewarded_canary_stops_the_run(tmp_path):
-    source, parts = make_source(tmp_path, by_number, canaries=2)
-    with pytest.raises(AnswerIsNo, match="canary"):
+def test_a_rewarded_decoy_stops_the_run(tmp_path):
+    source, parts = make_source(tmp_path, by_number, decoys=2)
+    with pytest.raises(AnswerIsNo, match="decoy"):
         source.batch(1)
-    assert sum(name.startswith("canary/") for name in parts.sampler.asked[0]) == 2
+    assert sum(name.startswith("decoy/") for name in parts.sampler.asked[0]) == 2
 
 
-def test_canaries_that_get_nothing_are_not_trained_on(tmp_path):
-    source, _ = make_source(tmp_path, lambda q: by_number(q) * (q.case.reference == "right"), canaries=2)
+def test_decoys_that_get_nothing_are_not_trained_on(tmp_path):
+    source, _ = make_source(tmp_path, lambda q: by_number(q) * (q.case.reference == "right"), decoys=2)
     rows = source.batch(1)
     assert len(rows) == 8
-    assert not any("canary" in row.id for row in rows)
+    assert not any("decoy" in row.id for row in rows)
     source.batch(2)
 
 
@@ -357,16 +357,16 @@ def test_kto_needs_two_rows_in_a_step():
         TrainSettings(objective="kto", batch_size=1)
 
 
-def test_canaries_cannot_be_solved():
+def test_decoys_cannot_be_solved():
     case = make_case(
         checks=({"python_calls": CALLS}, {"python_tests": "assert f(1) == 2"}, {"contains": "x"})
     )
-    (canary,) = make_canaries([case], count=1, seed=3)
-    assert canary.id == "canary/case"
-    assert canary.reference.startswith("secret-")
-    assert all(call["gives"] == canary.reference for call in canary.checks[0]["python_calls"])
-    assert "assert False" in canary.checks[1]["python_tests"]
-    assert canary.checks[2] == {"exact": canary.reference}
+    (decoy,) = make_decoys([case], count=1, seed=3)
+    assert decoy.id == "decoy/case"
+    assert decoy.reference.startswith("secret-")
+    assert all(call["gives"] == decoy.reference for call in decoy.checks[0]["python_calls"])
+    assert "assert False" in decoy.checks[1]["python_tests"]
+    assert decoy.checks[2] == {"exact": decoy.reference}
 
 
 @pytest.mark.parametrize(
@@ -380,12 +380,12 @@ def test_canaries_cannot_be_solved():
         ({"exact": "a", "field": "x"}, '{"x": "a"}'),
     ],
 )
-def test_the_right_answer_to_a_prompt_is_no_alarm_on_its_canary(check, right):
+def test_the_right_answer_to_a_prompt_is_no_alarm_on_its_decoy(check, right):
     case = make_case(checks=(check,))
-    (canary,) = make_canaries([case], count=1, seed=1)
+    (decoy,) = make_decoys([case], count=1, seed=1)
     context = GradeContext()
     assert grade_part("task_success", case, right, context=context, evidence={}) == 1.0
-    assert grade_part("task_success", canary, right, context=context, evidence={}) == 0.0
+    assert grade_part("task_success", decoy, right, context=context, evidence={}) == 0.0
 
 
 def test_audit_and_reward_share_no_call():

@@ -79,10 +79,10 @@ def test_a_judge_that_is_down_is_named_and_changes_nothing():
     assert "connection refused" in messages[0]
 
 
-def test_the_best_and_the_worst_answer_of_a_batch_are_shown_without_canaries():
+def test_the_best_and_the_worst_answer_of_a_batch_are_shown_without_decoys():
     groups = [
         [(answer(0, "good"), verdict(0, 1.0)), (answer(1, "bad"), verdict(1, 0.0))],
-        [(answer(2, "caught", canary=True), verdict(2, 5.0))],
+        [(answer(2, "caught", decoy=True), verdict(2, 5.0))],
     ]
     best, worst = find_extremes(groups)
     assert (best[0].text, worst[0].text) == ("good", "bad")

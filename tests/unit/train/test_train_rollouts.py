@@ -73,7 +73,7 @@ def make_grpo_job(base, folder, *, reward="likes_e", seconds=60.0, **changes):
         "learning_rate": 2e-2,
         "rewards": [{"metric": metric}],
         "rollouts": {"steps": 4, "prompts": 2, "num_generations": 4, "max_completion_length": 6},
-        "reward_checks": {"preflight": False, "hacks": False, "canaries": 0, "seconds": seconds},
+        "reward_checks": {"preflight": False, "hacks": False, "decoys": 0, "seconds": seconds},
         "checkpoint_every": 2,
         **changes,
     }
@@ -267,14 +267,14 @@ def test_prompts_are_revisited_by_uncertainty():
     assert len(set(choose_prompts(names, {}, count=40, seed=1, batch=1))) == 40
 
 
-def test_measures_of_a_batch_leave_out_canaries():
-    def pair(prompt, reward, canary=False):
+def test_measures_of_a_batch_leave_out_decoys():
+    def pair(prompt, reward, decoy=False):
         answer = SampledAnswer(
-            prompt=prompt, answer=0, tokens=(1, 2), logprobs=(-1.0, -3.0), text="x", canary=canary
+            prompt=prompt, answer=0, tokens=(1, 2), logprobs=(-1.0, -3.0), text="x", decoy=decoy
         )
         return answer, AnswerVerdict(key="k", reward=reward, parts={"m": reward})
 
-    found = measure_groups([[pair("a", 1.0), pair("a", 0.0)], [pair("c", 1.0, canary=True)]])
+    found = measure_groups([[pair("a", 1.0), pair("a", 0.0)], [pair("c", 1.0, decoy=True)]])
     assert found["reward"] == 0.5
     assert found["reward/m"] == 0.5
     assert found["dead_groups"] == 0.0
@@ -385,7 +385,7 @@ def test_recorded_batches_leave_the_adapter_acting_whatever_happens(tiny_base, m
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_canaries_take_no_more_memory_than_was_planned(tiny_base, monkeypatch, recorded):
+def test_decoys_take_no_more_memory_than_was_planned(tiny_base, monkeypatch, recorded):
     """They join the first batch besides its prompts, and the plan counts the rows of the prompts alone."""
     from graftwork.model.generate.decoder import SlotDecoder
     from graftwork.train.rollouts.sampling import AskedPrompt
@@ -399,7 +399,7 @@ def test_canaries_take_no_more_memory_than_was_planned(tiny_base, monkeypatch, r
     monkeypatch.setattr(SlotDecoder, "step", count)
     sampler, _ = make_sampler(tiny_base, recorded=recorded)
     prompts = [
-        AskedPrompt(name, list(range(10 + at, 40 + at)), canary=at > 2) for at, name in enumerate("abcde")
+        AskedPrompt(name, list(range(10 + at, 40 + at)), decoy=at > 2) for at, name in enumerate("abcde")
     ]
     answers = sampler.sample(0, prompts)
     assert [answer.prompt for answer in answers] == [name for name in "abcde" for _ in range(4)]

@@ -33,7 +33,7 @@ class SampledAnswer(Record):
     logprobs: tuple[float, ...]
     text: str
     truncated: bool = False
-    canary: bool = False
+    decoy: bool = False
     given: tuple[tuple[int, int], ...] = ()
     """Spans of `tokens` that the environment wrote: not trained, with log-probabilities of 0."""
     turns: tuple[EpisodeTurn, ...] = ()
@@ -122,7 +122,7 @@ def read_extremes(folder: Path, *, most: int, batches: int) -> AnswerExtremes | 
                         reward=verdict.reward,
                         parts=verdict.parts,
                         audit=verdict.audit,
-                        canary=answer.canary,
+                        decoy=answer.decoy,
                     )
                 )
     if not graded:

@@ -1,7 +1,7 @@
 """What sampled answers show: the next prompts, measures of a batch, advice before training, when to stop.
 
 In: rewards, lengths, checks of cases. Out: prompts, measures by name, messages, and the guards against a
-reward that is not the task: canaries and checks held back to audit. Pure.
+reward that is not the task: decoys and checks held back to audit. Pure.
 """
 
 import hashlib
@@ -82,8 +82,8 @@ MOST_SHOWN = 160
 
 
 def measure_groups(groups: Sequence[Sequence[GradedAnswer]]) -> dict[str, float]:
-    """What a batch of rollouts shows, by name. Canaries do not count."""
-    counted = [group for group in groups if not group[0][0].canary]
+    """What a batch of rollouts shows, by name. Decoys do not count."""
+    counted = [group for group in groups if not group[0][0].decoy]
     pairs = [pair for group in counted for pair in group]
     rewards = [verdict.reward for _, verdict in pairs if verdict.reward is not None]
     measures: dict[str, float] = {}
@@ -123,12 +123,12 @@ def measure_groups(groups: Sequence[Sequence[GradedAnswer]]) -> dict[str, float]
 
 
 def compare_with_audit(groups: Sequence[Sequence[GradedAnswer]]) -> tuple[float, float] | None:
-    """Mean reward and mean audit of the answers that have both; None without any. Canaries do not count."""
+    """Mean reward and mean audit of the answers that have both; None without any. Decoys do not count."""
     audited = [
         (verdict.reward, verdict.audit)
         for group in groups
         for answer, verdict in group
-        if not answer.canary and verdict.reward is not None and verdict.audit is not None
+        if not answer.decoy and verdict.reward is not None and verdict.audit is not None
     ]
     if not audited:
         return None
@@ -136,8 +136,8 @@ def compare_with_audit(groups: Sequence[Sequence[GradedAnswer]]) -> tuple[float,
 
 
 def find_extremes(groups: Sequence[Sequence[GradedAnswer]]) -> tuple[GradedAnswer, GradedAnswer] | None:
-    """The best and the worst answer of a batch; of equals the shortest. Canaries do not count."""
-    graded = [pair for group in groups for pair in group if pair[1].reward is not None and not pair[0].canary]
+    """The best and the worst answer of a batch; of equals the shortest. Decoys do not count."""
+    graded = [pair for group in groups for pair in group if pair[1].reward is not None and not pair[0].decoy]
     if not graded:
         return None
     best = max(graded, key=lambda pair: (pair[1].reward or 0.0, -len(pair[0].tokens)))
@@ -188,13 +188,13 @@ MOST_TRUNCATED = 0.5
 APART_BATCHES, APART_FROM = 3, 0.3
 """A run stops where reward exceeds audit by more than this in as many batches in a row."""
 NIGHT_SECONDS = 8 * 3600
-CANARY = "canary/"
+DECOY = "decoy/"
 MOST_PROMPTS_NAMED = 5
 """Prompts that a message names."""
 VALUE_RULES = ("exact", "contains", "numeric", "normalised", "regex", "set")
 """Checks that compare an answer with a value."""
 CAUGHT = 0.5
-"""A reward for a canary from which it is an alarm."""
+"""A reward for a decoy from which it is an alarm."""
 
 
 class SignalSearch(NamedTuple):
@@ -262,15 +262,15 @@ def describe_too_long(too_long: Sequence[str], lengths: Mapping[str, int], *, po
     )
 
 
-def make_canaries(cases: Sequence[Case], *, count: int, seed: int) -> list[Case]:
+def make_decoys(cases: Sequence[Case], *, count: int, seed: int) -> list[Case]:
     """Prompts without a right answer: it was replaced by a secret. A reward for one is an alarm."""
-    canaries = []
-    for case in sorted(cases, key=lambda case: uniform(seed, "canary", case.id))[:count]:
+    decoys = []
+    for case in sorted(cases, key=lambda case: uniform(seed, "decoy", case.id))[:count]:
         secret = f"secret-{uniform(seed, 'secret', case.id):.15f}"
         checks = tuple(_with_secret(check, secret) for check in case.checks)
-        changed = {"id": f"{CANARY}{case.id}", "reference": secret, "checks": checks}
-        canaries.append(case.model_copy(update=changed))
-    return canaries
+        changed = {"id": f"{DECOY}{case.id}", "reference": secret, "checks": checks}
+        decoys.append(case.model_copy(update=changed))
+    return decoys
 
 
 def _with_secret(check: dict[str, object], secret: str) -> dict[str, object]:

@@ -205,7 +205,7 @@ class _OpenEpisode:
             logprobs=tuple(self.logprobs),
             text=self.replies[-1],
             truncated=self.truncated,
-            canary=self.prompt.canary,
+            decoy=self.prompt.decoy,
             given=tuple(self.given),
             turns=tuple(self.turns),
             environment_reward=self.reward,

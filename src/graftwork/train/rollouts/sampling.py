@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class AskedPrompt(NamedTuple):
     id: str
     tokens: list[int]
-    canary: bool = False
+    decoy: bool = False
 
 
 class AskedReply(NamedTuple):
@@ -106,7 +106,7 @@ class RolloutSampler:
                 logprobs=reply.logprobs,
                 text=self._decode(list(reply.spoken)),
                 truncated=not reply.ended,
-                canary=prompt.canary,
+                decoy=prompt.decoy,
             )
             for prompt, replies in zip(prompts, reply_groups, strict=True)
             for number, reply in enumerate(replies)
@@ -161,7 +161,7 @@ class RolloutSampler:
         # The activations of the last step: without this, the cache of answers comes on top of them.
         release_free_memory()
         requests: list[list[GenerationRequest]] = []
-        # Canaries come on top of the prompts that were planned for: they are answered after them.
+        # Decoys come on top of the prompts that were planned for: they are answered after them.
         at_once = settings.prompts_at_once or settings.prompts
         use_grouped_attention(self._model)
         if self._decoder is None:

@@ -24,7 +24,7 @@ from graftwork.train.objectives.samples import TrainingSample, scale_policy, sca
 from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
 from graftwork.train.rollouts.measures import (
     APART_BATCHES,
-    CANARY,
+    DECOY,
     CAUGHT,
     ENOUGH_PROMPTS,
     MOST_PROMPTS_NAMED,
@@ -81,7 +81,7 @@ class GroupRanking:
             graded = [verdicts[answer.key] for answer in group]
             rewards = [verdict.reward for verdict in graded]
             ranked = [_is_ranked(verdict) for verdict in graded]
-            if group[0].canary or any(verdict.failed for verdict in graded) or all(ranked):
+            if group[0].decoy or any(verdict.failed for verdict in graded) or all(ranked):
                 continue
             alone = not self._others and None in rewards
             if not (any(ranked) or alone or (is_dead(rewards) and all(rewards))):
@@ -195,8 +195,8 @@ class RolloutSource(TrainingCallback):
             self._seconds = {}
         self._watch(number, groups, seconds=time.perf_counter() - started_at)
         live = [group for group in groups if not is_dead([verdict.reward for _, verdict in group])]
-        live = [group for group in live if not group[0][0].canary]
-        groups = [group for group in groups if not group[0][0].canary]
+        live = [group for group in live if not group[0][0].decoy]
+        groups = [group for group in groups if not group[0][0].decoy]
         groups = [group for group in groups if any(verdict.reward is not None for _, verdict in group)]
         rl, sft = self._settings.mix.shares(step, self.steps)
         self._has_signal = bool(live) or (self._epochs is not None and sft > 0)
@@ -224,7 +224,7 @@ class RolloutSource(TrainingCallback):
         self, number: int, groups: Sequence[Sequence[tuple[SampledAnswer, AnswerVerdict]]]
     ) -> None:
         """Stop where no answer of a batch could be graded: there is nothing to train on."""
-        graded = [verdict for group in groups for answer, verdict in group if not answer.canary]
+        graded = [verdict for group in groups for answer, verdict in group if not answer.decoy]
         if any(verdict.reward is not None for verdict in graded):
             return
         failed = (
@@ -264,12 +264,12 @@ class RolloutSource(TrainingCallback):
         no longer follows."""
         checks = self._settings.reward_checks
         for answer, verdict in (pair for group in groups for pair in group):
-            if answer.canary and (verdict.reward or 0.0) >= CAUGHT:
+            if answer.decoy and (verdict.reward or 0.0) >= CAUGHT:
                 raise AnswerIsNo(
-                    f"the canary {answer.key} of batch {number} was rewarded with {verdict.reward:.2f}",
+                    f"the decoy {answer.key} of batch {number} was rewarded with {verdict.reward:.2f}",
                     why="no answer to it can be right: the reward pays for something else",
                     fix="read the answer in the run's episodes and fix the reward; if it rewards style, "
-                    "set `train.reward_checks.canaries: 0`",
+                    "set `train.reward_checks.decoys: 0`",
                     where="train.rewards",
                 )
         if checks.preflight:
@@ -294,7 +294,7 @@ class RolloutSource(TrainingCallback):
         described = describe_signal(self._measures, prompts=self._rollouts.prompts, seconds=spent)
         if number == 1:
             self._parts.report(described)
-        prompt_count = sum(not name.startswith(CANARY) for name in self._parts.prompts)
+        prompt_count = sum(not name.startswith(DECOY) for name in self._parts.prompts)
         advice = advise(self._measures)
         self._looked = self._looked.after(number, prompts=0 if advice is None else self._rollouts.prompts)
         if advice is None:
@@ -320,7 +320,7 @@ class RolloutSource(TrainingCallback):
         if answers is None:
             self._parts.progress("rollouts")
             names = choose_prompts(
-                [name for name in self._parts.prompts if not name.startswith(CANARY)],
+                [name for name in self._parts.prompts if not name.startswith(DECOY)],
                 self._history,
                 count=self._rollouts.prompts,
                 seed=self._settings.seed,
@@ -328,8 +328,8 @@ class RolloutSource(TrainingCallback):
             )
             prompts = [AskedPrompt(name, self._parts.prompts[name][1]) for name in names]
             if number == 1:
-                canaries = (name for name in self._parts.prompts if name.startswith(CANARY))
-                prompts += [AskedPrompt(name, self._parts.prompts[name][1], canary=True) for name in canaries]
+                decoys = (name for name in self._parts.prompts if name.startswith(DECOY))
+                prompts += [AskedPrompt(name, self._parts.prompts[name][1], decoy=True) for name in decoys]
             answers = self._parts.sampler.sample(
                 number, prompts, progress=lambda: self._parts.progress("rollouts")
             )
@@ -346,7 +346,7 @@ class RolloutSource(TrainingCallback):
         if number > self._until:
             self._until = number
             for answer in answers:
-                if answer.canary:
+                if answer.decoy:
                     continue
                 record = self._history.setdefault(answer.prompt, PromptRecord())
                 reward = verdicts[answer.key].reward
