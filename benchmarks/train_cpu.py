@@ -32,7 +32,7 @@ from graftwork.model.threads import use_threads
 from graftwork.process.heartbeat import Heart
 from graftwork.records.dataset import Row
 from graftwork.train.callbacks import HeartbeatCallback
-from graftwork.train.cpu import layout_tokens, make_cpu_step
+from graftwork.train.cpu.step import layout_tokens, make_cpu_step
 from graftwork.train.engine import StepOptions, TrainingEngine
 from graftwork.train.loop import RunContext, TrainingLoop
 from graftwork.train.loss import mean_loss
@@ -210,7 +210,7 @@ def roofline(
 
 def best_rate() -> float:
     """The best of many packed products of a step's size."""
-    from graftwork.train.cpu import pack_product
+    from graftwork.train.cpu.step import pack_product
 
     x, weight = torch.randn(736, 576), torch.randn(1536, 576)
     product = pack_product(weight, None, packed=True)

@@ -40,7 +40,7 @@ from graftwork.pipeline.table import run_pipeline
 from graftwork.project.open_project import OpenProject
 from graftwork.records.dataset import Row
 from graftwork.registry.export import MergeRequest, merge_adapters
-from graftwork.train.cpu import CpuStep, MemoryCache
+from graftwork.train.cpu.step import CpuStep, MemoryCache
 from graftwork.train.engine import StepOptions, TrainingEngine
 from graftwork.train.loop import RunContext, TrainingLoop
 from graftwork.train.loss import TokenBatch, token_losses

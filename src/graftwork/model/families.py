@@ -51,7 +51,7 @@ class PlainRecipe(NamedTuple):
 
 
 class BlockLayout(NamedTuple):
-    """A block as graft's own training steps compute it (`train/gpu`, `train/cpu.py`): where its layers
+    """A block as graft's own training steps compute it (`train/gpu`, `train/cpu`): where its layers
     are, and what differs from Llama's. What configs choose (windows, caps, multipliers) is read from the
     model."""
 

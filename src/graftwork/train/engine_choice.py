@@ -78,7 +78,7 @@ def make_engine(
             f"{describe_streamed(streamed.step)}; set up in {time.perf_counter() - started_at:.0f} s"
         )
         return streamed, notes
-    from graftwork.train.cpu import make_cpu_step
+    from graftwork.train.cpu.step import make_cpu_step
     from graftwork.train.engine import StepOptions, TrainingEngine
 
     checkpointed = settings.gradient_checkpointing == "on"

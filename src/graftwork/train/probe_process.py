@@ -97,7 +97,7 @@ def probe_cpu_step(job: ProbeJob, *, layers: int, gflops: float) -> ProbedStep:
 
     from graftwork.model.adapters.peft import attach
     from graftwork.process.machine import peak_memory_gib
-    from graftwork.train.cpu import make_cpu_step
+    from graftwork.train.cpu.step import make_cpu_step
     from graftwork.train.engine import StepOptions, TrainingEngine
     from graftwork.train.settings import TrainSettings
 

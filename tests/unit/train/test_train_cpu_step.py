@@ -15,7 +15,7 @@ from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.blocks import has_onednn_products
 from graftwork.model.shape import shape_of
-from graftwork.train.cpu import (
+from graftwork.train.cpu.step import (
     CpuStep,
     HiddenStateCache,
     first_trained_block,

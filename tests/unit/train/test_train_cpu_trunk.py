@@ -8,7 +8,7 @@ from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
 from graftwork.train.callbacks import TrainingCallback
-from graftwork.train.cpu import (
+from graftwork.train.cpu.step import (
     CpuStep,
     FileCache,
     FrozenLayers,

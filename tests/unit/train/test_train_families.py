@@ -14,7 +14,7 @@ from graftwork.model.shape import shape_of, total_parameters
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import Tuning
-from graftwork.train.cpu import CpuStep, HiddenStateCache
+from graftwork.train.cpu.step import CpuStep, HiddenStateCache
 from graftwork.train.gpu.engine import GpuEngine
 from graftwork.train.gpu.load import load_quantized
 from graftwork.train.loss import TokenBatch, weighted_loss

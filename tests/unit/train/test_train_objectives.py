@@ -9,7 +9,7 @@ from train_samples import SHAPE, make_rows
 
 from graftwork.model.adapters.peft import attach
 from graftwork.records.plan import ModelShape
-from graftwork.train.cpu import CpuStep, HiddenStateCache
+from graftwork.train.cpu.step import CpuStep, HiddenStateCache
 from graftwork.train.engine import StepOptions, TrainingEngine
 from graftwork.train.gpu.engine import GpuEngine
 from graftwork.train.gpu.load import load_quantized
