@@ -210,7 +210,7 @@ def roofline(
 
 def best_rate() -> float:
     """The best of many packed products of a step's size."""
-    from graftwork.train.cpu.step import pack_product
+    from graftwork.train.cpu.linear import pack_product
 
     x, weight = torch.randn(736, 576), torch.randn(1536, 576)
     product = pack_product(weight, None, packed=True)

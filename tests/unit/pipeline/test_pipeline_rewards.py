@@ -6,8 +6,12 @@ import pytest
 
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
-from graftwork.train import rewards
-from graftwork.train.rollouts.project import lay_out_rows
+from graftwork.train.rollouts.project import (
+    REWARD_SECONDS,
+    find_reward_seconds,
+    keep_reward_seconds,
+    lay_out_rows,
+)
 from graftwork.train.settings import TrainSettings
 
 
@@ -65,7 +69,7 @@ def test_a_plan_of_a_mix_counts_its_supervised_rows(updates):
 
 
 def test_a_plan_counts_rewards_once_they_were_measured(monkeypatch):
-    monkeypatch.setattr(rewards, "count_cores", lambda: 2)
+    monkeypatch.setattr("graftwork.train.rollouts.project.count_cores", lambda: 2)
     *_, load = lay_out_rows([row("a", 9)], [], settings(), reward_seconds=0.5)
     assert load.reward_seconds == 0.25
     audited = settings(reward_checks={"audit_share": 0.5})
@@ -74,11 +78,11 @@ def test_a_plan_counts_rewards_once_they_were_measured(monkeypatch):
 
 
 def test_measured_seconds_belong_to_their_rewards(tmp_path, monkeypatch):
-    monkeypatch.setattr(rewards, "_reward_key", lambda work: work.key)
+    monkeypatch.setattr("graftwork.train.rollouts.project._reward_key", lambda work: work.key)
     work = SimpleNamespace(project=SimpleNamespace(state=tmp_path), key="one")
-    assert rewards.find_reward_seconds(work) == 0
-    rewards.keep_reward_seconds(work, 0.5)
-    rewards.keep_reward_seconds(SimpleNamespace(**{**vars(work), "key": "other"}), 2.0)
-    assert rewards.find_reward_seconds(work) == 0.5
-    (tmp_path / rewards.REWARD_SECONDS).write_text("torn")
-    assert rewards.find_reward_seconds(work) == 0
+    assert find_reward_seconds(work) == 0
+    keep_reward_seconds(work, 0.5)
+    keep_reward_seconds(SimpleNamespace(**{**vars(work), "key": "other"}), 2.0)
+    assert find_reward_seconds(work) == 0.5
+    (tmp_path / REWARD_SECONDS).write_text("torn")
+    assert find_reward_seconds(work) == 0

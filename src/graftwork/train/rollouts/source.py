@@ -24,8 +24,8 @@ from graftwork.train.objectives.samples import TrainingSample, scale_policy, sca
 from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
 from graftwork.train.rollouts.measures import (
     APART_BATCHES,
-    DECOY,
     CAUGHT,
+    DECOY,
     ENOUGH_PROMPTS,
     MOST_PROMPTS_NAMED,
     SAMPLING_SECONDS,
