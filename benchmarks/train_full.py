@@ -71,14 +71,14 @@ def plan(case: Case) -> Any:
     from graftwork.plan.fit import project as fit
     from graftwork.plan.fit.candidates import RESERVED_SPREAD
     from graftwork.plan.fit.question import SYSTEM_GIB
-    from graftwork.records.errors import UserMistake
+    from graftwork.records.errors import UserError
 
     gpu, rates, card = None, default_rates(), torch.cuda.is_available()
     if card:
         try:
             gpu = find_gpu(torch.cuda.get_device_name())
             rates = rates_of(gpu)
-        except UserMistake:
+        except UserError:
             pass
     here = fit.this_host()
     shape = model_shape(case.shape)

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from graftwork.project.reporter import Reporter as Reporter
     from graftwork.records.base import Figure as Figure
     from graftwork.records.dataset import Audit as Audit
-    from graftwork.records.errors import AnswerIsNo as AnswerIsNo
-    from graftwork.records.errors import EnvironmentLacks as EnvironmentLacks
+    from graftwork.records.errors import EnvironmentFailure as EnvironmentFailure
     from graftwork.records.errors import GraftError as GraftError
+    from graftwork.records.errors import NegativeResult as NegativeResult
     from graftwork.records.errors import Stale as Stale
-    from graftwork.records.errors import UserMistake as UserMistake
+    from graftwork.records.errors import UserError as UserError
     from graftwork.records.plan import FitAnswer as FitAnswer
     from graftwork.records.plan import Plan as Plan
     from graftwork.records.plan import RunPlan as RunPlan
@@ -62,7 +62,7 @@ _MODULES = {
     "graftwork.data.project": ("PreparedData",),
     "graftwork.records.dataset": ("Audit",),
     "graftwork.records.base": ("Figure",),
-    "graftwork.records.errors": ("AnswerIsNo", "EnvironmentLacks", "GraftError", "Stale", "UserMistake"),
+    "graftwork.records.errors": ("NegativeResult", "EnvironmentFailure", "GraftError", "Stale", "UserError"),
     "graftwork.records.plan": ("FitAnswer", "Plan", "RunPlan"),
     "graftwork.records.release": ("Release", "ReleaseEntry"),
     "graftwork.records.report": ("Report", "Verdict"),

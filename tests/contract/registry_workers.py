@@ -17,7 +17,7 @@ from registry_samples import parts, publish_parts, write_adapter
 from graftwork.project.load import open_project
 from graftwork.project.open_project import OpenProject
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.registry.index import plan_rollback
 from graftwork.registry.project import collect_garbage, open_store, promote_release, rollback_alias
 from graftwork.store.database import open_database
@@ -62,7 +62,7 @@ def work_until_killed(root: Path, url: str, *, seed: str, journal: Path) -> None
             try:
                 say("try", plan_rollback(work.releases, alias="champion").target)
                 say("done", rollback_alias(work).release_id)
-            except UserMistake:
+            except UserError:
                 say("nowhere")
         else:
             collect_garbage(work)

@@ -14,7 +14,7 @@ from new_database import new_database
 
 from graftwork.cycle.settings import CYCLE_STEPS
 from graftwork.cycle.state import CoordinatorState, LogEntry, begin, cancel
-from graftwork.records.errors import Busy, EnvironmentLacks
+from graftwork.records.errors import Busy, EnvironmentFailure
 from graftwork.store.cycles import CycleTable
 from graftwork.store.database import open_database
 from graftwork.store.runs import StepLedger
@@ -188,5 +188,5 @@ def test_a_state_of_a_later_version_is_refused(database):
     with database.write() as connection:
         values = {"project": "p", "step": "cycle", "fingerprint": "9", "finished_at": "", "seconds": 0.0}
         connection.execute(steps.insert().values(output={"format": 9}, **values))
-    with pytest.raises(EnvironmentLacks, match="newer graftwork"):
+    with pytest.raises(EnvironmentFailure, match="newer graftwork"):
         CycleTable(database, project="p").read()

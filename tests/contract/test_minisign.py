@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import Corrupted, UserError
 from graftwork.registry.signatures import create_key_pair, load_public_key, load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
 
@@ -57,7 +57,7 @@ def test_a_release_that_minisign_signed_verifies_here_and_a_changed_comment_does
     trusting = ReleaseStore.open(store.root, public_key=load_public_key(public.name, root=tmp_path))
     assert trusting.verify(release).id == release
     store.sign(release, signature.read_bytes().replace(b"checked by hand", b"checked by Hand"))
-    with pytest.raises(Damaged, match="is not valid"):
+    with pytest.raises(Corrupted, match="is not valid"):
         trusting.verify(release)
 
 
@@ -95,7 +95,7 @@ def test_a_key_that_minisign_locked_with_a_password_opens_here_with_it_only(made
     secret, public = tmp_path / "locked.key", tmp_path / "locked.pub"
     assert minisign("-G", "-s", secret, "-p", public, given="a pass phrase\na pass phrase\n").returncode == 0
     monkeypatch.setenv("GRAFT_SIGNING_PASSWORD", "another")
-    with pytest.raises(UserMistake, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         load_secret_key(secret)
     monkeypatch.setenv("GRAFT_SIGNING_PASSWORD", "a pass phrase")
     manifest = store.folder(release) / "manifest.json"

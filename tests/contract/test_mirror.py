@@ -5,7 +5,7 @@ import uuid
 import pytest
 import torch
 
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.text.redact import redact_login
 from graftwork.train.checkpoints import (
     MANIFEST,
@@ -81,7 +81,7 @@ def test_a_mirror_that_cannot_be_read_does_not_let_the_run_start_over(url, tmp_p
     save(CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(10))
     mirror = mirror_of(url)
     asked = deaf(mirror, monkeypatch, times=10**6, error=error)
-    with pytest.raises(EnvironmentLacks, match="the mirror cannot be read") as caught:
+    with pytest.raises(EnvironmentFailure, match="the mirror cannot be read") as caught:
         CheckpointStore(tmp_path / "there", keep=2, mirror=mirror).open()
     assert len(asked) == 3
     assert "start over" in caught.value.why
@@ -235,7 +235,7 @@ def test_a_mirror_that_is_gone_never_stops_the_run(url, tmp_path, monkeypatch):
 
 
 def test_an_address_that_cannot_be_used_is_reported_at_once():
-    with pytest.raises((UserMistake, EnvironmentLacks)) as caught:
+    with pytest.raises((UserError, EnvironmentFailure)) as caught:
         FsspecMirror("nosuch://someone:hunter2@host/copies", run_id="run", keep=1)
     assert "hunter2" not in str(caught.value.as_json())
 

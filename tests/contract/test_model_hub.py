@@ -17,7 +17,7 @@ from graftwork.model.base import (
     verify_base,
 )
 from graftwork.model.hub import HubStore, find_local, parse_hub_name
-from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
+from graftwork.records.errors import Corrupted, EnvironmentFailure, UserError
 
 NAME = "acme/small"
 WEIGHTS = bytes(range(256)) * 4096
@@ -126,7 +126,7 @@ def test_an_update_that_fails_leaves_the_project_on_its_commit(hub, project, lis
     first = pull_model(NAME, project_folder=project, store=listener.store)
     hub.commit(NAME, {**FILES, "model.safetensors": WEIGHTS[1:]})
     hub.corrupt.add("model.safetensors")
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         pull_model(NAME, project_folder=project, store=listener.store, update=True)
     [model] = [model for model in list_models(project_folder=project, bases=(NAME,)).models if model.pinned]
     assert model.commit == first.commit
@@ -137,7 +137,7 @@ def test_a_tag_is_a_revision(hub, project, listener):
     hub.commit(NAME, {**FILES, "config.json": b"{}"})
     base = find_base(f"{NAME}@v1", project_folder=project, store=listener.store)
     assert base.name == f"{NAME}@{hub.tags[NAME, 'v1']}"
-    with pytest.raises(UserMistake, match="has no revision 'v2'"):
+    with pytest.raises(UserError, match="has no revision 'v2'"):
         find_base(f"{NAME}@v2", project_folder=project, store=listener.store)
 
 
@@ -146,7 +146,7 @@ def test_an_interrupted_download_continues_where_it_stopped(hub, project, listen
     large = WEIGHTS * 24
     hub.commit(NAME, {**FILES, "model.safetensors": large})
     hub.cuts = [12 << 20] + [0] * 40
-    with pytest.raises(EnvironmentLacks, match="could not be fetched") as caught:
+    with pytest.raises(EnvironmentFailure, match="could not be fetched") as caught:
         find_base(NAME, project_folder=project, weights=True, store=listener.store)
     assert "continues where it stopped" in caught.value.fix
     hub.cuts.clear()
@@ -158,7 +158,7 @@ def test_an_interrupted_download_continues_where_it_stopped(hub, project, listen
 
 def test_a_file_with_another_hash_is_refused_and_removed(hub, project, listener):
     hub.corrupt.add("model.safetensors")
-    with pytest.raises(Damaged, match=r"model\.safetensors of acme/small has another hash"):
+    with pytest.raises(Corrupted, match=r"model\.safetensors of acme/small has another hash"):
         find_base(NAME, project_folder=project, weights=True, store=listener.store)
     hub.corrupt.clear()
     verify_base(find_base(NAME, project_folder=project, weights=True, store=listener.store))
@@ -166,13 +166,13 @@ def test_a_file_with_another_hash_is_refused_and_removed(hub, project, listener)
 
 def test_a_damaged_config_is_refused(hub, project, listener):
     hub.corrupt.add("config.json")
-    with pytest.raises(Damaged, match=r"config\.json"):
+    with pytest.raises(Corrupted, match=r"config\.json"):
         find_base(NAME, project_folder=project, store=listener.store)
 
 
 def test_a_gated_model_names_its_page_and_the_token(hub, project, listener):
     hub.gated.add(NAME)
-    with pytest.raises(UserMistake, match="is gated") as caught:
+    with pytest.raises(UserError, match="is gated") as caught:
         find_base(NAME, project_folder=project, store=listener.store)
     assert "https://huggingface.co/acme/small" in caught.value.fix
     assert "HF_TOKEN" in caught.value.fix
@@ -182,7 +182,7 @@ def test_a_private_model_is_read_with_the_token_and_without_it_is_not_found(
     hub, project, listener, monkeypatch
 ):
     hub.public = False
-    with pytest.raises(UserMistake, match="there is no base model"):
+    with pytest.raises(UserError, match="there is no base model"):
         find_base(NAME, project_folder=project, store=listener.store)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert find_base(NAME, project_folder=project, store=listener.store).name.startswith(NAME)
@@ -190,7 +190,7 @@ def test_a_private_model_is_read_with_the_token_and_without_it_is_not_found(
 
 def test_a_full_disk_is_said_before_the_download(hub, project, tmp_path):
     listener = Listener(tmp_path / "cache" / "models" / "hub", free=1000)
-    with pytest.raises(EnvironmentLacks, match="the disk has no room for acme/small") as caught:
+    with pytest.raises(EnvironmentFailure, match="the disk has no room for acme/small") as caught:
         find_base(NAME, project_folder=project, weights=True, store=listener.store)
     assert "graft model remove" in caught.value.fix
     assert "model.safetensors" not in fetched(hub)
@@ -198,7 +198,7 @@ def test_a_full_disk_is_said_before_the_download(hub, project, tmp_path):
 
 def test_offline_only_what_is_here_is_used(hub, project, listener, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(EnvironmentLacks, match="not on this machine") as caught:
+    with pytest.raises(EnvironmentFailure, match="not on this machine") as caught:
         find_base(NAME, project_folder=project, store=listener.store)
     assert "graft model pull acme/small" in caught.value.fix
     monkeypatch.delenv("HF_HUB_OFFLINE")
@@ -210,7 +210,7 @@ def test_offline_only_what_is_here_is_used(hub, project, listener, monkeypatch):
 def test_weights_that_can_run_code_are_refused(hub, project, listener):
     hub.repositories["acme/old"] = {}
     hub.commit("acme/old", SMALL)
-    with pytest.raises(UserMistake, match=r"has no \*\.safetensors") as caught:
+    with pytest.raises(UserError, match=r"has no \*\.safetensors") as caught:
         find_base("acme/old", project_folder=project, store=listener.store)
     assert "can run code" in caught.value.why
     assert not fetched(hub)
@@ -235,7 +235,7 @@ def test_a_model_is_listed_with_its_pin_and_removed_with_its_bytes(hub, project,
     assert removed.freed_bytes > len(WEIGHTS)
     assert not list_models(project_folder=project).models
     assert find_local(parse_hub_name(NAME), model.commit, listener.store) is None
-    with pytest.raises(UserMistake, match="is not on this machine"):
+    with pytest.raises(UserError, match="is not on this machine"):
         remove_model(NAME)
 
 

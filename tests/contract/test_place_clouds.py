@@ -27,7 +27,7 @@ from graftwork.fleet.places import CLOUDS
 from graftwork.fleet.places.lambda_cloud import LambdaClient, LambdaPlace, LambdaSettings
 from graftwork.fleet.places.rented import RentedPlace
 from graftwork.fleet.settings import CapSettings, FleetSettings
-from graftwork.records.errors import EnvironmentLacks, GraftError
+from graftwork.records.errors import EnvironmentFailure, GraftError
 
 SECRET = "hf_s3cr3tvalue"
 SAFETY = Safety(boot_seconds=600, reconcile_seconds=300, settle_seconds=240)
@@ -139,7 +139,7 @@ def test_a_job_that_does_not_exist_is_gone_and_cannot_be_fetched(case, tmp_path)
     job = case.unknown_job()
     assert place.poll(job).phase == "gone"
     assert place.log(job) == ""
-    with pytest.raises(EnvironmentLacks, match="does not have the job"):
+    with pytest.raises(EnvironmentFailure, match="does not have the job"):
         place.fetch(job, tmp_path / "run")
 
 
@@ -368,7 +368,7 @@ def test_a_missing_client_names_its_extra(case, monkeypatch):
         if name.split(".")[0] == case.library:
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, case.library, None)
-    with pytest.raises(EnvironmentLacks, match="is not installed") as caught:
+    with pytest.raises(EnvironmentFailure, match="is not installed") as caught:
         case.place().list()
     assert f"[{case.extra}]" in caught.value.fix
 

@@ -22,7 +22,7 @@ from graftwork.fleet.control import Controller
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
 from graftwork.fleet.places.hosts import HostSettings, HostsPlace, ProcessConnection, local_place, ssh_place
 from graftwork.fleet.settings import CapSettings
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.records.fleet import PlacedJob
 
 
@@ -100,7 +100,7 @@ def test_a_job_is_stopped_in_order_and_goes_on_at_another_place(make_place, tmp_
     place.stop(job)  # nothing left to stop
     place.remove(job)
     assert place.poll(job).phase == "gone"
-    with pytest.raises(EnvironmentLacks, match="does not have the job"):
+    with pytest.raises(EnvironmentFailure, match="does not have the job"):
         place.fetch(job, tmp_path / "again")
 
 
@@ -126,7 +126,7 @@ def test_a_host_that_cannot_be_reached_or_has_no_python_is_explained(sshd, roots
     with pytest.raises(PlaceUnreachable, match="gpu1 cannot be reached") as unreached:
         ssh_place({"gpu1": HostSettings(address="me@127.0.0.1")}).offer()
     assert "`ssh me@127.0.0.1 true`" in unreached.value.fix
-    with pytest.raises(UserMistake, match="no hosts"):
+    with pytest.raises(UserError, match="no hosts"):
         ssh_place({})
 
 
@@ -177,7 +177,7 @@ def test_what_the_shell_of_a_host_prints_at_a_login_does_no_harm(roots):
 
 def test_a_host_without_the_job_says_so_also_where_files_were_asked_for(make_far, tmp_path):
     place = make_far()
-    with pytest.raises(EnvironmentLacks, match="does not have the job"):
+    with pytest.raises(EnvironmentFailure, match="does not have the job"):
         place.fetch(PlacedJob(place="ssh", id="x", label=order("").label, host="a"), tmp_path / "run")
     # A refusal ends the session, not the place.
     assert place.list() == ()

@@ -19,7 +19,7 @@ from graftwork.fleet.control import Controller, OverCap, Safety
 from graftwork.fleet.jobs import choose_offer
 from graftwork.fleet.place import Refused, make_label
 from graftwork.fleet.settings import CapSettings
-from graftwork.records.errors import AnswerIsNo, GraftError
+from graftwork.records.errors import GraftError, NegativeResult
 
 SAFETY = Safety(boot_seconds=600, reconcile_seconds=300, settle_seconds=240)
 CAPS = CapSettings(job_usd=50, month_usd=500)
@@ -88,7 +88,7 @@ def nothing_is_left(case, ledger):
 
 
 def test_a_card_that_the_place_does_not_have_is_named_with_those_it_has(case, ledger, bundle):
-    with pytest.raises(AnswerIsNo, match=NO_CARD) as caught:
+    with pytest.raises(NegativeResult, match=NO_CARD) as caught:
         choose_offer(case.place(), NO_CARD)
     assert case.gpu in explained(caught.value)
     with pytest.raises(GraftError) as refused:

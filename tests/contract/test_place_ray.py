@@ -17,7 +17,7 @@ from trial_worker import _resume
 
 from graftwork.fleet.place import PlaceUnreachable, Refused
 from graftwork.fleet.places.ray import RayPlace, RaySettings
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.fleet import PlacedJob
 
 pytestmark = pytest.mark.slow
@@ -113,7 +113,7 @@ def test_ray_ends_a_job_at_once_and_the_next_submit_goes_on_from_its_checkpoint(
 
 def test_what_ray_does_not_know_or_refuses_is_explained(make_place, cluster, tmp_path):
     place = make_place()
-    with pytest.raises(EnvironmentLacks, match="does not have the job"):
+    with pytest.raises(EnvironmentFailure, match="does not have the job"):
         place.fetch(UNKNOWN, tmp_path / "none")
     wrong = tmp_path / "wrong"
     wrong.write_text("0" * 64)

@@ -21,7 +21,7 @@ from graftwork.fleet.control import Controller, Safety
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
 from graftwork.fleet.places.runpod import RunPodClient, RunPodPlace, RunPodSettings
 from graftwork.fleet.settings import CapSettings
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.records.fleet import JobOrder
 
 SECRET = "hf_s3cr3tvalue"
@@ -146,13 +146,13 @@ def test_wrong_credentials_and_keys_are_explained_before_a_pod_is_made(
             make_place(url, settings, tmp_path, key="wrong").offer()
         assert "RUNPOD_API_KEY" in caught.value.fix
         absent = settings.model_copy(update={"public_key": str(tmp_path / "none.pub")})
-        with pytest.raises(UserMistake, match="not a public SSH key"):
+        with pytest.raises(UserError, match="not a public SSH key"):
             make_place(url, absent, tmp_path).submit(make_order(MemoryLedger()), secrets={})
         (tmp_path / "private").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
         private = settings.model_copy(update={"public_key": str(tmp_path / "private")})
-        with pytest.raises(UserMistake, match="this is not a public"):
+        with pytest.raises(UserError, match="this is not a public"):
             make_place(url, private, tmp_path).submit(make_order(MemoryLedger()), secrets={})
     assert provider.machines == []
     monkeypatch.delenv("RUNPOD_API_KEY", raising=False)
-    with pytest.raises(EnvironmentLacks, match="no key for RunPod"):
+    with pytest.raises(EnvironmentFailure, match="no key for RunPod"):
         RunPodPlace(settings, state=tmp_path).offer()

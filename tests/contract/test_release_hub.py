@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import EnvironmentFailure, GraftError, UserError
 from graftwork.registry.hub import Hub
 from graftwork.registry.signatures import create_key_pair, load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
@@ -75,7 +75,7 @@ def test_files_on_the_hub_are_not_uploaded_again(hub, store):
 def test_a_push_that_breaks_off_goes_on_where_it_was(hub, store):
     release = make(store)
     hub.broken = "/commit/"
-    with pytest.raises(EnvironmentLacks) as reported:
+    with pytest.raises(EnvironmentFailure) as reported:
         open_hub(hub).push(store, release.id)
     assert reported.value.fix
     assert hub.uploads == [next(f.sha256 for f in release.files if f.path.endswith("safetensors"))]
@@ -127,19 +127,19 @@ def test_the_token_is_needed_and_never_shown(hub, store, monkeypatch, caplog, ca
     caplog.set_level(logging.DEBUG)
     open_hub(hub).push(store, release.id)
     hub.broken = "/"
-    with pytest.raises(EnvironmentLacks) as reported:
+    with pytest.raises(EnvironmentFailure) as reported:
         open_hub(hub).push(store, release.id)
     output = capfd.readouterr()
     heard = [str(reported.value.as_json()), caplog.text, output.out, output.err]
     assert not [text for text in heard if TOKEN in text]
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(EnvironmentLacks, match="no token"):
+    with pytest.raises(EnvironmentFailure, match="no token"):
         open_hub(hub).push(store, release.id)
 
 
 def test_without_rights_it_is_reported(hub, store, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    with pytest.raises(EnvironmentLacks, match="the request to the Hub failed"):
+    with pytest.raises(EnvironmentFailure, match="the request to the Hub failed"):
         open_hub(hub).push(store, make(store).id)
     assert hub.unauthorized
     assert hashlib.sha256(b"").hexdigest() not in hub.large
@@ -147,7 +147,7 @@ def test_without_rights_it_is_reported(hub, store, monkeypatch):
 
 @pytest.mark.parametrize("name", ["", "no-slash", "a/b/c", "../x", "a b/c"])
 def test_a_name_that_is_no_repository_is_refused(name):
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         Hub(name)
 
 
@@ -236,7 +236,7 @@ def test_a_tag_that_went_while_it_was_moved_comes_back_with_the_next_push(hub, s
     store.sign(release.id, b"signed\n")
     client = open_hub(hub)
     client._api.create_tag = None
-    with pytest.raises(EnvironmentLacks):
+    with pytest.raises(EnvironmentFailure):
         client.push(store, release.id)
     assert not hub.tags
     done = open_hub(hub).push(store, release.id)
@@ -253,7 +253,7 @@ def test_a_password_in_the_endpoint_is_never_shown(store, monkeypatch):
         raise RuntimeError(f"{address}/api?key=1 of joe:pass-word refused {TOKEN}; tried pass%2Dword")
 
     client._api.create_repo = fail
-    with pytest.raises(EnvironmentLacks, match="the request to the Hub failed") as reported:
+    with pytest.raises(EnvironmentFailure, match="the request to the Hub failed") as reported:
         client.push(store, make(store).id)
     output = str(reported.value.as_json())
     assert "refused" in output

@@ -11,7 +11,7 @@ from new_database import new_database
 from registry_samples import alias_move
 from store_samples import PROJECT, release
 
-from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.errors import Busy, UserError
 from graftwork.records.release import Release
 from graftwork.registry.index import ReleaseIndex
 from graftwork.store.database import open_database
@@ -56,9 +56,9 @@ def test_a_beginning_that_means_none_or_several_is_refused(index: ReleaseIndex):
     twins = [A.model_copy(update={"id": "abcd" + digit * 60}) for digit in "12"]
     for twin in twins:
         index.add(twin)
-    with pytest.raises(UserMistake, match="several"):
+    with pytest.raises(UserError, match="several"):
         index.get("abcd")
-    with pytest.raises(UserMistake, match="no release"):
+    with pytest.raises(UserError, match="no release"):
         index.get("ffff")
     assert index.get("abcd1") == twins[0]
 
@@ -69,18 +69,18 @@ BAD_NAMES = ["", "../x", "a/../b", "a/b/c", "/a", "a/", "%", "_", "A", ".x", "a"
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_name_that_could_escape_is_refused_everywhere(index: ReleaseIndex, name: str):
     index.add(A)
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         index.get(name)
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         index.alias_log(name)
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         move(index, A, since=None, alias=name)
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         index.add(A.model_copy(update={"id": name}))
 
 
 def test_a_release_of_another_project_is_refused(index: ReleaseIndex):
-    with pytest.raises(UserMistake, match="belongs to project"):
+    with pytest.raises(UserError, match="belongs to project"):
         index.add(release("x", project="other"))
 
 
@@ -119,7 +119,7 @@ def test_an_alias_without_moves_has_an_empty_log(index: ReleaseIndex):
 
 
 def test_an_alias_cannot_point_at_a_release_that_is_not_there(index: ReleaseIndex):
-    with pytest.raises(UserMistake, match="no release"):
+    with pytest.raises(UserError, match="no release"):
         move(index, A, since=None)
     assert index.aliases() == {}
 

@@ -8,7 +8,7 @@ from in_memory_index import InMemoryReleaseIndex
 from new_database import new_database
 from store_samples import PROJECT, WHEN, release
 
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.release import ReleaseQuery
 from graftwork.registry import index as aliases
 from graftwork.registry.index import Change, ReleaseIndex, find_release
@@ -58,16 +58,16 @@ def test_each_model_has_versions_of_its_own_that_follow_from_what_changed(index)
 
 def test_a_version_can_be_given_once_and_is_continued_from(index):
     index.add(A, version="3.4.5")
-    with pytest.raises(UserMistake, match=r"3\.4\.5 is already release"):
+    with pytest.raises(UserError, match=r"3\.4\.5 is already release"):
         index.add(B, version="3.4.5")
     index.add(B)
     assert index.entry(B.id).version == "3.4.6"
-    with pytest.raises(UserMistake, match="already"):
+    with pytest.raises(UserError, match="already"):
         index.set_version(B.id, "3.4.5")
     index.set_version(B.id, "3.10.0")
     index.add(C)
     assert index.entry(C.id).version == "3.10.1"
-    with pytest.raises(UserMistake, match="not a version"):
+    with pytest.raises(UserError, match="not a version"):
         index.set_version(A.id, "v1")
 
 
@@ -77,7 +77,7 @@ def test_a_release_is_found_by_its_version(index):
     assert find_release(index, "main@1.0.0") == A
     assert find_release(index, "tagger@1.0.0").model == "tagger"
     for unclear in ("1.0.0", "9.9.9", "none@1.0.0"):
-        with pytest.raises(UserMistake, match="version"):
+        with pytest.raises(UserError, match="version"):
             find_release(index, unclear)
 
 
@@ -88,9 +88,9 @@ def test_tags_are_added_and_taken_off(index):
     assert index.tag(A.id, ["audited", "never-there"], remove=True) == ("keep",)
     assert index.entry(A.id).tags == ("keep",)
     for bad in ("", "a b", "../x", "A"):
-        with pytest.raises(UserMistake):
+        with pytest.raises(UserError):
             index.tag(A.id, [bad])
-    with pytest.raises(UserMistake, match="no release"):
+    with pytest.raises(UserError, match="no release"):
         index.tag(B.id, ["keep"])
 
 
@@ -100,7 +100,7 @@ def test_notes_stay_in_their_order(index):
         index.note(A.id, text, **BY)
     assert [note.text for note in index.notes(A.id)] == ["first", "second: ünïcode 100 %", "nul  gone"]
     assert index.notes(A.id)[0].who == "ada"
-    with pytest.raises(UserMistake, match="no release"):
+    with pytest.raises(UserError, match="no release"):
         index.note(B.id, "x", **BY)
 
 
@@ -132,7 +132,7 @@ def test_an_aliased_release_is_not_collected_and_a_collected_one_gets_no_alias(i
     assert index.collect([A.id, B.id, C.id], when=WHEN) == (C.id,)
     assert index.entry(C.id).collected_at == WHEN
     assert found(index, collected=False) == [release("d").id, B.id, A.id]
-    with pytest.raises(UserMistake, match="removed by garbage collection"):
+    with pytest.raises(UserError, match="removed by garbage collection"):
         promote(index, C, alias="champion")
     assert index.aliases() == {"champion": B.id}
     # Made again, it is there again.
@@ -152,6 +152,6 @@ def test_each_model_has_aliases_of_its_own_and_their_moves_name_the_verdict(inde
     assert index.aliases() == {"champion": A.id, "tagger/champion": specialist.id}
     assert index.alias_log("tagger/champion")[0].verdict_hash == specialist.verdict_hash
     assert set(index.alias_logs()) == {"champion", "tagger/champion"}
-    with pytest.raises(UserMistake, match="of the model main"):
+    with pytest.raises(UserError, match="of the model main"):
         promote(index, A, alias="tagger/champion")
     assert find_release(index, "tagger/champion") == specialist

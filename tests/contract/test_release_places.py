@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import EnvironmentFailure, GraftError, UserError
 from graftwork.registry.remote_store import RemoteStore, pull_release, push_release
 from graftwork.registry.store import ReleaseStore
 
@@ -119,7 +119,7 @@ def test_a_push_that_breaks_off_shows_no_release_and_the_next_one_finishes_it(ur
         return real(*arguments, **more)
 
     monkeypatch.setattr(place._files.system, "put_file", put_file)
-    with pytest.raises(EnvironmentLacks, match="the wire broke") as reported:
+    with pytest.raises(EnvironmentFailure, match="the wire broke") as reported:
         push_release(store, place, release.id)
     assert "secret" not in str(reported.value)
     assert RemoteStore(url).ids() == ()
@@ -138,9 +138,9 @@ def test_a_changed_manifest_and_a_missing_blob_are_refused(url, store, tmp_path)
     place.put_text(release.id, "manifest.json", release.to_json().replace("deploy", "abort!").encode())
     with pytest.raises(GraftError, match="manifest"):
         pull_release(far, RemoteStore(url), release.id)
-    with pytest.raises(UserMistake, match="not there"):
+    with pytest.raises(UserError, match="not there"):
         pull_release(far, RemoteStore(url), "0" * 64)
-    with pytest.raises(UserMistake, match="no release starts"):
+    with pytest.raises(UserError, match="no release starts"):
         RemoteStore(url).find("0" * 64)
     assert far.ids() == ()
 
@@ -157,7 +157,7 @@ def test_a_damaged_manifest_is_refused_and_repaired_by_the_next_push(url, store,
 
 
 def test_a_bucket_that_does_not_exist_is_reported(s3_server):
-    with pytest.raises(UserMistake, match="no bucket 'nowhere'") as reported:
+    with pytest.raises(UserError, match="no bucket 'nowhere'") as reported:
         RemoteStore("s3://nowhere/folder")
     assert reported.value.fix
 

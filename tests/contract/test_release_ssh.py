@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import Corrupted, EnvironmentFailure, GraftError, UserError
 from graftwork.registry import ssh
 from graftwork.registry.signatures import create_key_pair, load_secret_key, sign_manifest
 from graftwork.registry.ssh import parse_target, push_over_ssh
@@ -122,7 +122,7 @@ def test_bytes_that_changed_on_the_way_are_refused_there(far, store, monkeypatch
             return real(where, script, given, stream=handle, count=count)
 
     monkeypatch.setattr(ssh, "_run", changed)
-    with pytest.raises(Damaged, match="did not arrive"):
+    with pytest.raises(Corrupted, match="did not arrive"):
         push_over_ssh(store, release.id, target=target(far), alias="champion")
     assert alias_there(far) is None
     assert ReleaseStore.open(far).ids() == ()
@@ -130,11 +130,11 @@ def test_bytes_that_changed_on_the_way_are_refused_there(far, store, monkeypatch
 
 def test_a_machine_that_does_not_answer_is_reported(store, monkeypatch):
     monkeypatch.setenv("GRAFT_SSH", "ssh -p 1")
-    with pytest.raises(EnvironmentLacks, match="cannot be reached") as reported:
+    with pytest.raises(EnvironmentFailure, match="cannot be reached") as reported:
         push_over_ssh(store, make(store).id, target=parse_target("127.0.0.1:/nowhere"))
     assert reported.value.fix
     monkeypatch.setenv("GRAFT_SSH", "no-such-ssh")
-    with pytest.raises(EnvironmentLacks, match="cannot be started"):
+    with pytest.raises(EnvironmentFailure, match="cannot be started"):
         push_over_ssh(store, make(store).id, target=parse_target("127.0.0.1:/nowhere"))
 
 
@@ -142,12 +142,12 @@ def test_a_machine_that_does_not_answer_is_reported(store, monkeypatch):
     "text", ["", "host", "host:relative", "-oProxyCommand=x:/y", "ho st:/y", "host:/a\nb"]
 )
 def test_a_target_that_could_mean_something_else_is_refused(text):
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         parse_target(text)
 
 
 def test_the_alias_cannot_leave_its_folder(store):
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         push_over_ssh(store, make(store).id, target=parse_target("host:/x"), alias="../../etc/passwd")
 
 

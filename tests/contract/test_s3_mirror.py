@@ -4,7 +4,7 @@ import pytest
 import torch
 from s3_server import new_url
 
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.train.checkpoints import Checkpoint, CheckpointStore, FsspecMirror
 
 
@@ -33,6 +33,6 @@ def test_checkpoints_go_to_the_bucket_and_the_newest_comes_back(s3_server, tmp_p
 
 def test_a_bucket_that_does_not_exist_is_no_empty_mirror(s3_server, tmp_path):
     store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of("s3://nowhere/copies"))
-    with pytest.raises(EnvironmentLacks, match="no bucket 'nowhere'") as reported:
+    with pytest.raises(EnvironmentFailure, match="no bucket 'nowhere'") as reported:
         store.open()
     assert reported.value.fix

@@ -20,7 +20,7 @@ from graftwork.fleet import simulated_hosts
 from graftwork.fleet.place import PlaceUnreachable
 from graftwork.fleet.places.hosts import HostSettings, ssh_place
 from graftwork.fleet.simulated_hosts import HostNetwork, start_ray, start_sshd
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 
 ANSWER = "import socket; print(socket.create_connection(('h2', 7000), timeout=5).recv(9).decode())"
 SERVE = (
@@ -33,7 +33,7 @@ SERVE = (
 def allowed():
     try:
         simulated_hosts.require_namespaces()
-    except EnvironmentLacks as error:
+    except EnvironmentFailure as error:
         pytest.skip(f"hosts cannot be simulated here: {error.what}")
 
 
@@ -60,14 +60,14 @@ def test_hosts_have_names_addresses_and_files_of_their_own_and_leave_nothing():
             assert server.poll() is None
         assert network.run("h1", [sys.executable, "-c", ANSWER]).stdout == "from h2\n"
         network.cut("h2")
-        with pytest.raises(EnvironmentLacks, match="failed on h1"):
+        with pytest.raises(EnvironmentFailure, match="failed on h1"):
             network.run("h1", [sys.executable, "-c", ANSWER])
         network.cut("h2", joined=True)
         assert network.run("h1", [sys.executable, "-c", ANSWER]).stdout == "from h2\n"
         network.kill("h2")
         server.wait(300)
         assert not network.hosts["h2"].alive
-        with pytest.raises(UserMistake, match="no host h9"):
+        with pytest.raises(UserError, match="no host h9"):
             network.kill("h9")
         assert links() == before
     assert not network.state.exists()
@@ -107,7 +107,7 @@ def test_faults_of_the_network_are_those_of_netem():
     with HostNetwork(1) as network:
         try:
             network.disturb("h1", "delay 50ms loss 1%")
-        except EnvironmentLacks as error:
+        except EnvironmentFailure as error:
             pytest.skip(f"no faults here: {error.what}")
 
 

@@ -5,7 +5,7 @@ from fleet_drill import MemoryLedger
 
 from graftwork.fleet.control import OverCap
 from graftwork.fleet.settings import CapSettings
-from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.errors import Busy, UserError
 from graftwork.records.fleet import FleetJob, MachineBill, PlacedJob
 from graftwork.store.fleet import FleetLedger
 
@@ -58,7 +58,7 @@ def test_the_key_of_a_ledger_is_made_once_and_belongs_to_one_project(database):
     assert first.key == again.key != other.key
     first.reserve(make(1), CAPS)
     assert other.list() == ()
-    with pytest.raises(UserMistake, match="there is no job"):
+    with pytest.raises(UserError, match="there is no job"):
         other.update(make(1))
 
 

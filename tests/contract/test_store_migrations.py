@@ -5,7 +5,7 @@ from sqlalchemy import inspect
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.store.database import MIGRATIONS, Database, Migration, migrate, open_database
 from graftwork.store.schema import metadata, schema_migrations
 
@@ -75,7 +75,7 @@ def test_a_migration_that_fails_leaves_nothing(database: Database):
 def test_a_database_from_the_future_is_refused_and_left_alone(database: Database, database_url: str):
     with database.write() as connection:
         connection.execute(schema_migrations.insert().values(number=99, name="later", applied_by="9.0"))
-    with pytest.raises(EnvironmentLacks, match="newer Graftwork") as refused:
+    with pytest.raises(EnvironmentFailure, match="newer Graftwork") as refused:
         open_database(database_url)
     assert "99" in refused.value.why
     assert refused.value.fix

@@ -1,7 +1,7 @@
 import pytest
 from store_samples import WHEN
 
-from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.errors import Busy, UserError
 from graftwork.store.database import Database
 from graftwork.store.runs import RunEntry, RunStore
 
@@ -52,7 +52,7 @@ def test_an_error_goes_with_its_state_and_an_outcome_stays(runs: RunStore):
 
 
 def test_a_run_that_nobody_entered_cannot_change(runs: RunStore):
-    with pytest.raises(UserMistake, match="no run"):
+    with pytest.raises(UserError, match="no run"):
         runs.update("run-9", state="done", when=WHEN)
 
 

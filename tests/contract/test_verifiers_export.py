@@ -10,7 +10,7 @@ import pytest
 
 from graftwork import open_project
 from graftwork.grading.taskset import TasksetSpec, load_tasks, start_worker
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.train.taskset_export import export_taskset, require_name
 
 REAL = os.environ.get("GRAFT_VERIFIERS_PYTHON")
@@ -86,14 +86,14 @@ def test_an_exported_task_set_rewards_what_the_project_rewards(project, python):
     [('[{metric: answer_match}, {metric: "rank:rewards/own.py:short"}]', "rank:rewards/own.py:short")],
 )
 def test_rewards_that_need_more_than_one_answer_are_not_exported(project, rewards, what):
-    with pytest.raises(UserMistake, match=what):
+    with pytest.raises(UserError, match=what):
         export(project(rewards))
 
 
 def test_an_export_overwrites_nothing(project):
     folder = project("[{metric: answer_match}]")
     export(folder)
-    with pytest.raises(UserMistake, match="exists already"):
+    with pytest.raises(UserError, match="exists already"):
         export(folder)
 
 
@@ -104,5 +104,5 @@ def test_a_name_becomes_one_of_a_package(name, expected):
 
 @pytest.mark.parametrize("name", ["2nd", "a--b", "ümlaut", "a/b", ""])
 def test_a_name_that_no_package_can_have_is_refused(name):
-    with pytest.raises(UserMistake, match="not a name for a package"):
+    with pytest.raises(UserError, match="not a name for a package"):
         require_name(name)

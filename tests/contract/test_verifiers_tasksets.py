@@ -21,7 +21,7 @@ from graftwork.grading.taskset import (
     make_cases,
     taskset_folder,
 )
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from time_limits import check_with_limits
 
 REAL = os.environ.get("GRAFT_VERIFIERS_PYTHON")
@@ -175,12 +175,12 @@ def test_a_task_set_learns_that_an_answer_was_truncated(project):
 )
 def test_a_task_set_that_cannot_be_graded_as_text_is_refused_by_reason(project, changed, what):
     write_taskset(project[0], changed)
-    with pytest.raises(EnvironmentLacks, match=what):
+    with pytest.raises(EnvironmentFailure, match=what):
         load_tasks(spec_of(project), folder=project[0])
 
 
 def test_unknown_options_are_refused_with_their_name(project):
-    with pytest.raises(EnvironmentLacks, match="cannot be opened") as refused:
+    with pytest.raises(EnvironmentFailure, match="cannot be opened") as refused:
         load_tasks(spec_of(project, options={"contries": 2}), folder=project[0])
     assert "contries" in refused.value.why
 
@@ -197,7 +197,7 @@ def test_a_changed_task_set_has_another_fingerprint(project):
 def test_an_environment_without_verifiers_is_named_with_the_command_that_installs_it(tmp_path):
     write_taskset(tmp_path, TASKSET)
     spec = TasksetSpec(python=sys.executable, name="capital-cities", folder="sets")
-    with pytest.raises(EnvironmentLacks, match="verifiers is not installed") as refused:
+    with pytest.raises(EnvironmentFailure, match="verifiers is not installed") as refused:
         load_tasks(spec, folder=tmp_path)
     assert f"{sys.executable} -m pip install verifiers" in refused.value.fix
 
@@ -207,13 +207,13 @@ def test_an_environment_without_verifiers_is_named_with_the_command_that_install
     [("envs/none/bin/python", "no Python at envs/none/bin/python"), ("/bin/true", "does not start")],
 )
 def test_a_wrong_interpreter_is_named(tmp_path, python, what):
-    with pytest.raises(EnvironmentLacks, match=what):
+    with pytest.raises(EnvironmentFailure, match=what):
         load_tasks(TasksetSpec(python=python, name="any"), folder=tmp_path)
 
 
 def test_a_reference_that_names_no_field_lists_the_fields():
     tasks = [{"id": "a", "messages": [{"role": "user", "content": "q"}], "data": {"answer": "x"}}]
-    with pytest.raises(UserMistake, match="solution") as refused:
+    with pytest.raises(UserError, match="solution") as refused:
         make_cases(tasks, name="set", reference="{solution}")
     assert "answer" in refused.value.why
 

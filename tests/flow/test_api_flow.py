@@ -8,9 +8,9 @@ from graftwork.records.dataset import Audit, Finding, LengthSummary
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 EXPORTED = [
-    "AnswerIsNo",
+    "NegativeResult",
     "Audit",
-    "EnvironmentLacks",
+    "EnvironmentFailure",
     "Evaluated",
     "Figure",
     "FitAnswer",
@@ -26,7 +26,7 @@ EXPORTED = [
     "RunPlan",
     "Stale",
     "TrainOutcome",
-    "UserMistake",
+    "UserError",
     "Verdict",
     "__version__",
     "audit_files",
@@ -71,9 +71,9 @@ def test_every_exported_name_can_be_imported():
 def test_api_page_names_every_exported_record():
     page = PAGE.read_text()
     missing = [
-        name for name in EXPORTED if f"{name}" not in page and name not in {"EnvironmentLacks", "Figure"}
+        name for name in EXPORTED if f"{name}" not in page and name not in {"EnvironmentFailure", "Figure"}
     ]
-    assert missing == ["Project", "UserMistake", "__version__"]
+    assert missing == ["Project", "UserError", "__version__"]
 
 
 def test_a_record_renders_as_escaped_html():

@@ -10,7 +10,7 @@ from graftwork.api.project import open_project
 from graftwork.data.review import gather_labels
 from graftwork.evaluate.project import doubts_about_judge
 from graftwork.records.dataset import ReviewDecision, ReviewItem
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Capture, Feedback, Message
 from graftwork.store.captures import FeedbackStore, ReviewStore
 
@@ -150,5 +150,5 @@ def test_reviews_of_rows_and_each_person_who_disagrees_are_labels(
 
 
 def test_without_a_judge_there_is_nothing_to_calibrate(small_project, listener):
-    with pytest.raises(UserMistake, match="names no judge"):
+    with pytest.raises(UserError, match="names no judge"):
         open_project(small_project, reporter=listener).calibrate()

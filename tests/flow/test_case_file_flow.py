@@ -11,7 +11,7 @@ from graftwork.files.dataset import read_rows
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 
 def write_cases(folder: Path, *messages: list[dict[str, str]]) -> None:
@@ -35,5 +35,5 @@ def test_evaluate_cases_takes_the_place_of_the_test_split_and_refuses_training_r
         trained = read_rows(folder, "train")[0]
         write_cases(small_project, [message.model_dump() for message in trained.messages])
         assert hash_case_file(work) != before
-        with pytest.raises(UserMistake, match="is a training row"):
+        with pytest.raises(UserError, match="is a training row"):
             read_held_out(work, folder)

@@ -24,7 +24,7 @@ from graftwork.fleet.simulated_hosts import HostNetwork, start_ray, start_slurm
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.train.all_models import train_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -157,7 +157,7 @@ def test_training_on_a_ray_that_is_not_there_is_explained(small_project, tmp_pat
 def hosts_with(*folders):
     try:
         simulated_hosts.require_namespaces()
-    except EnvironmentLacks as error:
+    except EnvironmentFailure as error:
         pytest.skip(f"hosts cannot be simulated here: {error.what}")
     return HostNetwork(2, share=folders)
 

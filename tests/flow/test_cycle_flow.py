@@ -15,7 +15,7 @@ from graftwork.cycle.session import approve_step, decide, plan_cycle, read_statu
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import Busy, StoppedInOrder
+from graftwork.records.errors import Busy, GracefulStop
 from graftwork.records.interaction import Capture
 from graftwork.store.cycles import name_cycle
 
@@ -40,7 +40,7 @@ def test_a_cycle_waits_for_a_person_and_repeats_nothing(small_project, change_se
         work.captures.add([capture(number) for number in range(3)])
         plan = plan_cycle(work)
         assert (plan.due, plan.approve, plan.notified) == ("", ("promote",), ("command",))
-    with opened(small_project, listener) as work, pytest.raises(StoppedInOrder, match="promote waits"):
+    with opened(small_project, listener) as work, pytest.raises(GracefulStop, match="promote waits"):
         run_once(work)
     assert len((small_project / "logs" / "captured.jsonl").read_text().splitlines()) == 3
     found = aliases(small_project)
@@ -62,7 +62,7 @@ def test_a_cycle_waits_for_a_person_and_repeats_nothing(small_project, change_se
     # The same data and settings again: nothing is trained.
     with opened(small_project, listener) as work:
         listener.done.clear()
-        with pytest.raises(StoppedInOrder):
+        with pytest.raises(GracefulStop):
             run_once(work)
         decide(work, "cancel", who="ada", why="seen")
         assert read_status(work).history[0].reason == "canceled by ada: seen"

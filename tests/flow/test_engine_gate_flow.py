@@ -16,7 +16,7 @@ from graftwork.engines.settings import EngineSettings
 from graftwork.evaluate.commands import EvaluationRequest, evaluate_asked
 from graftwork.evaluate.gate.project import require_engine_gate
 from graftwork.files.disk import file_digest
-from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.errors import NegativeResult, UserError
 from graftwork.serve.project import serve_here
 
 ENGINE = EngineSettings(kind="llamacpp", precision="f16", context=512)
@@ -34,7 +34,7 @@ def test_a_release_is_served_by_llama_cpp_only_after_the_gate_has_passed_there(
     release = project.release()
 
     answered: list[str] = []
-    refused = pytest.raises(AnswerIsNo, match=f"{release.id[:12]} may not be served by llamacpp")
+    refused = pytest.raises(NegativeResult, match=f"{release.id[:12]} may not be served by llamacpp")
     with project.open() as work, refused as refusal:
         serve_here(work, project.settings.serve, on_ready=answered.append)
     assert "graft gate --engine llamacpp" in refusal.value.fix
@@ -45,7 +45,7 @@ def test_a_release_is_served_by_llama_cpp_only_after_the_gate_has_passed_there(
     assert "llamacpp" in verdict.notes[0]
     # Another precision is another engine, which nobody has judged.
     other = ENGINE.model_copy(update={"precision": "q4_1"})
-    with project.open() as work, pytest.raises(AnswerIsNo, match="q4_1"):
+    with project.open() as work, pytest.raises(NegativeResult, match="q4_1"):
         require_engine_gate(work, release, project.settings.serve.model_copy(update={"engine": other}))
 
     with project.serving() as url:
@@ -85,7 +85,7 @@ def test_a_release_is_served_by_llama_cpp_only_after_the_gate_has_passed_there(
     again = CliRunner().invoke(
         app, ["release", "export", "--format", "ollama", "--to", str(out), "-C", str(small_project)]
     )
-    assert isinstance(again.exception, UserMistake)
+    assert isinstance(again.exception, UserError)
 
     with project.open() as work:
         asked = EvaluationRequest(subjects=("champion", "engine:llamacpp/f32@champion"), limit=4)

@@ -8,7 +8,7 @@ import pytest
 from graftwork.evaluate.commands import EvaluationRequest, evaluate_asked
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 
 @pytest.fixture
@@ -62,11 +62,11 @@ def test_cases_of_a_file_are_asked_and_a_wrong_line_costs_nothing(small_project,
     assert (done.report.baseline.subject, done.report.candidate.subject) == ("log", "base")
     assert done.report.cases == 3
     cases.write_text('{"prompt": "x"')
-    with pytest.raises(UserMistake) as refused:
+    with pytest.raises(UserError) as refused:
         evaluate(small_project, listener, subjects=("base",), cases=cases)
     assert refused.value.where == "own.jsonl:1"
 
 
 def test_the_log_alone_is_refused(small_project, listener):
-    with pytest.raises(UserMistake, match="log alone"):
+    with pytest.raises(UserError, match="log alone"):
         evaluate(small_project, listener, subjects=("log",))

@@ -14,7 +14,7 @@ from graftwork.evaluate.ask.served_endpoint import EndpointQuestions, ask_served
 from graftwork.evaluate.gate.family import gate_family, read_route
 from graftwork.evaluate.project_subjects import find_trained
 from graftwork.process.worker import hold_lock
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.registry.deploy import import_release
 from graftwork.registry.project import promote_release
 from graftwork.serve.own_endpoint import gateway_folder
@@ -108,24 +108,24 @@ def test_the_family_is_gated_through_the_real_endpoint(family):
 
 def test_a_family_gate_without_a_family_and_a_chain_without_a_model_are_refused(small_project):
     project = open_project(small_project)
-    with project.open() as work, pytest.raises(UserMistake, match="serves no family"):
+    with project.open() as work, pytest.raises(UserError, match="serves no family"):
         gate_family(work)
     settings = ServeSettings.model_validate({"chains": {"c": {"steps": [{"name": "a", "model": "nobody"}]}}})
-    with project.open() as work, pytest.raises(UserMistake, match="no model 'nobody'"):
+    with project.open() as work, pytest.raises(UserError, match="no model 'nobody'"):
         open_chain_checks(work, settings)
     step = {"name": "b", "model": "base", "when": {"fails": ["token_f1"]}}
     settings = ServeSettings.model_validate(
         {"chains": {"c": {"steps": [{"name": "a", "model": "base"}, step]}}}
     )
-    with project.open() as work, pytest.raises(UserMistake, match="needs the reference"):
+    with project.open() as work, pytest.raises(UserError, match="needs the reference"):
         open_chain_checks(work, settings)
 
 
 def test_a_threshold_is_chosen_through_the_endpoint_kept_and_used(family, tmp_path):
     auto = ServeSettings.model_validate({"escalate": {"to": "base", "min_logprob": "auto"}})
-    with family.open() as work, pytest.raises(UserMistake, match="no threshold"):
+    with family.open() as work, pytest.raises(UserError, match="no threshold"):
         with_threshold(work, auto)
-    with pytest.raises(UserMistake, match="no forecast"):
+    with pytest.raises(UserError, match="no forecast"):
         family.live_escalation()
     found = family.predict_escalation(large="log", max_rate=0.3)
     assert found.curve is not None

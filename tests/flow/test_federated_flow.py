@@ -27,7 +27,7 @@ from graftwork.model.probe import describe_device
 from graftwork.pipeline.steps.plan import note_done
 from graftwork.pipeline.steps.train import enter_run, make_job
 from graftwork.pipeline.table import run_pipeline
-from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, NegativeResult, UserError
 from graftwork.records.hardware import Offer
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.train import federated as site_module
@@ -61,7 +61,7 @@ class FakeSites(FleetSites):
 
     def describe(self, site):
         if site.label in self._down:
-            raise EnvironmentLacks(f"{site.label} cannot be reached", fix="")
+            raise EnvironmentFailure(f"{site.label} cannot be reached", fix="")
         dataset = read_manifest(Path(site.data))
         dataset = dataset.model_copy(update={"content_hash": f"{site.label}-{dataset.content_hash}"})
         return PreparedData(folder=site.data, dataset=dataset, folders={}, portions=())
@@ -238,7 +238,7 @@ def test_a_place_that_fails_once_is_tried_again(federated):
 
 
 def test_too_few_places_end_the_round_and_keep_what_is_trained(federated):
-    with pytest.raises(AnswerIsNo, match="1 of the 2 places") as failure:
+    with pytest.raises(NegativeResult, match="1 of the 2 places") as failure:
         run(federated, down=("south", "west"))
     assert "south cannot be reached" in failure.value.why
     done, sites = run(federated)
@@ -251,7 +251,7 @@ def test_the_same_data_at_two_places_is_refused(federated):
         sites = FakeSites(work)
         data = sites.describe(work.project.settings.federated.places[0])
         sites.describe = lambda site: data.model_copy(update={"name": site.label})
-        with at(sites), pytest.raises(UserMistake, match="the same data"):
+        with at(sites), pytest.raises(UserError, match="the same data"):
             run_federation(work)
 
 

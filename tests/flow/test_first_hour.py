@@ -15,7 +15,7 @@ from graftwork.project.init import start_project
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.report import Verdict
 from tickets import write_tickets
 
@@ -111,7 +111,7 @@ def test_a_mistake_is_found_before_the_first_training_step(small_project, sectio
     edit(small_project, **sections)
     with opened(small_project) as work:
         assert any(what in problem.what for problem in dry_run(work).errors)
-        with pytest.raises(UserMistake, match=what):
+        with pytest.raises(UserError, match=what):
             run_pipeline(work)
     assert not (small_project / ".graft" / "runs").exists()
 

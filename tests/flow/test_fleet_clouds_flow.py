@@ -22,7 +22,7 @@ from graftwork.pipeline.steps.plan import run_id_of
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import NegativeResult
 from graftwork.records.hardware import Offer
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainOutcome
@@ -54,7 +54,7 @@ def test_offers_are_planned_for_the_machines_of_the_place_and_auto_takes_the_che
     assert here["device"] != card["device"]
     assert card["quota_hours"] == 30.0
     assert card["price_source"] == "Kaggle's quota"
-    with pytest.raises(AnswerIsNo, match="no place finishes"):
+    with pytest.raises(NegativeResult, match="no place finishes"):
         graft("fleet", "run", "--place", "auto", "--deadline", "0.0001m", "-C", str(small_project))
     assert kaggle.provider.machines == []
 

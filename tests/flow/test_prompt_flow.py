@@ -7,7 +7,7 @@ import pytest
 
 from graftwork.api.project import open_project
 from graftwork.evaluate.gate.settings import GateSettings
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import NegativeResult
 from graftwork.records.release import PROMPT_FILE
 from graftwork.registry.prompt_release import without_itself
 
@@ -101,7 +101,7 @@ def test_llama_cpp_serves_a_prompt_release_once_its_gate_has_passed_there(
     change_settings(logged, serve={"engine": engine, "port": 0, "threads": 1})
     project = open_project(logged, reporter=listener)
     release = project.release_prompt()
-    with pytest.raises(AnswerIsNo, match="may not be served by llamacpp"), project.serving():
+    with pytest.raises(NegativeResult, match="may not be served by llamacpp"), project.serving():
         pass
     assert project.gate_engine(release="champion").decision == "deploy"
     with project.serving() as url:
@@ -114,7 +114,7 @@ def test_llama_cpp_serves_a_prompt_release_once_its_gate_has_passed_there(
 def test_a_prompt_that_the_gate_refuses_is_not_released(logged, change_settings, listener):
     change_settings(logged, gate={"rules": [{"metric": "truncated", "under": 0.5}]})
     project = open_project(logged, reporter=listener)
-    with pytest.raises(AnswerIsNo, match="not released"):
+    with pytest.raises(NegativeResult, match="not released"):
         project.release_prompt()
     assert project.releases() == ()
 

@@ -12,7 +12,7 @@ from graftwork.cli.data import _revise
 from graftwork.data.repair.project import RepairJob, repair_project, with_prices
 from graftwork.data.settings import RepairSettings, TeacherSettings
 from graftwork.files.dataset import read_rows
-from graftwork.records.errors import UserMistake, WorkerFailed
+from graftwork.records.errors import UserError, WorkerFailed
 from graftwork.records.interaction import Capture
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "data"))
@@ -146,7 +146,7 @@ def test_stated_prices_come_before_those_of_the_catalog():
 
 def test_a_budget_in_dollars_needs_a_price():
     teacher = TeacherSettings(url="https://host/v1", model="somebody-elses", max_cost=1)
-    with pytest.raises(UserMistake, match="needs prices"):
+    with pytest.raises(UserError, match="needs prices"):
         with_prices(RepairSettings(teacher=teacher))
     assert with_prices(RepairSettings(teacher=teacher.model_copy(update={"max_cost": None})))[1] == ""
 
@@ -166,7 +166,7 @@ def test_a_teacher_is_named_by_endpoint_or_engine(text, expected):
 
 @pytest.mark.parametrize("text", ["engine:other#x", "engine:embedded", "champion"])
 def test_what_is_no_teacher_is_refused(text):
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         _revise(RepairSettings(), text, [], None, {})
 
 

@@ -22,7 +22,7 @@ from graftwork.process.worker import hold_lock, lock_holder
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import AnswerIsNo, Busy, Interrupted
+from graftwork.records.errors import Busy, Interrupted, NegativeResult
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.report import Verdict
@@ -191,7 +191,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(
     small_project, listener, change_settings
 ):
     change_settings(small_project, plan={"memory_limit_gib": 0.01})
-    with pytest.raises(AnswerIsNo, match="does not fit"):
+    with pytest.raises(NegativeResult, match="does not fit"):
         run(small_project, listener)
     assert not (small_project / ".graft" / "runs").exists()
 

@@ -9,7 +9,7 @@ from graftwork.api.project import open_project
 from graftwork.model.probe import describe_device
 from graftwork.pipeline.steps.plan import run_id_of
 from graftwork.records.base import Figure
-from graftwork.records.errors import AnswerIsNo, Interrupted, UserMistake, WorkerFailed
+from graftwork.records.errors import Interrupted, NegativeResult, UserError, WorkerFailed
 from graftwork.records.run import TrainOutcome
 from graftwork.train import sweep
 from graftwork.train.sweep import SweepRequest, _Sweep, run_sweep, write_best
@@ -49,7 +49,7 @@ class Machine:
         if self.killed_after is not None and len(self.trained) >= self.killed_after:
             raise Interrupted("killed", fix="")
         if not self.confirmed:
-            raise AnswerIsNo("nothing was started", why="the cost was not confirmed")
+            raise NegativeResult("nothing was started", why="the cost was not confirmed")
         train = variant.settings.train
         if train.learning_rate in self.fail:
             raise WorkerFailed("it diverged", fix="")
@@ -126,7 +126,7 @@ def test_a_trial_that_fails_is_noted_and_the_others_go_on(project):
 
 def test_a_sweep_whose_cost_was_not_confirmed_runs_with_the_same_command_once_it_is(project):
     with open_project(project).open() as work:
-        with pytest.raises(AnswerIsNo, match="nothing was started"):
+        with pytest.raises(NegativeResult, match="nothing was started"):
             run(work, Machine(work, confirmed=False))
         result = run(work, Machine(work))
     assert {trial.state for trial in result.trials} == {"done"}
@@ -148,14 +148,14 @@ def test_a_budget_of_steps_is_not_exceeded(project):
 
 
 def test_a_budget_that_is_too_small_is_refused_with_the_reason(project):
-    with open_project(project).open() as work, pytest.raises(AnswerIsNo, match="too small"):
+    with open_project(project).open() as work, pytest.raises(NegativeResult, match="too small"):
         run(work, Machine(work), minutes=0.1)
 
 
 def test_impossible_values_are_refused_before_the_first_trial(project):
     with open_project(project).open() as work:
         machine = Machine(work)
-        with pytest.raises(UserMistake, match="not possible"):
+        with pytest.raises(UserError, match="not possible"):
             run(work, machine, ranks=(4, 1024))
     assert not machine.trained
 
@@ -174,5 +174,5 @@ def test_the_result_is_written_with_the_comments_of_the_file(project):
 
 @pytest.mark.parametrize("asked", [{}, {"minutes": 1.0, "steps": 3}])
 def test_a_sweep_needs_exactly_one_budget(project, asked):
-    with open_project(project).open() as work, pytest.raises(UserMistake, match="one budget"):
+    with open_project(project).open() as work, pytest.raises(UserError, match="one budget"):
         run_sweep(work, SweepRequest(**asked))

@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 REAL = os.environ.get("GRAFT_VERIFIERS_PYTHON")
 STANDIN = Path(__file__).parents[1] / "contract" / "verifiers_standin"
@@ -105,5 +105,5 @@ def test_a_project_that_trains_on_rows_still_needs_logs(project):
     settings["train"]["mix"] = {"rl": 0.7, "sft": 0.3}
     (project / "graft.yaml").write_text(yaml.safe_dump(settings))
     refused = CliRunner().invoke(app, ["train", "-C", str(project)])
-    assert isinstance(refused.exception, UserMistake)
+    assert isinstance(refused.exception, UserError)
     assert "no log file is named" in str(refused.exception)

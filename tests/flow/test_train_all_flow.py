@@ -19,7 +19,7 @@ from graftwork.process.alert import ALERTS_FILE
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
+from graftwork.records.errors import Corrupted, EnvironmentFailure, UserError
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.export import EXPORT_FILE, export_run
 from graftwork.train.all_models import train_all
@@ -151,17 +151,17 @@ def test_an_export_is_proven_and_the_base_is_left_alone(trained_project, tmp_pat
     with use_project(open_project(trained_project), NullReporter()) as work:
         merged = export_run(work, run=None, to=tmp_path / "merged")
         adapter = export_run(work, run=merged.run_id[:6], to=tmp_path / "adapter", format="adapter")
-        with pytest.raises(UserMistake, match="is there already"):
+        with pytest.raises(UserError, match="is there already"):
             export_run(work, run=None, to=tmp_path / "merged")
-        with pytest.raises(UserMistake, match="no trained run"):
+        with pytest.raises(UserError, match="no trained run"):
             export_run(work, run="nothing", to=tmp_path / "nowhere")
         monkeypatch.setenv("GRAFT_GGUF_CONVERTER", str(tmp_path / "not there"))
-        with pytest.raises(EnvironmentLacks, match="no converter"):
+        with pytest.raises(EnvironmentFailure, match="no converter"):
             export_run(work, run=None, to=tmp_path / "gguf", format="gguf")
         assert not (tmp_path / "gguf").exists()
         weights = Path(work.runs.get(merged.run_id).outcome["adapter_folder"]) / "adapter_model.safetensors"
         weights.write_bytes(weights.read_bytes() + b" ")
-        with pytest.raises(Damaged):
+        with pytest.raises(Corrupted):
             export_run(work, run=None, to=tmp_path / "damaged")
     found = merged.merged.agreement
     assert found.holds

@@ -11,7 +11,7 @@ from graftwork.cli.main import make_app
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.plan import Plan
 from graftwork.records.week import ShownSession, WeekSchedule
 from graftwork.week.follow import ProjectWeek, WeekData, follow_once, week_status
@@ -38,7 +38,7 @@ def schedule(model):
 def test_a_session_trains_here_and_its_model_is_judged_and_released(small_project, change_settings):
     change_settings(small_project, fleet={"places": {"here": {"place": "local", "speed": 1.0}}})
     with use_project(open_project(small_project), NullReporter()) as work:
-        with pytest.raises(UserMistake, match="no week is planned"):
+        with pytest.raises(UserError, match="no week is planned"):
             ProjectWeek(work).load()
         write_schedule(small_project / "week.json", schedule(work.settings.main_model))
         assert [session.place for session in week_status(work).due] == ["here"]

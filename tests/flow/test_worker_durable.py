@@ -16,7 +16,7 @@ from graftwork.pipeline.table import run_pipeline
 from graftwork.process.worker import WORKER_ENVIRONMENT
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
-from graftwork.records.errors import EXIT_RESUME_ME
+from graftwork.records.errors import EXIT_RESUME
 from graftwork.records.run import TrainOutcome
 
 WAIT = 300
@@ -61,9 +61,9 @@ def test_stopped_killed_and_moved_it_comes_to_the_same_adapter(job, tmp_path):
     assert start(job, whole).wait(WAIT) == 0
 
     stopped = signal_after(start(job, here, **mirror), here, 10, signal.SIGTERM)
-    assert stopped == EXIT_RESUME_ME
+    assert stopped == EXIT_RESUME
     output = json.loads((here / "error.json").read_text())
-    assert output["error"] == "StoppedInOrder"
+    assert output["error"] == "GracefulStop"
     assert "stopped in good order after step" in output["what"]
     after = len(Journal(here / "steps.jsonl").read())
 
@@ -83,7 +83,7 @@ def test_stopped_killed_and_moved_it_comes_to_the_same_adapter(job, tmp_path):
 
 def test_with_a_deadline_that_leaves_no_time_it_does_not_begin_a_step(job, tmp_path):
     worker = start(job, tmp_path / "late", deadline=time.time() + 1)
-    assert worker.wait(WAIT) == EXIT_RESUME_ME
+    assert worker.wait(WAIT) == EXIT_RESUME
     output = json.loads((tmp_path / "late" / "error.json").read_text())
     assert "after step 0 of" in output["what"]
     assert "the deadline is near" in output["what"]

@@ -119,7 +119,7 @@ def test_a_mistake_ends_with_its_exit_code(tmp_path, client):
     missing = client()
     missing.start(tmp_path)
     error = missing.until("error")
-    assert (error["exit_code"], error["error"]) == (2, "UserMistake")
+    assert (error["exit_code"], error["error"]) == (2, "UserError")
     assert "graft.yaml" in error["what"]
     assert missing.end() == 2
 

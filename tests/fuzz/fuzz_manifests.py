@@ -169,7 +169,7 @@ def check_place(samples: Samples, folder: Path, dice: random.Random) -> None:
 
 
 def check_checkpoint(samples: Samples, folder: Path, dice: random.Random) -> None:
-    """A checkpoint with a broken manifest is Damaged; looking over all of them never fails."""
+    """A checkpoint with a broken manifest is Corrupted; looking over all of them never fails."""
     path = folder / step_name(3)
     path.mkdir()
     for name, data in samples.content.items():

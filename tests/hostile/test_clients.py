@@ -24,7 +24,7 @@ from graftwork.evaluate.settings import JudgeSettings
 from graftwork.process.alert import post
 from graftwork.process.asking import NoReply
 from graftwork.process.http_client import Retries, may_pass, retry_after
-from graftwork.records.errors import EnvironmentLacks, GraftError
+from graftwork.records.errors import EnvironmentFailure, GraftError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob
 from graftwork.registry import hub
@@ -393,7 +393,7 @@ def test_a_busy_endpoint_is_asked_a_bounded_number_of_times(serve, tmp_path, mon
     busy = reply(b"busy", status="429 Busy", more=f"Retry-After: {header}\r\n")
     server = serve(lambda server, connection: server.write(connection, busy))
     job = make_job(tmp_path, server.address, attempts=4)
-    with pytest.raises(EnvironmentLacks, match="in 4 attempts"):
+    with pytest.raises(EnvironmentFailure, match="in 4 attempts"):
         ask_endpoint(job, make_cases(1), progress=Quiet(), stop_asked=threading.Event())
     assert len(server.requests) == 4
 
@@ -477,7 +477,7 @@ def test_a_hub_that_never_finishes_is_left(serve, tmp_path, monkeypatch, script)
     """Its library restarts its timer with every byte."""
     monkeypatch.setattr(hub, "ANSWER_SECONDS", SECONDS)
     server = serve(script)
-    with pytest.raises(EnvironmentLacks, match="no answer within"):
+    with pytest.raises(EnvironmentFailure, match="no answer within"):
         hub.Hub("owner/name", endpoint=server.address).read("main", tmp_path)
 
 

@@ -15,7 +15,7 @@ from graftwork.process.http_client import Retries
 from graftwork.process.worker import hold_lock
 from graftwork.project import supervise
 from graftwork.project.supervise import StallWatcher
-from graftwork.records.errors import StoppedInOrder, WorkerFailed
+from graftwork.records.errors import GracefulStop, WorkerFailed
 from graftwork.records.fleet import Beat, Moment
 from graftwork.records.run import TrainStep
 from graftwork.train.callbacks import DeadlineCallback
@@ -152,7 +152,7 @@ def test_a_deadline_is_kept_whatever_the_clock_says(clocks, jump):
     clocks.pass_(50)
     guard.on_step_begin(1, 9)
     clocks.pass_(49)
-    with pytest.raises(StoppedInOrder):
+    with pytest.raises(GracefulStop):
         guard.on_step_begin(2, 9)
 
 

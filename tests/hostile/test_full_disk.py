@@ -16,7 +16,7 @@ from graftwork.api.project import open_project
 from graftwork.files.dataset import read_rows
 from graftwork.model.base import find_base, verify_base
 from graftwork.model.hub import HubStore
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 
 
 def write_project(folder, base, *, rows=200):
@@ -48,7 +48,7 @@ def test_a_dataset_on_a_full_disk_is_whole_or_not_there_and_the_same_once_there_
         ballast.write_bytes(bytes(max(free - room * 1024, 0)))
         try:
             project.prepare()
-        except EnvironmentLacks as error:
+        except EnvironmentFailure as error:
             errors.append(error)
         for folder in (small_disk / ".graft" / "datasets").glob("*"):
             assert not (folder / "manifest.json").exists() or read_rows(folder, "train")
@@ -91,7 +91,7 @@ def test_a_download_onto_a_disk_that_fills_up_ends_with_a_clear_error_and_goes_o
         store = HubStore(tmp_path / "cache" / "hub", free_bytes=lambda _path: 1 << 40)
         ballast = small_disk / "ballast"
         ballast.write_bytes(bytes(_free(small_disk) - 400_000))
-        with pytest.raises(EnvironmentLacks, match="the disk is full") as caught:
+        with pytest.raises(EnvironmentFailure, match="the disk is full") as caught:
             find_base("acme/small", project_folder=tmp_path, weights=True, store=store)
         assert "free some space" in caught.value.fix
         ballast.unlink()

@@ -8,7 +8,7 @@ import pytest
 
 from graftwork.files.safetensors import read_header
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, to_peft
-from graftwork.records.errors import Damaged, GraftError
+from graftwork.records.errors import Corrupted, GraftError
 from graftwork.registry.manifest import ReleaseContext
 from graftwork.registry.peft import import_peft_folder, inspect_adapter
 
@@ -55,7 +55,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_an_adapter_config_that_cannot_be_used_is_refused(kind):
-    with pytest.raises(Damaged) as refused:
+    with pytest.raises(Corrupted) as refused:
         shape_of({**GOOD, **CONFIGS[kind]})
     assert refused.value.fix
 
@@ -68,7 +68,7 @@ def test_an_adapter_config_without_what_it_needs_is_refused(key):
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"7", b"\xff", b"[" * 100_000, b'{"r": ' + b"9" * 5000 + b"}"])
 def test_an_adapter_config_that_is_no_object_is_refused(text):
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         parse_peft(text, where="here")
 
 
@@ -130,5 +130,5 @@ def test_a_header_that_would_not_fit_in_memory_is_not_read(tmp_path):
     with path.open("wb") as handle:
         handle.write((90_000_000).to_bytes(8, "little"))
         handle.truncate(90_000_008)
-    with pytest.raises(Damaged, match="not a safetensors file"):
+    with pytest.raises(Corrupted, match="not a safetensors file"):
         read_header(path, fix="")

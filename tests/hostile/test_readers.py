@@ -19,7 +19,7 @@ from graftwork.data.ingest.read import read_file
 from graftwork.files.config_text import MOST_LEVELS, parse_json, parse_yaml
 from graftwork.plan.lint.configuration import read_written
 from graftwork.project.load import load_settings
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import GraftError, UserError
 
 
 def laughs(levels: int, *, each: int = 10) -> str:
@@ -68,7 +68,7 @@ HOSTILE_YAML = {
 def test_hostile_yaml_is_a_clear_mistake_with_its_place(name, tmp_path):
     path = tmp_path / "graft.yaml"
     path.write_text(HOSTILE_YAML[name])
-    with pytest.raises(UserMistake) as refused:
+    with pytest.raises(UserError) as refused:
         load_settings(path)
     assert str(path) in refused.value.where
     assert refused.value.fix
@@ -79,7 +79,7 @@ def test_hostile_yaml_is_a_clear_mistake_with_its_place(name, tmp_path):
 def test_hostile_yaml_does_not_break_the_linter(name):
     if name == "a mebibyte too much":
         pytest.skip("the size of a file is checked where it is opened")
-    with pytest.raises(UserMistake) as refused:
+    with pytest.raises(UserError) as refused:
         read_written(HOSTILE_YAML[name], file="axolotl.yaml")
     assert "axolotl.yaml" in refused.value.where
 
@@ -93,14 +93,14 @@ def test_a_yaml_bomb_takes_no_memory(tmp_path):
         for read in (load_settings, lambda path: read_written(path.read_text(), file="axolotl.yaml")):
             try:
                 read(Path({str(path)!r}))
-            except UserMistake as refused:
+            except UserError as refused:
                 print(refused.what)
         """,
         prepare="""
         from pathlib import Path
         from graftwork.plan.lint.configuration import read_written
         from graftwork.project.load import load_settings
-        from graftwork.records.errors import UserMistake
+        from graftwork.records.errors import UserError
         """,
     )
     assert measured.output == "this expands to more than 100,000 values\n" * 2
@@ -295,10 +295,10 @@ def test_packed_bombs_end_in_a_fault_and_take_no_memory(name, tmp_path):
         tmp_path,
         f"write('log.jsonl', {PACKED[name]})",
         attack="""
-        from graftwork.records.errors import UserMistake
+        from graftwork.records.errors import UserError
         try:
             show_blocks("log.jsonl")
-        except UserMistake as mistake:
+        except UserError as mistake:
             print(mistake.what)
         """,
     )

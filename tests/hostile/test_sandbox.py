@@ -240,13 +240,13 @@ def test_a_user_namespace_with_a_single_user_gives_a_box_or_a_clear_error(kind):
     """Rootless containers map one user: changing to another one fails there."""
     source = f"""
         from graftwork.process.sandbox import *
-        from graftwork.records.errors import EnvironmentLacks
+        from graftwork.records.errors import EnvironmentFailure
         import os
         assert os.geteuid() == 0
         kind = SandboxKind({str(kind)!r})
         try:
             print("ran", Sandbox(kind, Limits(wall_seconds=60)).run("print('inside')").stdout)
-        except EnvironmentLacks as error:
+        except EnvironmentFailure as error:
             print("refused", error.what)
         print(repr(why_not(kind)))
     """

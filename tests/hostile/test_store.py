@@ -25,7 +25,7 @@ from store_samples import PROJECT, capture, release
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import Busy, Damaged, EnvironmentLacks
+from graftwork.records.errors import Busy, Corrupted, EnvironmentFailure
 from graftwork.registry.store import ReleaseStore
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
@@ -142,7 +142,7 @@ def test_a_postgresql_that_goes_and_comes_back_is_reported_and_needs_no_restart(
     captures.add([capture("before")])
     postgres.stop()
     for ask in (captures.count, lambda: captures.add([capture("while it was gone")])):
-        with pytest.raises(EnvironmentLacks, match="cannot be reached"):
+        with pytest.raises(EnvironmentFailure, match="cannot be reached"):
             ask()
     postgres.start()
     assert captures.add([capture("after")]) == 1
@@ -163,7 +163,7 @@ def test_a_connection_that_is_cut_in_a_transaction_undoes_it(postgres):
                 other.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": own})
             connection.execute(text("SELECT 1"))
 
-    with pytest.raises(EnvironmentLacks):
+    with pytest.raises(EnvironmentFailure):
         be_cut()
     assert captures.count() == 1
     database.close()
@@ -184,7 +184,7 @@ def test_a_file_that_is_moved_away_and_back_is_reported_and_loses_nothing(file):
     path, captures = file
     away = path.parent.rename(path.parent.with_name("away"))
     for ask in (captures.count, lambda: captures.add([capture("while it was gone")])):
-        with pytest.raises(EnvironmentLacks, match="is gone") as refused:
+        with pytest.raises(EnvironmentFailure, match="is gone") as refused:
             ask()
         assert refused.value.where == str(path)
     assert not path.parent.exists()
@@ -197,7 +197,7 @@ def test_a_file_that_is_removed_takes_nothing_into_nowhere(file):
     path, captures = file
     for found in path.parent.iterdir():
         found.unlink()
-    with pytest.raises(EnvironmentLacks, match="is gone"):
+    with pytest.raises(EnvironmentFailure, match="is gone"):
         captures.add([capture("lost")])
     assert list(path.parent.iterdir()) == []
 
@@ -223,7 +223,7 @@ def test_a_file_that_is_replaced_by_something_else_is_an_error_and_left_alone(fi
     for found in path.parent.iterdir():
         found.unlink()
     path.write_bytes(damage)
-    with pytest.raises((Damaged, OperationalError)):
+    with pytest.raises((Corrupted, OperationalError)):
         captures.add([capture("lost")])
     assert path.read_bytes()[: len(damage)] == damage
 
@@ -233,7 +233,7 @@ def fill(captures: CaptureStore, *, most: int = 500) -> int:
     for number in range(most):
         try:
             captures.add([capture(f"{number}", reply="x" * 20_000)])
-        except EnvironmentLacks as refused:
+        except EnvironmentFailure as refused:
             if "could not be written" not in refused.what:
                 raise
             return number
@@ -265,7 +265,7 @@ def test_on_a_full_disk_nothing_is_half_and_the_work_goes_on_when_there_is_room(
         assert kept > 0
         # What was kept can be read on the full disk, and a promise that was refused left no trace.
         assert [item.id for item in work.captures.export()] == [str(number) for number in range(kept)]
-        with pytest.raises(EnvironmentLacks):
+        with pytest.raises(EnvironmentFailure):
             work.captures.add([capture(f"more-{n}", reply="x" * 20_000) for n in range(50)])
         assert work.captures.count() == kept
         ballast.unlink()
@@ -284,7 +284,7 @@ def test_on_a_full_disk_a_release_is_whole_or_not_there(small_disk, tmp_path):
         adapter = write_adapter(tmp_path / f"adapter-{number}", weights=os.urandom(300_000))
         return publish_parts(folder=store, index=index, **parts(adapter)).id
 
-    with pytest.raises(EnvironmentLacks, match="disk is full"):
+    with pytest.raises(EnvironmentFailure, match="disk is full"):
         list(map(make, range(20)))
     whole = store.ids()
     assert 0 < len(whole) < 20

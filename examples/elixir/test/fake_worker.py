@@ -49,7 +49,7 @@ send(type="started", command=start["command"], project=start["project"])
 if behaviour == "silent":
     time.sleep(60)
 if behaviour.endswith("mistake"):
-    finish(2, type="error", error="UserMistake", what="the data is wrong")
+    finish(2, type="error", error="UserError", what="the data is wrong")
 if behaviour == "crash_once" and tries == 0:
     send(type="checkpoint", run="r", step=4)
     os.kill(os.getpid(), 9)

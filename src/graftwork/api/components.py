@@ -46,7 +46,7 @@ from graftwork.components.settings import GenerateSettings
 from graftwork.components.stages import ACCEPTED, FAILED, AcceptedStage
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
-from graftwork.records.errors import Damaged, GraftError, UserMistake
+from graftwork.records.errors import Corrupted, GraftError, UserError
 
 
 def check_spec(path: str | Path) -> SpecReport:
@@ -167,7 +167,7 @@ def read_generation(project: Project, name: str, *, against: str = "") -> Genera
     folder = _require_folder(project, name)
     glance = _glance(project.root, folder)
     if glance.problem:
-        raise Damaged(glance.problem, where=str(folder))
+        raise Corrupted(glance.problem, where=str(folder))
     before = _journal(_require_folder(project, against)) if against else None
     rows = compare_rates(stage_rates(before), glance.rates) if before is not None else []
     return GenerationView(glance=glance, components=tuple(_lines(folder)), compared=tuple(rows))
@@ -177,7 +177,7 @@ def read_component(project: Project, name: str, component: str) -> ComponentView
     folder = _require_folder(project, name)
     line = next((each for each in _lines(folder) if each.id == component), None)
     if line is None:
-        raise UserMistake(f"there is no component {component} in {name}", fix="choose one of the list")
+        raise UserError(f"there is no component {component} in {name}", fix="choose one of the list")
     journal = _journal(folder)
     before, stages = "", []
     accepted = [
@@ -252,7 +252,7 @@ def _require_folder(project: Project, name: str) -> Path:
     for folder in _find_folders(project.root):
         if _name(project.root, folder) == name:
             return folder
-    raise UserMistake(
+    raise UserError(
         f"there is no generation {name!r} in this project",
         why="the folder has no journal of `graft generate`",
         fix="choose one of the list, or generate into the project folder with --out",
@@ -329,7 +329,7 @@ def _manifest(folder: Path) -> PackageManifest | None:
     try:
         return read_manifest(folder)
     except (ValueError, OSError) as error:
-        raise Damaged("the manifest cannot be read", why=str(error)[:200], where=str(folder)) from error
+        raise Corrupted("the manifest cannot be read", why=str(error)[:200], where=str(folder)) from error
 
 
 def _cards(folder: Path) -> tuple[ScoreCard, ...]:
@@ -338,4 +338,4 @@ def _cards(folder: Path) -> tuple[ScoreCard, ...]:
     except FileNotFoundError:
         return ()
     except (ValidationError, OSError) as error:
-        raise Damaged("the score card cannot be read", why=str(error)[:200], where=str(folder)) from error
+        raise Corrupted("the score card cannot be read", why=str(error)[:200], where=str(folder)) from error

@@ -13,7 +13,7 @@ from graftwork.cycle.session import ControlAction as ControlAction  # noqa: PLC0
 from graftwork.cycle.session import CycleStatus, approve_step, decide, read_status
 from graftwork.cycle.settings import CycleSettings
 from graftwork.cycle.state import CoordinatorState
-from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.errors import Busy, UserError
 from graftwork.records.week import Scenario, ShownSession, WeekSchedule
 from graftwork.week.project import WeekDial as WeekDial  # noqa: PLC0414
 from graftwork.week.project import WeekTerms as WeekTerms  # noqa: PLC0414
@@ -58,7 +58,7 @@ def approve_in_cycle(project: Project, step: str, *, why: str, who: str, cycle: 
 
 def _parse_number(cycle: str) -> int | None:
     if cycle and not cycle.isdecimal():
-        raise UserMistake(f"{cycle!r} is no number of a cycle", fix="reload the page and decide again")
+        raise UserError(f"{cycle!r} is no number of a cycle", fix="reload the page and decide again")
     return int(cycle) if cycle else None
 
 

@@ -45,7 +45,7 @@ from graftwork.records.dataset import (
     Row,
     Split,
 )
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import GraftError, UserError
 from graftwork.records.interaction import Origin
 from graftwork.store.captures import ReviewStore
 from graftwork.text.redact import redact
@@ -90,7 +90,7 @@ def read_audit(project: Project) -> Audit | None:
 def list_datasets(project: Project) -> tuple[DatasetLine, ...]:
     """The newest first; those whose manifest cannot be read are left out."""
     latest = None
-    with suppress(UserMistake):
+    with suppress(UserError):
         latest = _find(project, "")
     folders = [path for path in project.folder.datasets.glob("*") if (path / MANIFEST).is_file()]
     folders.sort(key=lambda path: (path / MANIFEST).stat().st_mtime, reverse=True)
@@ -156,7 +156,7 @@ def read_row(project: Project, name: str, row_id: str, *, by_token: bool = False
     dataset = read_manifest(folder)
     found = fetch_rows(folder, dataset, places=find_row_id(folder, dataset, row_id))
     if not found:
-        raise UserMistake(
+        raise UserError(
             f"no row has the id {row_id!r}",
             why=f"the dataset {dataset.content_hash[:12]} has no such row",
             fix="choose a row from the list",
@@ -238,7 +238,7 @@ def _lay_out(line: str) -> str:
 def to_split(name: str) -> Split:
     found = next((known for known in SPLITS if known == name), None)
     if found is None:
-        raise UserMistake(f"there is no split {name!r}", fix=f"use one of {', '.join(SPLITS)}")
+        raise UserError(f"there is no split {name!r}", fix=f"use one of {', '.join(SPLITS)}")
     return found
 
 
@@ -321,7 +321,7 @@ def decide_review(
     if item is None:
         return False
     if action == "edit" and (reply is None or not reply.strip() or reply.strip() == item.reply.strip()):
-        raise UserMistake(
+        raise UserError(
             "the answer was not changed",
             why="an edit must differ",
             fix="accept the answer as it is, or edit it",

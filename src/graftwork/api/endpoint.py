@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from graftwork.api.project import PAGE_SIZE, Page, Project, number_page
 from graftwork.process.http_client import HttpAnswer, NoAnswer
 from graftwork.records.base import Record
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.records.interaction import Capture, Feedback
 from graftwork.serve.captures import CaptureTotals, read_totals
 from graftwork.store.captures import FeedbackStore
@@ -68,7 +68,7 @@ def read_endpoint_counts(project: Project) -> EndpointCounts | None:
     try:
         with _open(project, "/metrics", None, seconds=LIST_SECONDS) as reply:
             return parse_counts(reply.read().decode()) if reply.status == 200 else None
-    except (NoAnswer, ValueError, EnvironmentLacks):
+    except (NoAnswer, ValueError, EnvironmentFailure):
         return None
 
 
@@ -96,7 +96,7 @@ def list_endpoint_models(project: Project) -> tuple[str, ...]:
         with _open(project, "/v1/models", None, seconds=LIST_SECONDS) as reply:
             body = json.loads(reply.read())
             return tuple(str(model["id"]) for model in body.get("data", ()))
-    except (NoAnswer, ValueError, KeyError, TypeError, AttributeError, EnvironmentLacks):
+    except (NoAnswer, ValueError, KeyError, TypeError, AttributeError, EnvironmentFailure):
         with project.open() as work:
             return tuple(work.releases.aliases())
 
@@ -116,7 +116,7 @@ def ask_model(
         return EndpointAnswer(
             model=model, error=f"nothing answers: {error}; `graft serve` starts the endpoint"
         )
-    except EnvironmentLacks as error:
+    except EnvironmentFailure as error:
         return EndpointAnswer(model=model, error=error.what)
     answer = EndpointAnswer(model=model, status=status, headers=headers, seconds=time.perf_counter() - began)
     try:
@@ -153,7 +153,7 @@ def _open(
 
     endpoint = OwnEndpoint(project.settings.serve, root=project.root, admin=path == "/metrics")
     if not endpoint.is_here:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the endpoint's address is not fixed on this machine", fix="set serve.host and serve.port"
         )
     return endpoint.send(path, body, seconds=seconds)
@@ -204,7 +204,7 @@ def read_capture(project: Project, capture_id: str) -> tuple[Capture, tuple[Feed
     with project.open() as work:
         capture = work.captures.get(capture_id)
         if capture is None:
-            raise UserMistake(
+            raise UserError(
                 f"there is no capture {capture_id}",
                 why="it was deleted, or the id is of another project",
                 fix="choose one from the list of captures",

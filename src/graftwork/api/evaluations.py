@@ -17,7 +17,7 @@ from graftwork.evaluate.project import Evaluated
 from graftwork.evaluate.subjects import parse_subject, parse_subjects
 from graftwork.project.open_project import name_entry
 from graftwork.records.base import Record
-from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake
+from graftwork.records.errors import GraftError, NegativeResult, UserError
 from graftwork.records.live import EscalationForecast
 from graftwork.records.report import Answer, Case, Report, SubjectReport, Verdict
 
@@ -156,7 +156,7 @@ def read_case(project: Project, case_id: str, query: CaseQuery) -> CaseView:
     loaded = _require(project)
     case = next((case for case in loaded.cases if case.id == case_id), None)
     if case is None:
-        raise UserMistake(
+        raise UserError(
             f"there is no case {case_id}",
             why="the last evaluation did not ask it, or its cases are gone",
             fix="choose one from the list of cases",
@@ -197,7 +197,7 @@ def require_known_subject(project: Project, text: str) -> None:
     subject = parse_subject(text)
     if subject.kind not in OUTSIDE or subject in parse_subjects(project.settings.evaluate.subjects):
         return
-    raise AnswerIsNo(
+    raise NegativeResult(
         "a URL or a folder can be asked here only if graft.yaml names it",
         why="held-out cases and a key would go there, or files from there would be loaded",
         fix="add it to evaluate.subjects, or run the command in a terminal",
@@ -299,9 +299,9 @@ def _outcome(before: float | None, after: float | None, *, less: bool) -> Outcom
 def _require(project: Project) -> _Loaded:
     loaded = _load(project)
     if loaded is None:
-        raise UserMistake("nothing was evaluated yet", fix="run `graft eval`, or `graft run`")
+        raise UserError("nothing was evaluated yet", fix="run `graft eval`, or `graft run`")
     if not loaded.cases:
-        raise UserMistake(
+        raise UserError(
             "the cases of the last evaluation are gone",
             why="; ".join(loaded.missing),
             fix="run `graft eval` again",
@@ -326,7 +326,7 @@ def _load(project: Project) -> _Loaded | None:
     try:
         evaluated = Evaluated.model_validate(entry.output)
     except ValueError:
-        raise UserMistake(
+        raise UserError(
             "the last evaluation was written by another version of graftwork",
             fix="run `graft eval` again",
         ) from None

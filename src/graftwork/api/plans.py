@@ -23,7 +23,7 @@ from graftwork.plan.catalog.prices import (
 )
 from graftwork.plan.fit.project import FitRequest, answer_fit, named_machine, question_of
 from graftwork.records.base import Figure, Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.plan import FitAnswer, FitQuestion
 from graftwork.text.wording import explain_error
 
@@ -47,7 +47,7 @@ def plan_fit(
     """
     unknown = sorted(set(options) - set(FitRequest.model_fields))
     if unknown:
-        raise UserMistake(
+        raise UserError(
             f"plan_fit has no option {unknown[0]!r}",
             why=f"it takes: {', '.join(FitRequest.model_fields)}",
             fix="use one of these names",
@@ -63,7 +63,7 @@ def plan_fit(
         fix = "`graft plan fit --help` lists the accepted values"
         if name == "algorithm" and str(first["input"]).lower() == "ppo":
             fix = "use grpo, which needs no value model; docs/reinforcement.md maps the settings of PPO to it"
-        raise UserMistake(
+        raise UserError(
             f"--{name} is {first['input']!r}",
             why=explain_error(first),
             fix=fix,
@@ -181,7 +181,7 @@ def _validated(kind: type[R], options: dict[str, Any]) -> R:
     except ValidationError as refused:
         first = refused.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""
-        raise UserMistake(
+        raise UserError(
             f"{name} is {first['input']!r}" if name else "the options do not fit together",
             why=explain_error(first),
             fix="enter another value",
@@ -195,7 +195,7 @@ CATALOG_PARTS = ("models", "gpus", "cpus", "prices", "quoted", "places", "api_pr
 def list_catalog(kind: str | None, *, overlay: Path | None, today: date) -> dict[str, Any]:
     """The rows of one kind, or of all, each with its age in days; prices with whether that is too old."""
     if kind is not None and kind not in CATALOG_PARTS:
-        raise UserMistake(
+        raise UserError(
             f"the catalog has no part {kind!r}",
             why="it was asked for by that name",
             fix=f"name one of {', '.join(CATALOG_PARTS)}",

@@ -28,7 +28,7 @@ from graftwork.project.reporter import NullReporter, Reporter, progress_listener
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
 from graftwork.records.dataset import Audit
-from graftwork.records.errors import AnswerIsNo, Busy, UserMistake
+from graftwork.records.errors import Busy, NegativeResult, UserError
 from graftwork.records.plan import Plan, RunPlan
 from graftwork.records.release import Release, ReleaseEntry, ReleaseQuery
 from graftwork.records.report import NextStart, Verdict
@@ -351,21 +351,21 @@ class Project:
             return judge_session(work, may_do=_allowed(work, "evaluate", update=update))
 
     def release(self) -> Release:
-        """Run what is out of date, publish the adapter and promote it. Raises `AnswerIsNo` if the gate does
-        not say deploy."""
+        """Run what is out of date, publish the adapter and promote it. Raises `NegativeResult` if the gate
+        does not say deploy."""
         made = self.run_to("release")
         if "release" in made.outputs:
             return made.get("release", Release)
         verdict = made.get("gate", Verdict)
-        raise AnswerIsNo(
+        raise NegativeResult(
             "nothing was released",
             why=f"the gate said {verdict.decision.replace('_', ' ')}: {verdict.reason}",
             fix="`graft gate` shows each rule and what would help",
         )
 
     def release_prompt(self) -> Release:
-        """Publish the prompted base, without an adapter, and promote it. Raises `AnswerIsNo` if the gate does
-        not say deploy to it."""
+        """Publish the prompted base, without an adapter, and promote it. Raises `NegativeResult` if the
+        gate does not say deploy to it."""
         from graftwork.registry.prompt_release import release_prompt
 
         with self.open() as work:
@@ -406,7 +406,7 @@ class Project:
             return project_status(work)
 
     def run_cycle(self) -> "CycleState":
-        """Run one training cycle, or finish the open one; StoppedInOrder if it waits for a person."""
+        """Run one training cycle, or finish the open one; GracefulStop if it waits for a person."""
         from graftwork.cycle.session import run_once
 
         with self.open() as work:
@@ -623,7 +623,7 @@ def _force_format(settings: DataSettings, row_format: str | None) -> DataSetting
         return DataSettings.model_validate({**settings.model_dump(), "format": row_format, "mapping": None})
     except ValidationError as error:
         message = explain_error(error.errors()[-1])
-        raise UserMistake(
+        raise UserError(
             f"there is no format {row_format!r}", why=message, fix="name one of these", where="--format"
         ) from None
 

@@ -13,7 +13,7 @@ from graftwork.api.overview import list_live as list_live_releases
 from graftwork.api.project import Page, Project, cut_page
 from graftwork.api.runs import TwoCompared, flatten, list_differences
 from graftwork.records.base import Record
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import GraftError, UserError
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
 from graftwork.records.report import Report, Verdict
 from graftwork.registry.archive import ArchiveFile
@@ -162,7 +162,7 @@ def compare_releases(project: Project, a: str, b: str) -> TwoCompared:
     """Metrics with their intervals, data, settings and versions of two releases."""
     first, second = read_release(project, a), read_release(project, b)
     if first.release.id == second.release.id:
-        raise UserMistake(
+        raise UserError(
             "both are the same release", why=f"{a} and {b} name {first.release.id[:12]}", fix="choose another"
         )
     left, right = first.release, second.release

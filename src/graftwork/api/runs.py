@@ -16,7 +16,7 @@ from graftwork.pipeline.status import RunStatus, describe_run
 from graftwork.process.local_workers import LOG_FILE
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.fleet import Vitals
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.release import ReleaseEntry
@@ -196,7 +196,7 @@ def stop_run(project: Project) -> bool:
 def _require_run(work: OpenProject, run_id: str) -> RunEntry:
     entry = work.runs.get(run_id) or (find_run(work, run_id) if run_id else None)
     if entry is None:
-        raise UserMistake(f"there is no run {run_id}", fix="choose one from the list of runs")
+        raise UserError(f"there is no run {run_id}", fix="choose one from the list of runs")
     return entry
 
 

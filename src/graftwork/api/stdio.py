@@ -31,12 +31,12 @@ from graftwork.records.base import Record
 from graftwork.records.errors import (
     EXIT_DONE,
     EXIT_ENVIRONMENT,
-    EXIT_RESUME_ME,
+    EXIT_RESUME,
     Busy,
+    GracefulStop,
     GraftError,
     Interrupted,
-    StoppedInOrder,
-    UserMistake,
+    UserError,
 )
 from graftwork.records.plan import Plan
 from graftwork.records.report import Verdict
@@ -385,15 +385,15 @@ class WorkerSession:
                 try:
                     if self._stopping:
                         # A client that closed the port at once has nothing begun.
-                        raise StoppedInOrder(self._stopping)
+                        raise GracefulStop(self._stopping)
                     result, code = self._carry_out(start)
                 finally:
                     self._set_busy(False)
-        except (StoppedInOrder, Interrupted, KeyboardInterrupt) as stopped:
+        except (GracefulStop, Interrupted, KeyboardInterrupt) as stopped:
             self._end_watch(watcher)
             reason = self._stopping or str(stopped) or "stopped"
-            self._outbox.send(StoppedMessage(exit_code=EXIT_RESUME_ME, reason=reason))
-            return EXIT_RESUME_ME
+            self._outbox.send(StoppedMessage(exit_code=EXIT_RESUME, reason=reason))
+            return EXIT_RESUME
         except GraftError as error:
             self._end_watch(watcher)
             return self._fail(error)
@@ -484,7 +484,7 @@ class WorkerSession:
     def _refuse(self, why: str) -> None:
         """A message that cannot be read: before the start the end, later a remark."""
         if self._start is None and self._mistake is None:
-            self._mistake = UserMistake(
+            self._mistake = UserError(
                 "the message cannot be read",
                 why=why,
                 fix=f"`graft worker --schema` prints version {PROTOCOL_VERSION} of the protocol",

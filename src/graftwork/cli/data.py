@@ -13,7 +13,7 @@ import typer
 
 from graftwork.cli.command import Engine, Folder, has_subcommand, opened, print_record, reporting
 from graftwork.cli.output import Json, print_json, stderr, stdout
-from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
+from graftwork.records.errors import EXIT_NEGATIVE_RESULT, UserError
 from graftwork.text.wording import plural
 from graftwork.views.document import quote
 from graftwork.views.terminal import print_document, print_line, table
@@ -88,7 +88,7 @@ def audit(
     print_record(found, as_json=json)
     if page and not json:
         print_line(stdout, f"report: {quote(page)}", soft_wrap=True)
-    raise typer.Exit(0 if found.fit_to_train else EXIT_ANSWER_IS_NO)
+    raise typer.Exit(0 if found.fit_to_train else EXIT_NEGATIVE_RESULT)
 
 
 def _audit(files: list[str], project: Path | None, row_format: str | None) -> "tuple[Audit, Path | None]":
@@ -123,7 +123,7 @@ def _audit_scores(files: list[str], project: Path | None, *, as_json: bool) -> N
         print_json({**found.model_dump(mode="json"), "usable": found.usable})
     else:
         _show_scores(found)
-    raise typer.Exit(0 if found.usable else EXIT_ANSWER_IS_NO)
+    raise typer.Exit(0 if found.usable else EXIT_NEGATIVE_RESULT)
 
 
 def _show_scores(found: "LogScoresAudit") -> None:
@@ -303,7 +303,7 @@ def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:
 def _to_split(name: str) -> "Split":
 
     if name not in NAMES_OF_SPLITS:
-        raise UserMistake(f"there is no split {name!r}", fix=f"use one of {', '.join(NAMES_OF_SPLITS)}")
+        raise UserError(f"there is no split {name!r}", fix=f"use one of {', '.join(NAMES_OF_SPLITS)}")
     return cast("Split", name)
 
 
@@ -377,7 +377,7 @@ def repair(
             return
         outcome = found.repair(settings, out=out)
     print_record(outcome, as_json=json)
-    raise typer.Exit(EXIT_ANSWER_IS_NO if outcome.undecided else 0)
+    raise typer.Exit(EXIT_NEGATIVE_RESULT if outcome.undecided else 0)
 
 
 def _revise(
@@ -403,7 +403,7 @@ def _revise(
     elif teacher is not None:
         endpoint = parse_subject(teacher).endpoint if "#" in teacher else None
         if endpoint is None:
-            raise UserMistake(
+            raise UserError(
                 f"{teacher!r} is no teacher",
                 why="a teacher is the address of an endpoint and a model, or an engine and a base",
                 fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE or engine:llamacpp#BASE",
@@ -421,7 +421,7 @@ def _revise(
         return RepairSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise UserMistake(
+        raise UserError(
             "the options of the repair do not fit together",
             why=explain_error(first),
             fix="`graft data repair --help` lists the accepted values",
@@ -728,7 +728,7 @@ def _revise_captures(settings: "CaptureSettings", **options: object) -> "Capture
     except ValidationError as refused:
         first = refused.errors(include_url=False, include_input=False)[0]
         option = f"--{first['loc'][0]}" if first["loc"] else "--since"
-        raise UserMistake(
+        raise UserError(
             f"{option} has an invalid value",
             why=explain_error(first),
             fix="`graft data captures --help` lists the accepted values",

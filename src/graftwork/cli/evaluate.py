@@ -16,7 +16,7 @@ from graftwork.cli.command import (
     reporting,
 )
 from graftwork.cli.output import Json, print_json, stdout
-from graftwork.records.errors import EXIT_ANSWER_IS_NO, AnswerIsNo
+from graftwork.records.errors import EXIT_NEGATIVE_RESULT, NegativeResult
 from graftwork.views.document import quote
 from graftwork.views.terminal import print_document, print_line
 
@@ -151,7 +151,7 @@ def _show_savings(project: Path | None, model: str | None, *, as_json: bool) -> 
     with reporting(project, model) as found:
         saved = found.savings()
     if saved is None:
-        raise AnswerIsNo(
+        raise NegativeResult(
             "the logs hold no call of this model's roles",
             why="what is not called saves nothing",
             fix="name other roles under `models:`, or bring the logs of these",
@@ -246,7 +246,7 @@ def _show_live(project: Path | None, model: str | None, *, as_json: bool) -> Non
         compared = found.live_escalation()
     print_record(compared, as_json=as_json)
     if not compared.agrees:
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
+        raise typer.Exit(EXIT_NEGATIVE_RESULT)
 
 
 @app.command("calibrate")
@@ -275,4 +275,4 @@ def calibrate(
     else:
         print_document(stdout, view_calibration(judged))
     if not judged.sufficient:
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
+        raise typer.Exit(EXIT_NEGATIVE_RESULT)

@@ -17,7 +17,7 @@ import typer
 
 from graftwork.cli.command import Folder, Model, opened, opened_with_progress, print_record, reporting
 from graftwork.cli.output import Json, print_json, stderr, stdout
-from graftwork.records.errors import EXIT_ANSWER_IS_NO
+from graftwork.records.errors import EXIT_NEGATIVE_RESULT
 
 if TYPE_CHECKING:
     from graftwork.fleet.jobs import FleetRequest, RunQuote
@@ -276,7 +276,7 @@ def reconcile(project: Folder = None, json: Json = False) -> None:
         found = reconcile_all(work)
     print_record(found, as_json=json)
     if found.unreachable:
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
+        raise typer.Exit(EXIT_NEGATIVE_RESULT)
 
 
 @app.command("ledger")

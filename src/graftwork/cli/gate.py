@@ -7,7 +7,7 @@ import typer
 
 from graftwork.cli.command import Folder, Model, reporting
 from graftwork.cli.output import Json, print_json, stdout
-from graftwork.records.errors import EXIT_ANSWER_IS_NO
+from graftwork.records.errors import EXIT_NEGATIVE_RESULT
 from graftwork.views.document import quote
 from graftwork.views.terminal import print_document, print_line
 
@@ -175,7 +175,7 @@ def _gate_session(project: Path | None, model: str | None, *, update: bool, as_j
         print_json(found)
     else:
         _print_session(found)
-    raise typer.Exit(0 if found.start == "this" else EXIT_ANSWER_IS_NO)
+    raise typer.Exit(0 if found.start == "this" else EXIT_NEGATIVE_RESULT)
 
 
 def _write(junit: Path | None, verdicts: "Mapping[str, Verdict]") -> None:

@@ -8,7 +8,7 @@ import typer
 
 from graftwork.cli.command import Folder, has_subcommand
 from graftwork.cli.output import Json, print_json, stderr, stdout
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.text.wording import plural
 from graftwork.views.document import quote
 from graftwork.views.terminal import print_line, table
@@ -81,7 +81,7 @@ def generate(
 
     if spec is None or engine is None:
         missing = "--spec" if spec is None else "--engine"
-        raise UserMistake(f"{missing} is missing", fix="see `graft generate --help`", where=missing)
+        raise UserError(f"{missing} is missing", fix="see `graft generate --help`", where=missing)
     changes = {"samples": samples, "rounds": rounds}
     chosen_stages = _read_stages(stages)
     if not json:
@@ -149,7 +149,7 @@ def _read_stages(text: str) -> "tuple[Stage, ...]":
     parts = {part.strip() for part in text.split(",") if part.strip()}
     chosen = tuple(stage for stage in STAGES if str(stage) in parts)
     if len(chosen) != len(parts) or 1 not in chosen:
-        raise UserMistake(
+        raise UserError(
             f"{text!r} names no stages", why="they begin with 1", fix="write 1,2,3,4", where="--stages"
         )
     return chosen

@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from graftwork.cli.output import print_error, stderr
-from graftwork.records.errors import EXIT_INTERRUPTED, EXIT_USER_MISTAKE, GraftError, Interrupted
+from graftwork.records.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, GraftError, Interrupted
 
 COMMANDS = {
     "init": "project:init",
@@ -192,7 +192,7 @@ def main() -> None:
             raise
         # A usage error of typer, which formats itself.
         show()
-        sys.exit(EXIT_USER_MISTAKE)
+        sys.exit(EXIT_USER_ERROR)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -7,7 +7,7 @@ import typer
 
 from graftwork.cli.command import Folder, print_record
 from graftwork.cli.output import Json
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 if TYPE_CHECKING:
     from graftwork.project.load import ProjectFolder
@@ -46,7 +46,7 @@ def pull(
     found = _find_project(project)
     if name is None:
         if found is None:
-            raise UserMistake("no model is named", fix="graft model pull Qwen/Qwen3-0.6B", where="NAME")
+            raise UserError("no model is named", fix="graft model pull Qwen/Qwen3-0.6B", where="NAME")
         name = found.settings.base
     root = found.root if found is not None else (project or Path())
     with RichReporter(tables=False) as reporter:

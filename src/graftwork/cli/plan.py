@@ -8,7 +8,7 @@ import typer
 
 from graftwork.cli.command import Folder, Model, has_subcommand, opened, print_record, reporting
 from graftwork.cli.output import Json, print_json, stderr, stdout
-from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
+from graftwork.records.errors import EXIT_NEGATIVE_RESULT, UserError
 from graftwork.text.wording import plural
 from graftwork.views.document import quote
 from graftwork.views.terminal import print_document, print_line
@@ -171,7 +171,7 @@ def fit(
         from graftwork.views.plan import view_fit
 
         print_document(stdout, view_fit(answer, files=files))
-    raise typer.Exit(0 if answer.fits else EXIT_ANSWER_IS_NO)
+    raise typer.Exit(0 if answer.fits else EXIT_NEGATIVE_RESULT)
 
 
 def _write(answer: "FitAnswer", folder: Path) -> list[Path]:
@@ -273,7 +273,7 @@ def serve(
     answered = answer_question(question, gpus=list_gpus(overlay=catalog))
     print_record(answered, as_json=json)
     if not answered.good:
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
+        raise typer.Exit(EXIT_NEGATIVE_RESULT)
 
 
 DEFAULT_GPU = "H100 SXM"
@@ -385,7 +385,7 @@ def compare(
         from graftwork.views.comparison import view_comparison
 
         print_document(stdout, view_comparison(found, everything=everything))
-    raise typer.Exit(0 if found.best else EXIT_ANSWER_IS_NO)
+    raise typer.Exit(0 if found.best else EXIT_NEGATIVE_RESULT)
 
 
 def run_asked(
@@ -412,7 +412,7 @@ def _measured(hours: float | None, on: str | None) -> "MeasuredRun | None":
     if hours is None and on is None:
         return None
     if hours is None or on is None or hours <= 0:
-        raise UserMistake(
+        raise UserError(
             "--hours and --on must be given together",
             why="hours can be converted to other GPUs only if the GPU is known",
             fix='give both, such as --hours 2 --on "A100 40GB"',
@@ -498,7 +498,7 @@ def buy(
         providers=tuple(place or ()),
     )
     print_record(found, as_json=json)
-    raise typer.Exit(0 if found.best else EXIT_ANSWER_IS_NO)
+    raise typer.Exit(0 if found.best else EXIT_NEGATIVE_RESULT)
 
 
 def week(
@@ -661,7 +661,7 @@ def lint(
         print_json(done)
     else:
         _show_lint(stdout, done)
-    raise typer.Exit(EXIT_ANSWER_IS_NO if done.errors else 0)
+    raise typer.Exit(EXIT_NEGATIVE_RESULT if done.errors else 0)
 
 
 def _show_lint(console: "Console", done: "Linted") -> None:

@@ -7,7 +7,7 @@ import typer
 
 from graftwork.cli.command import Folder, reporting
 from graftwork.cli.output import Json, print_json, stderr, stdout
-from graftwork.records.errors import EXIT_ENVIRONMENT, UserMistake
+from graftwork.records.errors import EXIT_ENVIRONMENT, UserError
 from graftwork.views.document import quote
 from graftwork.views.terminal import print_line, table
 
@@ -178,7 +178,7 @@ def doctor(
 
     has_project = project is not None or find_project() is not None
     if dry_run and not has_project:
-        raise UserMistake(
+        raise UserError(
             "a dry run needs a project",
             why="it uses the project's base model and training settings",
             fix="run it in a folder with a graft.yaml, or run `graft init` first",

@@ -18,7 +18,7 @@ from graftwork.cli.command import (
     reporting,
 )
 from graftwork.cli.output import Json, print_json, print_text, stdout
-from graftwork.records.errors import EXIT_ANSWER_IS_NO, UserMistake
+from graftwork.records.errors import EXIT_NEGATIVE_RESULT, UserError
 from graftwork.text.wording import plural
 from graftwork.views.terminal import print_document, print_line
 
@@ -75,7 +75,7 @@ def push(
 
     ways = (to, hub, ssh, mlflow)
     if sum(way is not None for way in ways) > 1 or (alias is not None and ssh is None):
-        raise UserMistake(
+        raise UserError(
             "these options cannot be combined",
             why="a push has one destination, and only a machine has aliases",
             fix="use one of --to, --hub, --ssh and --mlflow; --alias requires --ssh",
@@ -103,7 +103,7 @@ def pull(
 
     on_hub = hub is not None and from_ is None and name is None
     if not on_hub and (hub is not None or name is None):
-        raise UserMistake(
+        raise UserError(
             "the release is ambiguous",
             why="a release at a URL is named by its id, on the Hub by repository and revision",
             fix="`graft release pull ID --from URL`, or `graft release pull --hub OWNER/NAME@TAG`",
@@ -175,7 +175,7 @@ def deploy(
             )
         why = f": {done.why}" if done.why else f", {done.asked} requests answered"
         print_text(f"{done.release[:12]} {moved} at {done.to}{why}")
-    raise typer.Exit(0 if done.ok else EXIT_ANSWER_IS_NO)
+    raise typer.Exit(0 if done.ok else EXIT_NEGATIVE_RESULT)
 
 
 def _read_questions(source: str | None) -> list[list[dict[str, str]]]:
@@ -188,7 +188,7 @@ def _read_questions(source: str | None) -> list[list[dict[str, str]]]:
         found = json.loads(sys.stdin.read() if source == "-" else Path(source).read_text())
         return [[{str(k): str(v) for k, v in turn.items()} for turn in question] for question in found]
     except (ValueError, AttributeError, TypeError) as error:
-        raise UserMistake(
+        raise UserError(
             "the questions cannot be read",
             why=str(error),
             fix='write a list of questions, each a list of messages: [[{"role": "user", "content": "…"}]]',
@@ -811,19 +811,19 @@ def ab(
     from graftwork.evaluate.live.traffic import compare_shadow
 
     if traffic not in ("captures", "shadow"):
-        raise UserMistake(
+        raise UserError(
             f"unknown traffic {traffic!r}",
             fix="use --traffic captures, --traffic shadow, or --cases FILE",
             where="--traffic",
         )
     if traffic == "shadow" and (cases is not None or watch or experiment is not None):
-        raise UserMistake(
+        raise UserError(
             "--traffic shadow cannot be combined with --cases, --watch or --experiment",
             fix="omit them",
             where="--traffic",
         )
     if cases is not None and (watch or experiment is not None):
-        raise UserMistake(
+        raise UserError(
             "--cases cannot be combined with --watch or --experiment",
             why="--watch and --experiment are for live traffic",
             fix="omit --cases, or the other two",
@@ -835,7 +835,7 @@ def ab(
         with reporting(project, model) as opened_project:
             shadow = opened_project.shadow()
         if shadow is None:
-            raise UserMistake(
+            raise UserError(
                 "no shadow traffic is set up",
                 why="a challenger answers copies of live requests only if graft.yaml says so",
                 fix="add `shadow: {to: challenger, models: [champion]}` under serve",
@@ -843,7 +843,7 @@ def ab(
             )
         print_record(shadow, as_json=json)
         worse = any(check.outcome == "worse" for check in shadow.checks)
-        raise typer.Exit(EXIT_ANSWER_IS_NO if worse else 0)
+        raise typer.Exit(EXIT_NEGATIVE_RESULT if worse else 0)
     if a is None or b is None:
         raise typer.BadParameter("name two releases; only `--traffic shadow` does without")
     with reporting(project, model) as opened_project, opened_project.open() as work:

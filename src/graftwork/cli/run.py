@@ -12,10 +12,10 @@ from graftwork.cli.command import Detach, Folder, RunId, opened, print_record, r
 from graftwork.cli.output import Json, print_json, stderr, stdout
 from graftwork.records.errors import (
     EXIT_ENVIRONMENT,
-    EXIT_RESUME_ME,
-    EXIT_USER_MISTAKE,
+    EXIT_RESUME,
+    EXIT_USER_ERROR,
     GraftError,
-    UserMistake,
+    UserError,
 )
 from graftwork.text.wording import duration, plural
 from graftwork.views.document import quote
@@ -95,7 +95,7 @@ def _dry_run(project: Path | None, *, as_json: bool) -> None:
     with reporting(project) as opened_project:
         found = opened_project.dry_run()
     print_record(found, as_json=as_json)
-    raise typer.Exit(EXIT_USER_MISTAKE if found.errors else 0)
+    raise typer.Exit(EXIT_USER_ERROR if found.errors else 0)
 
 
 HEALTH_COLOURS = {"working": "green", "starting": "cyan", "slow": "yellow", "stuck": "red", "gone": "red"}
@@ -279,7 +279,7 @@ def logs(
             _await_first_run(work)
         meant = find_run(work, run)
         if meant is None:
-            raise UserMistake("there is no run yet", fix="`graft train` starts one")
+            raise UserError("there is no run yet", fix="`graft train` starts one")
         events, pause = Events(Path(meant.folder)), threading.Event()
         while True:
             # Checked before reading, so that everything written before the end is read.
@@ -316,9 +316,7 @@ def _report_end(run: "RunEntry", *, as_json: bool) -> None:
     """How the run ended; exits with its code."""
 
     error = run.error or {}
-    code = {"done": 0, "stopped": EXIT_RESUME_ME}.get(
-        run.state, int(error.get("exit_code", EXIT_ENVIRONMENT))
-    )
+    code = {"done": 0, "stopped": EXIT_RESUME}.get(run.state, int(error.get("exit_code", EXIT_ENVIRONMENT)))
     ends = {"running": "its process is gone; run the same command again to resume from the last checkpoint"}
     reason = ends.get(run.state, str(error.get("what", "")))
     if not as_json:

@@ -10,7 +10,7 @@ import typer
 
 from graftwork.cli.command import Folder, has_subcommand, opened
 from graftwork.cli.output import Json, print_json, stdout
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.views.document import quote
 from graftwork.views.terminal import fit_words, print_line, table
 
@@ -161,7 +161,7 @@ def _revise(settings: "ServeSettings", changes: dict[str, Any]) -> "ServeSetting
         first = refused.errors(include_url=False, include_input=False)[0]
         option = str(first["loc"][-1]) if first["loc"] else "split"
         option = {"split": "challenger", "kind": "engine"}.get(option, option)
-        raise UserMistake(
+        raise UserError(
             f"--{option} has an invalid value",
             why=explain_error(first),
             fix="`graft serve --help` lists the accepted values",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graftwork.cli.output import Json, print_error, print_json, stdout
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import GraftError, UserError
 from graftwork.text.wording import plural
 from graftwork.views.document import quote
 from graftwork.views.terminal import print_line, table
@@ -58,7 +58,7 @@ def check(
         if not path.name.endswith(".cases.yaml")
     ]
     if not paths:
-        raise UserMistake(
+        raise UserError(
             "there is no specification here",
             why=f"no file ends in {', '.join(ENDINGS)}",
             fix="name a file",
@@ -219,7 +219,7 @@ def convert(
     lossless = same_tree(tree, parse_spec(text, where=str(out or file)))
     if out is not None:
         if out.exists():
-            raise UserMistake("this file exists already", fix="name another one", where=str(out))
+            raise UserError("this file exists already", fix="name another one", where=str(out))
         write_atomic(out, text)
     if json:
         print_json(

@@ -21,7 +21,7 @@ from graftwork.cli.command import (
 )
 from graftwork.cli.fleet import Yes
 from graftwork.cli.output import Json, print_json, stderr, stdout
-from graftwork.records.errors import EXIT_ANSWER_IS_NO
+from graftwork.records.errors import EXIT_NEGATIVE_RESULT
 from graftwork.text.wording import plural
 from graftwork.views.document import quote
 from graftwork.views.terminal import print_line, table
@@ -126,7 +126,7 @@ def _train_all(project: Path | None, *, engine: EngineName | None, as_json: bool
         trained = found.train_all()
     print_record(trained, as_json=as_json)
     if trained.failed:
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
+        raise typer.Exit(EXIT_NEGATIVE_RESULT)
 
 
 def _train_on_machines(
@@ -297,7 +297,7 @@ def sweep(
         result = found.sweep(request, write=write)
     print_record(result, as_json=json)
     if result.best is None:
-        raise typer.Exit(EXIT_ANSWER_IS_NO)
+        raise typer.Exit(EXIT_NEGATIVE_RESULT)
 
 
 @app.command("federated")

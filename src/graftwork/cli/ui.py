@@ -6,7 +6,7 @@ import typer
 
 from graftwork.cli.command import Folder
 from graftwork.cli.output import Json, print_json, stdout
-from graftwork.records.errors import UserMistake, needs_extra
+from graftwork.records.errors import UserError, needs_extra
 
 
 def ui(
@@ -51,7 +51,7 @@ def ui(
         _show(running, as_json=json, browser=not (no_open or link))
         return
     if link:
-        raise UserMistake(
+        raise UserError(
             "no page of this project is running", fix="`graft ui` starts one", where=str(found.root)
         )
 

@@ -7,7 +7,7 @@ import typer
 
 from graftwork.cli.command import Folder, opened, print_record, reporting
 from graftwork.cli.output import Json, print_json, stdout
-from graftwork.records.errors import EXIT_ANSWER_IS_NO
+from graftwork.records.errors import EXIT_NEGATIVE_RESULT
 
 if TYPE_CHECKING:
     from graftwork.cycle.session import ControlAction
@@ -98,7 +98,7 @@ def _run_once(project: Folder, *, as_json: bool) -> None:
     with reporting(project, tables=not as_json) as found, found.open() as work:
         ended = run_once(work)
     print_record(ended, as_json=as_json)
-    raise typer.Exit(0 if ended.outcome in ("promoted", "nothing_new") else EXIT_ANSWER_IS_NO)
+    raise typer.Exit(0 if ended.outcome in ("promoted", "nothing_new") else EXIT_NEGATIVE_RESULT)
 
 
 def _show_status(project: Folder, *, as_json: bool) -> None:

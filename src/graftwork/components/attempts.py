@@ -33,7 +33,7 @@ from graftwork.files.disk import Journal, file_digest
 from graftwork.grading.code import extract_code
 from graftwork.process.asking import ask_many
 from graftwork.records.base import fingerprint
-from graftwork.records.errors import Damaged, EnvironmentLacks, StoppedInOrder, UserMistake
+from graftwork.records.errors import Corrupted, EnvironmentFailure, GracefulStop, UserError
 from graftwork.records.interaction import Message
 
 SYSTEMS: dict[Language, str] = {
@@ -153,7 +153,7 @@ class GenerationJournal:
         self.entries: list[dict[str, Any]] = self._journal.read()
         broken = check_chain(self.entries)
         if broken:
-            raise Damaged(
+            raise Corrupted(
                 f"the journal is damaged: {broken}",
                 why="answers and verdicts in it are no longer evidence",
                 fix="restore the file, or generate into another folder",
@@ -221,7 +221,7 @@ class RecordedAnswers:
                 texts = self._answers.setdefault((str(row["component"]), _whole(row["stage"])), {})
                 texts[_whole(row.get("sample", len(texts)))] = str(row["text"])
             except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-                raise UserMistake(
+                raise UserError(
                     "this is not a recorded answer",
                     why="every line is a JSON object with the keys component, stage (a number) and text",
                     fix="correct the line, or name another file as recorded:FILE",
@@ -298,7 +298,7 @@ class Budget:
         self._began = clock()
 
     def require(self) -> None:
-        """StoppedInOrder once it is spent."""
+        """GracefulStop once it is spent."""
         most, minutes = self._max_tokens, self._max_minutes
         if most is not None and self.tokens >= most:
             raise _stopped(
@@ -311,8 +311,8 @@ class Budget:
             )
 
 
-def _stopped(what: str, fix: str) -> StoppedInOrder:
-    return StoppedInOrder(what, why="every answer and verdict so far is kept", fix=fix)
+def _stopped(what: str, fix: str) -> GracefulStop:
+    return GracefulStop(what, why="every answer and verdict so far is kept", fix=fix)
 
 
 class Attempts:
@@ -378,7 +378,7 @@ class Attempts:
         try:
             return self._model.ask(question.messages, decoding), time.monotonic() - began
         except EngineUnavailable as error:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"{self._model.label} does not answer for component {question.component.id}, "
                 f"stage {question.stage}",
                 why=f"{error} (after {error.attempts} attempts)",

@@ -1,7 +1,7 @@
 """Components: nodes of a tree and their cases, with everything that generation needs, in the order to build.
 
 In: a tree and its case file. Out: components, dependencies before what uses them. A node is a component if it
-is a leaf or has cases. A cycle, or two components of one name, is a UserMistake that names the nodes. Types
+is a leaf or has cases. A cycle, or two components of one name, is a UserError that names the nodes. Types
 are read as specifications write them, in words of several languages: `list(string)`, `String.t()`.
 """
 
@@ -27,7 +27,7 @@ from graftwork.components.tree import (
 from graftwork.files.config_text import parse_yaml, read_config_text
 from graftwork.grading.checks import say_first
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 Stage = Literal[1, 2, 3, 4]
 Language = Literal["python", "elixir"]
@@ -197,7 +197,7 @@ def read_cases(path: Path) -> CaseFile:
         return CaseFile.model_validate(content or {})
     except ValidationError as error:
         location = [str(part) for part in error.errors(include_url=False)[0]["loc"]]
-        raise UserMistake(
+        raise UserError(
             f"the cases are wrong: {say_first(error)}",
             fix="docs/components.md shows the format of cases",
             where=f"{path}:{read_yaml_tree(text, where=str(path)).root.line_of(*location)}",
@@ -488,7 +488,7 @@ def load_plan(spec: Path, cases: Path | None = None) -> ComponentPlan:
 
 
 def make_plan(tree: SpecTree, cases: CaseFile, *, where: str) -> ComponentPlan:
-    """UserMistake, with the node and its line, for what no order of building can be found for."""
+    """UserError, with the node and its line, for what no order of building can be found for."""
     _require_ids(tree, cases, where=where)
     nodes = component_nodes(tree, cases)
     uses = dependencies_by_id(tree, cases)
@@ -497,7 +497,7 @@ def make_plan(tree: SpecTree, cases: CaseFile, *, where: str) -> ComponentPlan:
         rules = cases.components.get(node.id, ComponentCases()).properties
         inverses = [rule.inverse for rule in rules if rule.inverse is not None]
         if missing := [identifier for identifier in inverses if identifier not in uses]:
-            raise UserMistake(
+            raise UserError(
                 f"a property of {node.id} names the component {missing[0]}, which does not exist",
                 fix="name the id of a component as `inverse`",
                 where=f"components.{node.id}.properties",
@@ -537,14 +537,14 @@ def _require_ids(tree: SpecTree, cases: CaseFile, *, where: str) -> None:
     lines: dict[str, int] = {}
     for node in tree.walk():
         if not node.id and node.is_leaf:
-            raise UserMistake(
+            raise UserError(
                 f"the leaf {node.name} has no id" if node.name else "a leaf has no id and no name",
                 why="cases and dependencies name components by their ids",
                 fix="write an id that no other node has, in quotes",
                 where=f"{where}:{node.line}",
             )
         if node.id and node.id in lines:
-            raise UserMistake(
+            raise UserError(
                 f"the id {node.id} is used twice: in lines {lines[node.id]} and {node.line}",
                 why="cases and dependencies name components by their ids",
                 fix="give one of the nodes another id",
@@ -552,7 +552,7 @@ def _require_ids(tree: SpecTree, cases: CaseFile, *, where: str) -> None:
             )
         lines[node.id] = node.line
     if unknown := [identifier for identifier in cases.components if identifier not in lines]:
-        raise UserMistake(
+        raise UserError(
             f"there are cases for {unknown[0]}, which is not a node of the specification",
             fix="correct the id in the cases, in quotes; `graft spec show` lists the nodes",
             where=f"components.{unknown[0]}",
@@ -582,7 +582,7 @@ def _components_below(node: SpecNode, identifiers: set[str]) -> list[str]:
 
 
 def sort_by_dependencies(uses: dict[str, tuple[str, ...]], *, where: str, lines: dict[str, int]) -> list[str]:
-    """Dependencies first, otherwise in the order of the file; UserMistake for a cycle."""
+    """Dependencies first, otherwise in the order of the file; UserError for a cycle."""
     order: list[str] = []
     remaining = dict(uses)
     while remaining:
@@ -593,7 +593,7 @@ def sort_by_dependencies(uses: dict[str, tuple[str, ...]], *, where: str, lines:
         ]
         if not ready:
             cycle = find_cycle(remaining)
-            raise UserMistake(
+            raise UserError(
                 describe_cycle(cycle),
                 why="a component is built after what it uses, and after the `inverse` of its properties",
                 fix="remove one of these dependencies",
@@ -689,7 +689,7 @@ def _require_distinct(components: tuple[Component, ...], *, where: str) -> None:
     by_module: dict[str, Component] = {}
     for component in components:
         if keyword.iskeyword(component.function):
-            raise UserMistake(
+            raise UserError(
                 f"the component {component.id} is called {component.function}, which is a word of Python",
                 why="its function and its module have this name",
                 fix=f"give it another name, or `function` under components.{component.id} in the cases",
@@ -697,7 +697,7 @@ def _require_distinct(components: tuple[Component, ...], *, where: str) -> None:
             )
         namesake = by_module.setdefault(component.module, component)
         if namesake is not component:
-            raise UserMistake(
+            raise UserError(
                 f"the components {namesake.id} and {component.id} are both called {component.module}",
                 why="each becomes a module of the package",
                 fix="give one of them another name, or `function` in the cases",

@@ -56,7 +56,7 @@ from graftwork.model.base import find_base
 from graftwork.process.sandbox import SandboxSettings
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import fingerprint
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 RECORDED = "recorded:"
 ENGINES = "URL#model, base, engine:llamacpp@base, run:ID, release:ID, champion and recorded:FILE"
@@ -89,7 +89,7 @@ def generate_components(
     judge = None
     if request.judged:
         if work is None or work.settings.evaluate.judge is None:
-            raise UserMistake(
+            raise UserError(
                 "no judge is named",
                 why="--judge asks the judge of a project",
                 fix="name one under evaluate.judge in graft.yaml",
@@ -124,7 +124,7 @@ def choose_components(plan: ComponentPlan, names: Sequence[str]) -> tuple[str, .
         ]
         if not matching:
             examples = ", ".join(component.id for component in plan.components[:12])
-            raise UserMistake(
+            raise UserError(
                 f"there is no component {name}",
                 why=f"the specification has {examples}",
                 fix="`graft spec show` lists the nodes",
@@ -144,8 +144,8 @@ def open_model(name: str, work: OpenProject | None) -> Iterator[ComponentModel]:
         return
     try:
         subject = parse_subject(name)
-    except UserMistake as error:
-        raise UserMistake(
+    except UserError as error:
+        raise UserError(
             f"{name!r} names no engine",
             why=f"engines are {ENGINES}",
             fix="for example `--engine base`, or `--engine http://localhost:8000/v1#model`",
@@ -163,14 +163,14 @@ def open_model(name: str, work: OpenProject | None) -> Iterator[ComponentModel]:
 @contextmanager
 def _open_local(subject: NamedSubject, work: OpenProject | None) -> Iterator[ComponentModel]:
     if subject.kind not in ("base", "folder", "run", "release", "model"):
-        raise UserMistake(
+        raise UserError(
             f"{subject.name!r} cannot be asked for components",
             why=f"engines are {ENGINES}",
             fix="name one of these",
             where="--engine",
         )
     if subject.kind != "base" and work is None:
-        raise UserMistake(
+        raise UserError(
             f"{subject.name!r} is a model of a project",
             why="there is no graft.yaml here",
             fix="run the command in a project, or name it with -C",
@@ -311,7 +311,5 @@ def write_episodes(
 
 def read_rates(out: Path) -> tuple[StageRate, ...]:
     if read_manifest(out) is None and not (out / GENERATION).is_dir():
-        raise UserMistake(
-            "there is no generation here", fix="name the folder that --out wrote", where=str(out)
-        )
+        raise UserError("there is no generation here", fix="name the folder that --out wrote", where=str(out))
     return stage_rates(GenerationJournal(out / GENERATION))

@@ -1,6 +1,6 @@
 """Specifications in YAML, outlines, JSON Schema and OpenAPI: recognized by content and read into a tree.
 
-In: paths or text. Out: trees, or UserMistake with the reason and the line. Free text is refused, never
+In: paths or text. Out: trees, or UserError with the reason and the line. Free text is refused, never
 guessed at. A tree is written back as YAML or as an outline.
 
 YAML: nested mappings with id, name, metadata and children. A scalar is a number or a truth value only if YAML
@@ -26,7 +26,7 @@ import yaml
 
 from graftwork.components.tree import ROOT_ID, Dialect, SpecFinding, SpecNode, SpecTree, snake_case
 from graftwork.files.config_text import parse_yaml, read_config_text
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 YAML: Dialect = "yaml"
 _READ_AS = {
@@ -83,7 +83,7 @@ class _Reader:
         key_nodes: dict[str, yaml.Node] = {}
         for key_node, value in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise UserMistake(
+                raise UserError(
                     "a key of this mapping is a list or a mapping",
                     why="a specification has names as keys",
                     fix="write a plain name before the colon",
@@ -125,17 +125,15 @@ def plain_scalar(text: str, kind: str) -> Any:
 
 
 def read_yaml_tree(text: str, *, where: str) -> SpecTree:
-    """UserMistake with its line where this is not YAML or not a tree."""
+    """UserError with its line where this is not YAML or not a tree."""
     document = parse_yaml(text, where=where)
     if not isinstance(document.root, yaml.MappingNode):
-        raise UserMistake("this is not a mapping", fix="begin with id, name and children", where=where)
+        raise UserError("this is not a mapping", fix="begin with id, name and children", where=where)
     reader = _Reader()
     try:
         root = reader.node(document.root)
-    except UserMistake as error:
-        raise UserMistake(
-            error.what, why=error.why, fix=error.fix, where=f"{where}: {error.where}"
-        ) from error
+    except UserError as error:
+        raise UserError(error.what, why=error.why, fix=error.fix, where=f"{where}: {error.where}") from error
     return SpecTree(dialect=YAML, root=root, findings=tuple(reader.findings))
 
 
@@ -228,7 +226,7 @@ def read_outline(text: str, *, where: str) -> SpecTree:
         path = tuple(int(part) for _, part in _PART.findall(heading["stars"]))
         if len(path) > MOST_DEPTH:
             what = f"the heading is {len(path)} levels deep"
-            raise UserMistake(what, fix="nest less", where=f"{where}:{number + 1}")
+            raise UserError(what, fix="nest less", where=f"{where}:{number + 1}")
         headings.append((number, path, heading["rest"]))
     if not headings:
         headings = _number_in_order(lines, findings)
@@ -293,7 +291,7 @@ def _read_text(title: str, body: str, *, expected: str, where: str, line: int) -
         return SpecNode(id=expected, name=name, tail=tail, body=body, line=line)
     block, separator, remaining_body = body.removeprefix(_BLOCK_START).partition("\n" + _BLOCK_END)
     if not separator:
-        raise UserMistake(
+        raise UserError(
             "the fenced block `spec` is not closed", fix="close it with ```", where=f"{where}:{line + 1}"
         )
     inner = read_yaml_tree(block + "\n", where=f"{where}:{line + 2}").root
@@ -329,9 +327,9 @@ def _nest(root: SpecNode, nodes: list[tuple[int, SpecNode]]) -> SpecNode:
 
 
 def write_outline(tree: SpecTree) -> str:
-    """UserMistake for a single node: an outline is known by its headings."""
+    """UserError for a single node: an outline is known by its headings."""
     if tree.root.is_leaf:
-        raise UserMistake(
+        raise UserError(
             "a tree of one node has no outline form",
             why="an outline is recognized by its numbered headings",
             fix="convert it to yaml",
@@ -409,12 +407,12 @@ def parse_spec(text: str, *, where: str) -> SpecTree:
         return read_outline(text, where=where)
     try:
         content = parse_yaml(text, where=where).content
-    except UserMistake as error:
+    except UserError as error:
         if len(_MEANT_AS_YAML.findall(text)) > 1:
             raise
         raise _free_text(text, where=where, why=f"it is not YAML ({error.what})") from error
     if is_schema(content):
-        raise UserMistake(
+        raise UserError(
             "this is an OpenAPI document or a JSON Schema",
             why="its leaves need ids that cases can name",
             fix="write a specification from it: `graft spec convert FILE --to yaml --out NAME.tiki`",
@@ -443,7 +441,7 @@ def write_spec(tree: SpecTree, dialect: Dialect) -> str:
     return write_outline(tree) if dialect == "outline" else _dump(_to_plain(tree.root))
 
 
-def _free_text(text: str, *, where: str, why: str) -> UserMistake:
+def _free_text(text: str, *, where: str, why: str) -> UserError:
     if not text.strip():
         description = "the file is empty"
     else:
@@ -451,7 +449,7 @@ def _free_text(text: str, *, where: str, why: str) -> UserMistake:
         description = "YAML without a tree" if why.startswith("its keys") or "a list" in why else "free text"
         if headings and description == "free text":
             description += f" with {headings} Markdown heading{'s' if headings > 1 else ''}"
-    return UserMistake(
+    return UserError(
         f"this is not a specification: {description}",
         why=f"it has no numbered headings (*1, *1**1), and {why}",
         fix="write a YAML tree with id, name and children, or an outline of numbered headings",
@@ -532,7 +530,7 @@ def from_json_schema(document: dict[str, Any], *, where: str) -> SpecTree:
     """One leaf for each definition: a function that checks or builds such a value."""
     defined = document.get("$defs") or document.get("definitions") or {}
     if not isinstance(defined, dict):
-        raise UserMistake("the definitions of this schema are not a mapping", fix="check $defs", where=where)
+        raise UserError("the definitions of this schema are not a mapping", fix="check $defs", where=where)
     title = str(document.get("title") or "Schema")
     schemas = {**({title: document} if "properties" in document else {}), **defined}
     leaves = [

@@ -35,7 +35,7 @@ from graftwork.components.stages import ACCEPTED, ENDINGS, AcceptedStage, BuiltC
 from graftwork.components.verifier import Evidence, MutationScore, SourceFacts, SourceVerdict
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 MOST_COMPLEXITY, MOST_LINES = 10, 40
 WEIGHTS = {
@@ -281,7 +281,7 @@ def find_handwritten(out: Path, plan: ComponentPlan) -> dict[str, str]:
 
 
 def require_free(out: Path, plan: ComponentPlan, ids: Collection[str]) -> None:
-    """Raise UserMistake where the package would overwrite a file that no generation wrote."""
+    """Raise UserError where the package would overwrite a file that no generation wrote."""
     components = [component for component in plan.components if component.id in ids]
     shared = (
         ("mix.exs", "test/test_helper.exs") if plan.language == "elixir" else (f"{plan.package}/__init__.py",)
@@ -302,7 +302,7 @@ def _require_own(
         present = text_hash(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else ""
         if present in digests.get(name, ()) or (text is not None and present == text_hash(text)):
             continue
-        raise UserMistake(
+        raise UserError(
             f"{name} is there already, and no generation wrote it",
             why="files that a person wrote are never overwritten; nothing was written",
             fix="move it away, or generate into another folder with --out",
@@ -454,10 +454,10 @@ class _Links:
 
 
 def verify_package(out: Path, *, plan: ComponentPlan | None = None) -> ProvenanceReport:
-    """UserMistake where this is not the folder of a generation."""
+    """UserError where this is not the folder of a generation."""
     manifest = read_manifest(out)
     if manifest is None:
-        raise UserMistake(
+        raise UserError(
             "there is no generated package here",
             why=f"{MANIFEST_FILE} is missing",
             fix="name the folder that `graft generate --out` wrote",

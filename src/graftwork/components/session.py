@@ -50,7 +50,7 @@ from graftwork.grading.reward_audit import PROGRAMS, TEXTS
 from graftwork.process.sandbox import SandboxSettings, open_sandbox
 from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.records.interaction import Origin
 from graftwork.records.report import Case
 
@@ -204,7 +204,7 @@ def require_no_hack(accepted: dict[str, list[str]]) -> None:
     if accepted:
         identifier, names = next(iter(accepted.items()))
         other_ids = ", ".join(list(accepted)[1:])
-        raise UserMistake(
+        raise UserError(
             f"the cases of component {identifier} accept an answer that solves nothing: {names[0]}",
             why="a model that is rewarded by these cases learns to write such answers"
             + (f"; the cases of {other_ids} accept some too" if other_ids else ""),
@@ -321,7 +321,7 @@ def _require_cases(plan: ComponentPlan, chosen: set[str], handwritten: Mapping[s
     ):
         return
     ids = ", ".join(component.id for component in components[:8])
-    raise UserMistake(
+    raise UserError(
         f"no component has an executable case: {ids}" if components else "the specification has no leaf",
         why="an answer is accepted by cases, and by nothing else",
         fix="write calls or properties in NAME.cases.yaml next to the specification; docs/components.md "
@@ -331,12 +331,12 @@ def _require_cases(plan: ComponentPlan, chosen: set[str], handwritten: Mapping[s
 
 
 def open_verifier(plan: ComponentPlan, settings: SandboxSettings) -> Verifier:
-    """EnvironmentLacks where the language of the plan cannot run here."""
+    """EnvironmentFailure where the language of the plan cannot run here."""
     sandbox = open_sandbox(settings.model_copy(update={"seconds": SECONDS, "memory_mib": MEMORY_MIB}))
     if plan.language == "python":
         return Verifier(plan, sandbox)
     if lacking := why_no_elixir():
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"the components of {plan.package} cannot be verified here", why=lacking, fix="install it"
         )
     return ElixirVerifier(plan, sandbox)

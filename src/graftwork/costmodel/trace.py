@@ -40,7 +40,7 @@ from graftwork.costmodel.allocator import (
     take_step,
     tile_places,
 )
-from graftwork.records.errors import EnvironmentLacks, GraftError
+from graftwork.records.errors import EnvironmentFailure, GraftError
 from graftwork.records.plan import PlainSetup
 
 STACKED = 3
@@ -150,7 +150,7 @@ def put_in_four_bits(model: Any, setup: PlainSetup, *, device: str) -> None:
     try:
         import bitsandbytes as bnb
     except ImportError as missing:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "bitsandbytes is not installed",
             why="QLoRA is traced through its modules",
             fix="pip install bitsandbytes",

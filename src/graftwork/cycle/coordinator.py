@@ -58,12 +58,12 @@ from graftwork.cycle.state import (
 )
 from graftwork.process.worker import forget_stop, interruption_error, stoppable
 from graftwork.records.errors import (
-    AnswerIsNo,
     Busy,
+    GracefulStop,
     GraftError,
     Interrupted,
-    StoppedInOrder,
-    UserMistake,
+    NegativeResult,
+    UserError,
 )
 from graftwork.store.cycles import CycleTable
 
@@ -289,7 +289,7 @@ class Coordinator:
         except Superseded:
             self.on_event(f"{step} was taken over by another coordinator, or the cycle was canceled")
             raise
-        except (StoppedInOrder, Interrupted, KeyboardInterrupt) as stopped:
+        except (GracefulStop, Interrupted, KeyboardInterrupt) as stopped:
             self._give_back(step, token, stopped, cycle)
         except Exception as error:
             self._note_error(step, token, error)
@@ -317,7 +317,7 @@ class Coordinator:
         """Wait, end the cycle, or try again after a pause, by the kind of the error."""
         now = self.clock()
         # A mistake would be made in the same way again: a person has to change something.
-        retry = None if isinstance(error, UserMistake) else self.settings.retry
+        retry = None if isinstance(error, UserError) else self.settings.retry
         name = type(error).__name__
         described: dict[str, Any] = {"error": name, "what": f"{name}: {error}"[:500]}
         if isinstance(error, GraftError):
@@ -327,7 +327,7 @@ class Coordinator:
         def apply(state: CoordinatorState) -> CoordinatorState:
             if isinstance(error, Busy):
                 return postpone(state, step, token, until=now + BUSY_SECONDS, why=error.what)
-            if isinstance(error, AnswerIsNo):
+            if isinstance(error, NegativeResult):
                 summary = {"refused": error.what, "why": error.why}
                 state = complete(state, step, token, now=now, summary=summary)
                 return finish(state, "refused", reason=reason, now=now)
@@ -339,9 +339,7 @@ class Coordinator:
     def _give_back(self, step: str, token: int, stopped: BaseException, cycle: CycleState) -> None:
         """The step resumes later; a stop not requested here ends a session, not the cycle."""
         now = self.clock()
-        by_request = not isinstance(stopped, StoppedInOrder) or isinstance(
-            interruption_error(), StoppedInOrder
-        )
+        by_request = not isinstance(stopped, GracefulStop) or isinstance(interruption_error(), GracefulStop)
         until = now if by_request else next_date(self.settings, after=now) or now + BUSY_SECONDS
         why = (
             "stopped at a checkpoint"
@@ -392,7 +390,7 @@ class ClaimKeeper:
                     yield
                 finally:
                     claim.end()
-        except (StoppedInOrder, Interrupted, KeyboardInterrupt):
+        except (GracefulStop, Interrupted, KeyboardInterrupt):
             if claim.lost:
                 raise Superseded(step) from None
             raise

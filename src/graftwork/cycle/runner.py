@@ -49,7 +49,7 @@ from graftwork.process.alert import ALERTS_FILE, check_webhook, post, run_comman
 from graftwork.project.open_project import OpenProject, current_user, timestamp
 from graftwork.records.base import Record
 from graftwork.records.dataset import Audit
-from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
+from graftwork.records.errors import GraftError, UserError, WorkerFailed
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.report import Verdict
@@ -256,7 +256,7 @@ def send_notice(notice: Notice, settings: NotifySettings) -> str:
             failures.append(f"the command {publish_text(failure)}")
         if settings.webhook and (failure := post(check_webhook(settings.webhook), body)):
             failures.append(f"the webhook at {urlsplit(settings.webhook).hostname} {failure}")
-    except UserMistake as mistake:
+    except UserError as mistake:
         failures.append(mistake.what)
     return "; ".join(failures)
 

@@ -32,7 +32,7 @@ from graftwork.process import clock
 from graftwork.process.worker import hold_lock, lock_holder
 from graftwork.project.open_project import OpenProject, current_user
 from graftwork.records.base import Record
-from graftwork.records.errors import AnswerIsNo, GraftError, StoppedInOrder
+from graftwork.records.errors import GracefulStop, GraftError, NegativeResult
 from graftwork.version import __version__
 
 LOCK = "cycle"
@@ -71,7 +71,7 @@ def run_once(work: OpenProject) -> CycleState:
             if state.open_cycle is None and not state.queue and state.cycle is not None:
                 return state.cycle
             if isinstance(action, AwaitApproval) or (state.paused is not None and isinstance(action, Rest)):
-                raise StoppedInOrder(
+                raise GracefulStop(
                     f"{action.step} waits for approval" if isinstance(action, AwaitApproval) else action.why,
                     fix=f"graft up approve {action.step}, then graft up --once"
                     if isinstance(action, AwaitApproval)
@@ -252,7 +252,7 @@ def _with_open(state: CoordinatorState, number: int | None) -> CoordinatorState:
     """The state, if this cycle is open in it: a decision must be about the one that was seen."""
     open_cycle = state.open_cycle
     if number is not None and (open_cycle is None or open_cycle.number != number):
-        raise AnswerIsNo(
+        raise NegativeResult(
             f"cycle {number} is not open any more",
             why="it ended since it was shown",
             fix="look at the state again (`graft up status`, or reload the page) and decide again",

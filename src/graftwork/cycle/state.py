@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from graftwork.cycle.settings import NoticeKind, RetrySettings
 from graftwork.records.base import Record
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import GraftError, UserError
 
 FORMAT = 1
 MOST_ENTRIES = 200
@@ -322,7 +322,7 @@ def cancel(state: CoordinatorState, entry: LogEntry) -> CoordinatorState:
     """End the open cycle; the coordinator that works on it stops at a safe point."""
     cycle = state.open_cycle
     if cycle is None:
-        raise UserMistake("no cycle is open", why="there is nothing to cancel", fix="graft up status")
+        raise UserError("no cycle is open", why="there is nothing to cancel", fix="graft up status")
     why = f": {entry.why}" if entry.why else ""
     ended = finish(state, "canceled", reason=f"canceled by {entry.who}{why}", now=entry.at)
     return _logged(ended, entry)
@@ -332,11 +332,11 @@ def approve(state: CoordinatorState, step: str, entry: LogEntry) -> CoordinatorS
     """Note who allowed the step. A step that is done cannot be approved any more."""
     cycle = state.open_cycle
     if cycle is None:
-        raise UserMistake("no cycle is open", why="there is nothing to approve", fix="graft up status")
+        raise UserError("no cycle is open", why="there is nothing to approve", fix="graft up status")
     waiting_step = cycle.step(step)
     if waiting_step is None or waiting_step.status not in OPEN_STATUS:
         open_names = ", ".join(open_step.name for open_step in cycle.steps if open_step.status in OPEN_STATUS)
-        raise UserMistake(
+        raise UserError(
             f"{step!r} is not a step that is still to be done in cycle {cycle.number}",
             why=f"still to be done: {open_names or 'nothing'}",
             fix="name one of these",

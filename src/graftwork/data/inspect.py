@@ -20,7 +20,7 @@ from graftwork.files.dataset import fetch_rows, read_manifest, scan_columns, sca
 from graftwork.files.disk import explain_os_error
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, Drop, Row, Split
-from graftwork.records.errors import UserMistake, needs_extra
+from graftwork.records.errors import UserError, needs_extra
 from graftwork.records.interaction import CaptureOrigin, Origin
 
 if TYPE_CHECKING:
@@ -86,12 +86,12 @@ def show_rows(
     if not fetched:
         sizes = ", ".join(f"{name} {summary.rows}" for name, summary in dataset.splits.items())
         if row_id is None:
-            raise UserMistake(
+            raise UserError(
                 f"the split {split} has no rows",
                 why=f"the dataset holds {sizes} rows",
                 fix="name another split",
             )
-        raise UserMistake(
+        raise UserError(
             f"no row has the id {row_id!r}",
             why=f"the dataset {dataset.content_hash[:12]} holds {sizes} rows and none begins so",
             fix="`graft data trace FILE:LINE` says what became of a line of the log",
@@ -162,7 +162,7 @@ def find_row_id(folder: Path, dataset: Dataset, row_id: str) -> dict[Split, list
     if exact:
         return exact
     if len(prefixed) > 1:
-        raise UserMistake(
+        raise UserError(
             f"several rows begin with {row_id!r}",
             why=f"among them {', '.join(list(prefixed)[:3])}",
             fix="give more of the id",
@@ -354,7 +354,7 @@ def trace(folder: Path, what: str, *, root: Path, decoder: TokenDecoder | None =
     if not rows and not drops:
         files = ", ".join(file.file for file in dataset.inputs[:3])
         suffix = " …" if len(dataset.inputs) > 3 else ""
-        raise UserMistake(
+        raise UserError(
             f"the dataset knows nothing of {what!r}",
             why=f"no row and no drop of {dataset.content_hash[:12]} came from it; "
             f"it was made of {files}{suffix}",
@@ -415,7 +415,7 @@ class _Tracer:
         row = fetch_rows(self._folder, self.dataset, places={split: [number]}).get((split, number))
         if row is None:
             summary = self.dataset.splits.get(split)
-            raise UserMistake(
+            raise UserError(
                 f"{split} has no row {number}",
                 why=f"it holds {summary.rows if summary else 0} rows, and the first is row 0",
                 fix="give a smaller number",
@@ -439,7 +439,7 @@ class _Tracer:
 
     def _trace_token(self, row: Row, place: int) -> TracedToken:
         if place >= len(row.tokens):
-            raise UserMistake(
+            raise UserError(
                 f"the row {row.id} has no token {place}",
                 why=f"it has {len(row.tokens)} tokens, and the first is token 0",
                 fix="give a smaller number",

@@ -61,7 +61,7 @@ from graftwork.data.split.model_subsets import (
 from graftwork.files.dataset import DROPS, drops_table
 from graftwork.process.pieces import MapEngine
 from graftwork.records.dataset import SPLITS, Audit, Dataset, SubsetSummary
-from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.errors import NegativeResult, UserError
 from graftwork.records.interaction import Interaction
 
 FEATURES, SHARDS = "sifted", "shards"
@@ -283,7 +283,7 @@ def _count_redactions(corpus: Corpus, passed: "np.ndarray[Any, Any]") -> dict[st
 _MOST_TRIED = 50
 
 
-def _explain_refusals(corpus: Corpus, refused: Mapping[int, str], job: PrepareJob) -> AnswerIsNo:
+def _explain_refusals(corpus: Corpus, refused: Mapping[int, str], job: PrepareJob) -> NegativeResult:
     """Say why all rows are refused, and what to change: the template is tried on some of them."""
     settings = job.context.settings
     reason, count = Counter(refused.values()).most_common(1)[0]
@@ -299,7 +299,9 @@ def _explain_refusals(corpus: Corpus, refused: Mapping[int, str], job: PrepareJo
         ]
         if settings.reasoning == "keep" and needs_reasoning_dropped(rows, job.renderer):
             fix = f"set data.reasoning to drop: then the template of {job.base} takes plain answers"
-    return AnswerIsNo("no row is left to train on", why=f"{count} of {len(refused)} rows: {reason}", fix=fix)
+    return NegativeResult(
+        "no row is left to train on", why=f"{count} of {len(refused)} rows: {reason}", fix=fix
+    )
 
 
 def _require_rows(
@@ -325,7 +327,7 @@ def _require_rows(
             "add logs that no model of yours wrote, send corrections of captured replies to /v1/feedback, or "
             "set data.captures.positive_confirms (for traces: traces_confirm)"
         )
-    raise AnswerIsNo(
+    raise NegativeResult(
         f"no row is left for {' and '.join(empty)} of the model {model}",
         why=why,
         fix=fix,
@@ -367,7 +369,7 @@ def make_counter(renderer: Renderer, *, settings: DataSettings) -> CountTokens:
             (apply_system_prompt(row.messages, role=row.group, settings=settings), row.reply) for row in rows
         ]
         return [
-            renderer.count_tokens(*conversation) if isinstance(row, UserMistake) else len(row.tokens)
+            renderer.count_tokens(*conversation) if isinstance(row, UserError) else len(row.tokens)
             for conversation, row in zip(prompts, renderer.render_batch(prompts), strict=True)
         ]
 

@@ -23,7 +23,7 @@ from graftwork.project.load import ProjectFolder
 from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, SubsetSummary
-from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import EnvironmentFailure, GraftError, UserError
 from graftwork.records.interaction import Interaction
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def log_hashes(work: OpenProject) -> dict[str, str]:
         return hashes
     for name in find_sources(work.settings.data.logs, root=root):
         if name == STANDARD_INPUT:
-            raise UserMistake(
+            raise UserError(
                 "a project's logs cannot come from standard input",
                 why="it can be read only once, and a project reads its logs again",
                 fix="write it to a file first, or look at it with `graft data audit -`",
@@ -121,7 +121,7 @@ def find_latest_dataset(work: OpenProject) -> Path:
         folder_name = main.output.get("folders", {}).get(work.model)
     folder = Path(folder_name) if folder_name is not None else None
     if folder is None or not (folder / MANIFEST).is_file():
-        raise UserMistake(
+        raise UserError(
             "this project has no dataset yet" if folder is None else "the dataset of the project is missing",
             fix="run `graft data prepare`",
             where=str(folder or ""),
@@ -137,7 +137,7 @@ def find_dataset_by_hash(datasets: Path, name: str) -> Path:
     if not matches:
         raise no_such_dataset(name, where=datasets)
     if len(matches) > 1:
-        raise UserMistake(
+        raise UserError(
             f"several datasets start with {name!r}",
             why=f"among them {', '.join(folder.name[:12] for folder in matches[:3])}",
             fix="give more characters of the hash",
@@ -146,8 +146,8 @@ def find_dataset_by_hash(datasets: Path, name: str) -> Path:
     return matches[0]
 
 
-def no_such_dataset(name: str, *, where: Path) -> UserMistake:
-    return UserMistake(
+def no_such_dataset(name: str, *, where: Path) -> UserError:
+    return UserError(
         f"there is no dataset {name!r}",
         why="it is neither a folder with a manifest.json nor the first characters of a dataset's hash",
         fix="omit it to use the latest dataset, or run `graft data prepare`",
@@ -162,7 +162,7 @@ def open_decoder(folder: Path, root: Path) -> "TokenDecoder":
     dataset = read_manifest(folder)
     base = find_base(dataset.base, project_folder=root)
     if base.revision != dataset.base_fingerprint:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"the dataset was rendered for another version of the base model {dataset.base}",
             why="the same token ids would decode to other text",
             fix="restore the base model, or run `graft data prepare` again",

@@ -56,7 +56,7 @@ from graftwork.records.dataset import (
     Row,
     key_of_capture,
 )
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import GraftError, UserError
 from graftwork.records.interaction import TRY_OUT_SESSION, AnswerOrigin, Capture, Feedback, Message, Origin
 from graftwork.records.report import Case
 from graftwork.store.captures import FeedbackStore, ReviewStore
@@ -454,7 +454,7 @@ def calibrate_judge(work: OpenProject, *, limit: int | None = None) -> Calibrate
     """Ask the judge about everything that people labeled. Replies are kept: asking again costs nothing."""
     settings = work.settings.evaluate.judge
     if settings is None:
-        raise UserMistake(
+        raise UserError(
             "graft.yaml names no judge",
             why="there is no judge to compare with people's labels",
             fix="name its endpoint under evaluate.judge: {url: https://host/v1, model: NAME}",

@@ -21,7 +21,7 @@ from graftwork.engines.interface import (
 )
 from graftwork.process.machine import peak_memory_gib
 from graftwork.records.base import GIB
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.interaction import Message
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def choose_device(setting: Literal["auto", "cpu", "cuda"], *, has_gpu: Callable[
     if setting == "cpu" or (setting == "auto" and not has_gpu()):
         return "cpu"
     if not has_gpu():
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "there is no GPU to serve on",
             why="`serve.engine.device` is cuda, and torch finds none here",
             fix="set it to auto or cpu, or install a torch that supports this GPU",

@@ -26,7 +26,7 @@ from graftwork.process.http_client import (
     retry_after,
 )
 from graftwork.records.base import MIB, fingerprint
-from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import EnvironmentFailure, GraftError, UserError
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint
 from graftwork.text.redact import hide, redact_message
@@ -46,7 +46,7 @@ class EndpointRole(NamedTuple):
     name: str = "the endpoint"
     key_fix: str = "put a valid key into an environment variable and name it: URL#model,key=VARIABLE"
     fix: str = "check the URL (it ends before /chat/completions), the model and the settings"
-    refusal: type[GraftError] = UserMistake
+    refusal: type[GraftError] = UserError
 
 
 SUBJECT = EndpointRole()
@@ -54,7 +54,7 @@ JUDGE = EndpointRole(
     name="the judge",
     key_fix="check the key, or name its variable as evaluate.judge.api_key_env",
     fix="check evaluate.judge.url and evaluate.judge.model",
-    refusal=EnvironmentLacks,
+    refusal=EnvironmentFailure,
 )
 
 
@@ -241,7 +241,7 @@ class EndpointEngine:
         where = f"{self._endpoint.url}#{self._endpoint.model}"
         if status in (401, 403):
             variable = self._endpoint.api_key_env
-            return EnvironmentLacks(
+            return EnvironmentFailure(
                 f"{role.name} refuses us: {failure}",
                 why=f"the key is read from ${variable}" if variable else "no key is sent",
                 fix=role.key_fix,
@@ -271,13 +271,13 @@ class EndpointEngine:
             return None
         key = os.environ.get(variable, "").strip()
         if not key:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"the environment variable {variable} is empty or not set",
                 why=f"the key of {self._endpoint.url} is read from it",
                 fix=f"export {variable}=… and run the same command again",
             )
         if not (key.isascii() and key.isprintable()):
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"the environment variable {variable} holds no key",
                 why="it has characters that no header can carry",
                 fix="copy the key again",

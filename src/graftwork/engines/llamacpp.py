@@ -25,7 +25,7 @@ from graftwork.engines.interface import (
     Timing,
 )
 from graftwork.process.machine import count_cores, peak_memory_gib
-from graftwork.records.errors import EnvironmentLacks, WorkerFailed, pip_install
+from graftwork.records.errors import EnvironmentFailure, WorkerFailed, pip_install
 from graftwork.records.interaction import Message
 
 LLAMACPP = "llamacpp"
@@ -316,8 +316,8 @@ def _refused(body: bytes) -> WorkerFailed:
     return WorkerFailed("llama.cpp refused a request", why=message, fix="see the log of the engine")
 
 
-def _not_installed() -> EnvironmentLacks:
-    return EnvironmentLacks(
+def _not_installed() -> EnvironmentFailure:
+    return EnvironmentFailure(
         "xllamacpp is not installed",
         why="the llama.cpp engine runs through it",
         fix=pip_install("llamacpp"),

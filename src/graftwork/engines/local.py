@@ -23,7 +23,7 @@ from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP, LlamaCppEngi
 from graftwork.files.disk import make_folder, write_atomic
 from graftwork.process.extensions import load_extension
 from graftwork.process.stdio import LineProcess
-from graftwork.records.errors import EnvironmentLacks, GraftError, WorkerFailed
+from graftwork.records.errors import EnvironmentFailure, GraftError, WorkerFailed
 from graftwork.records.interaction import Message
 from graftwork.records.report import EvalJob
 
@@ -102,7 +102,7 @@ def open_engine(name: str, source: EngineSource) -> MeasuringEngine:
     opened: Any = load_extension("graftwork.engines", kind)(source)
     missing = [attribute for attribute in (*REQUIRED, "facts", "adapters") if not hasattr(opened, attribute)]
     if missing:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"the engine {kind!r} has no {', '.join(missing)}",
             why="graftwork.engines.interface.MeasuringEngine names what an engine must have",
             fix=f"update the package that provides {kind!r}",

@@ -42,7 +42,7 @@ from graftwork.http.server import HttpLimits, Server
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.base import MIB
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message
 from graftwork.records.release import PROMPT_FILE, PromptVariant
 from graftwork.text.tool_calls import add_tools
@@ -117,7 +117,7 @@ class PromptRenderer:
         self.fingerprint = self.template.template_fingerprint
         self._positions = positions
         if job.template_fingerprint not in (None, self.fingerprint):
-            raise UserMistake(
+            raise UserError(
                 "the base has another chat template than the release was trained with",
                 why=f"expected {job.template_fingerprint}, found {self.fingerprint}; the answers would be "
                 "worse and nothing would show it",
@@ -140,7 +140,7 @@ class PromptRenderer:
                 prompt = await asyncio.to_thread(self._encode, messages, request.prompt)
             else:
                 prompt = self._encode(messages, request.prompt)
-        except UserMistake as error:
+        except UserError as error:
             raise ApiError(400, f"{error.what}: {error.fix}", param=param) from error
         if len(prompt) >= self._positions:
             raise self._too_long(f"takes {len(prompt)} tokens", param)

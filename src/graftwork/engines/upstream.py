@@ -53,7 +53,7 @@ from graftwork.model.adapter_shape import lora_rank
 from graftwork.model.gguf import adapter_content
 from graftwork.process.worker import PARENT_VARIABLE
 from graftwork.records.base import MIB
-from graftwork.records.errors import EnvironmentLacks, WorkerFailed
+from graftwork.records.errors import EnvironmentFailure, WorkerFailed
 
 LOG_FILE = "server.log"
 LOWEST_RANK = 64
@@ -97,7 +97,7 @@ class UpstreamServer:
     def __init__(self, job: EngineJob) -> None:
         package = job.engine.kind
         if importlib.util.find_spec(package) is None:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"{package} is not installed in this environment",
                 why="the engine is started from it",
                 fix=f"pip install {package}, or start it elsewhere and set serve.engine.url",
@@ -196,7 +196,7 @@ class UpstreamBackend:
             if self._server is not None and self._server.ended:
                 raise self._server.explain_end()
             if asyncio.get_running_loop().time() > until:
-                raise EnvironmentLacks(
+                raise EnvironmentFailure(
                     f"the {self._job.engine.kind} server does not answer",
                     why=f"/models gave no answer for {_START_SECONDS:.0f} s",
                     fix="start it, or check serve.engine.url (it ends with /v1)",
@@ -342,7 +342,7 @@ async def _start(job: EngineJob) -> UpstreamBackend:
     engine, server = job.engine, None
     key = os.environ.get(engine.api_key_env, "").strip() if engine.api_key_env else None
     if engine.api_key_env and not key:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"the environment variable {engine.api_key_env} is empty or not set",
             why="it should hold the key of the engine's server",
             fix=f"export {engine.api_key_env}=… before `graft serve`",
@@ -359,7 +359,7 @@ async def _start(job: EngineJob) -> UpstreamBackend:
         await backend.close()
         if isinstance(error, ApiError):
             what, where = f"the {engine.kind} server refuses us", engine.url or "its log"
-            raise EnvironmentLacks(what, why=error.message, where=where) from error
+            raise EnvironmentFailure(what, why=error.message, where=where) from error
         raise
     return backend
 

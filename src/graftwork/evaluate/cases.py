@@ -19,7 +19,7 @@ from graftwork.grading.custom import require_named
 from graftwork.grading.interface import CannotGrade, GradeContext
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin, Role
 from graftwork.records.release import PromptVariant, replace_system
 from graftwork.records.report import Case, EvalJob
@@ -45,7 +45,7 @@ def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case,
         for row in rows
     ]
     if not cases:
-        raise UserMistake(
+        raise UserError(
             "there are no held-out cases to evaluate on",
             why="without them the adapter cannot be evaluated",
             fix="give the split a larger test share, or bring more logs",
@@ -213,7 +213,7 @@ def read_case_file(path: Path, *, named: Sequence[GradeCheck] | None = None) -> 
             raise _wrong(f"the case {case.id!r} is there twice", f"line {first.line} has the same id", where)
         cases[case.id] = case
     if not cases:
-        raise UserMistake(
+        raise UserError(
             "the file holds no cases",
             why="without them nothing can be measured",
             fix='write one JSON object a line: {"prompt": "…", "reference": "…"}',
@@ -292,5 +292,5 @@ def _text(value: dict[str, Any], key: str, where: Origin) -> str | None:
     return content
 
 
-def _wrong(what: str, why: str, where: Origin) -> UserMistake:
-    return UserMistake(what, why=why, fix="fix the line; no case of the file was asked", where=str(where))
+def _wrong(what: str, why: str, where: Origin) -> UserError:
+    return UserError(what, why=why, fix="fix the line; no case of the file was asked", where=str(where))

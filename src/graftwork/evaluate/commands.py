@@ -72,7 +72,7 @@ from graftwork.project.open_project import OpenProject, name_entry, timestamp
 from graftwork.project.reporter import ModelReporter
 from graftwork.records import errors
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.report import Case, NextStart, Report, SubjectReport, Verdict
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.index import find_release
@@ -156,7 +156,7 @@ def _line_up(
         return line_up(work, asking=asking, outcome=outcome)
     if len(requested) == 1:
         if requested[0].name == LOG:
-            raise UserMistake(
+            raise UserError(
                 "the log alone cannot be compared",
                 why="its answers are what the others are measured against",
                 fix="name another subject too: --subject log --subject base",
@@ -221,7 +221,7 @@ def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvalu
 def read_foreign(path: Path) -> ForeignRun:
     """Recognize the format by the file name, else by its content."""
     if not path.is_file():
-        raise UserMistake(
+        raise UserError(
             f"there is no file {path}",
             why="results of other tools are read from files",
             fix="name the log: logs/….eval, or results_….json of lm-eval",
@@ -249,7 +249,7 @@ def export_evaluation(
     """The project's last evaluation: one log, or one folder of results, for each subject."""
     last = last_evaluation(work)
     if last is None:
-        raise UserMistake(
+        raise UserError(
             "there is no evaluation to export",
             why="this project was not evaluated yet",
             fix="run `graft eval` first",
@@ -258,7 +258,7 @@ def export_evaluation(
     by_name = {s.subject: s for s in (last.report.baseline, last.report.candidate, *last.report.others)}
     unknown = [name for name in subjects if name not in by_name]
     if unknown:
-        raise UserMistake(
+        raise UserError(
             f"the evaluation has no subject {unknown[0]}",
             why=f"it has: {', '.join(by_name)}",
             fix="name one of these, or none for all",
@@ -425,7 +425,7 @@ def _report_before(work: OpenProject, report: Report, outcome: TrainOutcome) -> 
     if available:
         # Of several the one that was asked the same cases in the same way.
         return next((before for before in available if comparable(before, report)), available[0])
-    raise UserMistake(
+    raise UserError(
         f"the adapter that this session started from ({outcome.started_from[:12]}) was never evaluated here",
         why="a session is judged by what it changed on the same cases",
         fix="`graft gate` before each session keeps its report; or evaluate that adapter with "
@@ -443,7 +443,7 @@ def gate_engine(
 ) -> Verdict:
     """Ask the held-out cases through the engine and decide. Without a release, about the last adapter."""
     if engine.kind not in GATED:
-        raise UserMistake(
+        raise UserError(
             f"the engine {engine.kind} cannot be gated",
             why=f"held-out cases can be answered by {', '.join(GATED)}",
             fix="evaluate it as an endpoint, `graft eval --subject URL#model`, and serve it with "

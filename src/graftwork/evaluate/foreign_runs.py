@@ -24,7 +24,7 @@ from graftwork.evaluate.comparison import compare, what_cases_show
 from graftwork.evaluate.report import average, make_metric, sessions_of, slice_report
 from graftwork.files.disk import explain_os_error
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import Corrupted, UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Comparison, Generation, Metric, Report, SubjectReport
 
@@ -86,7 +86,7 @@ def import_runs(
 ) -> tuple[ImportedEvaluation, tuple[Case, ...], Answers]:
     """The first run is the baseline, the second the candidate; one alone is only shown."""
     if not runs:
-        raise UserMistake("there is nothing to import", fix="name at least one file")
+        raise UserError("there is nothing to import", fix="name at least one file")
     subjects_so_far: list[str] = []
     named_runs = []
     for run in runs:
@@ -190,7 +190,7 @@ def _subject_report(run: ForeignRun, sessions: dict[str, str]) -> SubjectReport:
     }
     metrics |= {total.name: total for total in run.totals}
     if not metrics:
-        raise UserMistake(
+        raise UserError(
             "the file holds no marks",
             why="without scores there is nothing to show or compare",
             fix="score the run with the other tool first, or import its answers as a subject",
@@ -223,7 +223,7 @@ def parse(content: bytes | str, *, where: str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise Damaged(
+        raise Corrupted(
             "the file does not hold readable JSON",
             why=str(error) or "it is nested too deeply",
             fix="take the file as the other tool wrote it, and copy it whole",
@@ -231,8 +231,8 @@ def parse(content: bytes | str, *, where: str) -> Any:
         ) from error
 
 
-def too_large(path: Path) -> UserMistake:
-    return UserMistake(
+def too_large(path: Path) -> UserError:
+    return UserError(
         f"the file holds more than {MOST_BYTES >> 30} GiB",
         why="results are read into memory as a whole",
         fix="write fewer samples into one log",
@@ -240,8 +240,8 @@ def too_large(path: Path) -> UserMistake:
     )
 
 
-def not_as_expected(what: str, *, why: str, where: str) -> UserMistake:
-    return UserMistake(
+def not_as_expected(what: str, *, why: str, where: str) -> UserError:
+    return UserError(
         what,
         why=why,
         fix="give an inspect-ai log (.json, .eval) or lm-eval's results_*.json or samples_*.jsonl",
@@ -346,8 +346,8 @@ def _unpack_zstd(file: BinaryIO, member: zipfile.ZipInfo, path: Path) -> bytes:
     return content
 
 
-def _damaged(path: Path, why: str) -> Damaged:
-    return Damaged(
+def _damaged(path: Path, why: str) -> Corrupted:
+    return Corrupted(
         "the archive cannot be read",
         why=why,
         fix="copy it whole, or write it as JSON: `inspect log convert --to json`",

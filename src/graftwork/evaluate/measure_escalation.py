@@ -47,7 +47,7 @@ from graftwork.pipeline.table import run_pipeline
 from graftwork.plan.catalog.prices import find_token_price, index_prices, list_token_prices
 from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.dataset import Split
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.live import EscalationCurve, EscalationForecast, EscalationLive
 from graftwork.records.report import Answer, Case, Generation, SubjectReport
 from graftwork.registry.project import full_alias
@@ -74,7 +74,7 @@ def choose_threshold(
     """
     alias = full_alias(work)
     if alias not in work.releases.aliases():
-        raise UserMistake(
+        raise UserError(
             f"{alias} points at no release",
             why="log-probabilities are measured through the endpoint, which serves releases",
             fix="release the adapter first: graft run",
@@ -84,7 +84,7 @@ def choose_threshold(
     cases = {split: _cases(work, prepared, split, limit) for split in ("validation", "test")}
     for split, split_cases in cases.items():
         if len(split_cases) < FEWEST:
-            raise UserMistake(
+            raise UserError(
                 f"the {split} split has {len(split_cases)} cases",
                 why=f"a threshold needs at least {FEWEST}",
                 fix=f"raise data.{split}, or add logs",
@@ -99,7 +99,7 @@ def choose_threshold(
         for split, split_cases in cases.items()
     }
     if not any(pair.logprob is not None for pair in pairs.values()):
-        raise UserMistake(
+        raise UserError(
             "the engine gives no log-probabilities",
             why="a threshold of them could not decide anything",
             fix="serve with the embedded engine, llamacpp or vllm",
@@ -217,7 +217,7 @@ def measure_live(work: OpenProject) -> EscalationLive:
     """Requests since the last forecast: how often the large model answered, how well, at what cost."""
     forecast = read_forecast(work.project.state)
     if forecast is None:
-        raise UserMistake(
+        raise UserError(
             "there is no forecast to compare with",
             why="live figures are held against what was predicted",
             fix="graft eval escalation",
@@ -280,7 +280,7 @@ def predict_escalation(
     cases = price_cases(work, read_cases(Path(evaluated.cases_file)))
     deciding = tuple(checks) or find_checks(work, report.candidate)
     if max_rate is None and not deciding:
-        raise UserMistake(
+        raise UserError(
             "there is no check that can decide when the large model answers",
             why="every metric of evaluate.metrics needs the reference answer",
             fix="add a check such as json_valid, a JSON Schema or a function of your own to evaluate.checks",

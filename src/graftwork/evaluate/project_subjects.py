@@ -39,7 +39,7 @@ from graftwork.project.open_project import OpenProject, load_template, name_entr
 from graftwork.project.supervise import WorkerTask, run_job
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.release import PROMPT_FILE, TOOLS, PromptVariant, Release, replace_system
 from graftwork.records.report import Case, EvalJob
@@ -163,7 +163,7 @@ def find_weights(
     if subject.kind == "run":
         entry = work.runs.get(subject.which)
         if entry is None or entry.outcome is None:
-            raise UserMistake(
+            raise UserError(
                 f"there is no finished run {subject.which!r}",
                 why="only a run that came to its end has left an adapter",
                 fix="`graft status` names the runs",
@@ -174,7 +174,7 @@ def find_weights(
     elif subject.kind == "model":
         done = find_trained(work, subject.which)
         if done is None:
-            raise UserMistake(
+            raise UserError(
                 f"the model {subject.which!r} is not trained",
                 why=f"graft.yaml names: {', '.join(work.project.settings.all_models)}",
                 fix=f"`graft train --model {subject.which}` trains it",
@@ -185,14 +185,14 @@ def find_weights(
         return SubjectWeights(Path(done.adapter_folder), done.adapter_hash)
     release = find_release(work.releases, full_alias(work) if subject.which == CHAMPION else subject.which)
     if release.base_fingerprint != work.base.revision:
-        raise UserMistake(
+        raise UserError(
             f"release {release.id[:12]} was trained on another base",
             why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
             fix="evaluate it in a project, or with a --model, that has this base",
             where="--subject",
         )
     if release.template_fingerprint != load_template(work).template_fingerprint:
-        raise UserMistake(
+        raise UserError(
             f"release {release.id[:12]} was trained with another chat template",
             why="asked in another form than it was trained in, the model answers badly",
             fix="restore the template of the base model, or compare with another release",
@@ -227,7 +227,7 @@ def find_without_repaired(work: OpenProject) -> str | None:
 
 def _require_adapter(folder: Path) -> None:
     if not any((folder / name).is_file() for name in ("adapter_config.json", "config.json")):
-        raise UserMistake(
+        raise UserError(
             "there is no adapter in this folder",
             why="a PEFT folder holds adapter_config.json and adapter_model.safetensors",
             fix="name the folder that holds these files",
@@ -291,7 +291,7 @@ def read_held_out(work: OpenProject, folder: Path) -> tuple[Case, ...]:
         trained |= {row.messages for row in iterate_rows(folder, "rl")}
     leaked = [case for case in cases if case.messages in trained]
     if leaked:
-        raise UserMistake(
+        raise UserError(
             f"the case {leaked[0].id} is a training row",
             why=f"{len(leaked)} of {len(cases)} cases ask what was trained on: they would measure memory",
             fix="take them out of the file, or out of data.logs and train.rollouts.source",

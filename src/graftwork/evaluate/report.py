@@ -53,7 +53,7 @@ from graftwork.grading.metrics import (
     is_scored,
 )
 from graftwork.grading.rules import Exact, Normalized, plain_text
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.report import (
     Answer,
     Case,
@@ -198,7 +198,7 @@ def score(
     missing = [case.id for case in cases if case.id not in by_case]
     if missing:
         have = "has" if len(missing) == 1 else "have"
-        raise UserMistake(
+        raise UserError(
             f"{len(missing)} of {plural(len(cases), 'case')} {have} no answer from {generation.subject}",
             why="a rate over the answered cases alone would flatter it",
             fix="run `graft eval` again: it asks only what is missing",

@@ -24,7 +24,7 @@ from graftwork.grading.metrics import (
 )
 from graftwork.process.sandbox.settings import SandboxSettings
 from graftwork.records.base import Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.report import Case
 from graftwork.text.redact import EndpointUrl, VariableName
 
@@ -149,7 +149,7 @@ class PromptSettings(Record):
             return None
         try:
             subject = parse_subject(url)
-        except UserMistake as mistake:
+        except UserError as mistake:
             raise ValueError(f"{mistake.what}: {mistake.why}") from mistake
         if subject.endpoint is None:
             raise ValueError("name an endpoint as URL#model")
@@ -225,7 +225,7 @@ class EvaluateSettings(Record):
         for subject in subjects:
             try:
                 parse_subject(subject)
-            except UserMistake as mistake:
+            except UserError as mistake:
                 raise ValueError(f"{mistake.what}: {mistake.why}") from mistake
         return tuple(dict.fromkeys(subjects))
 

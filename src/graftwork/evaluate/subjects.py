@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from graftwork.engines.embedded import EMBEDDED
 from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP
 from graftwork.engines.local import agree_on_engine, is_alone
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message
 from graftwork.records.release import GgufPrecision, PromptVariant
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob, Generation
@@ -78,7 +78,7 @@ def parse_subject(text: str) -> NamedSubject:
     kinds: dict[str, Kind] = {"adapter": "folder", "run": "run", "model": "model", "release": "release"}
     if colon and which and before in kinds:
         return NamedSubject(name, kinds[before], which=which)
-    raise UserMistake(
+    raise UserError(
         f"{text!r} is not a subject",
         why="a subject is base, base+prompt, base+logged_prompt, adapter, adapter:FOLDER, run:ID, "
         "model:NAME, release:ID, champion, log, engine:NAME or URL#model",
@@ -98,7 +98,7 @@ def _parse_engine(name: str, which: str) -> NamedSubject:
         or subject.kind in ("log", "endpoint")
         or subject.engine
     ):
-        raise UserMistake(
+        raise UserError(
             f"{name!r} names no engine",
             why=f"engines are {', '.join(ENGINES)}; llamacpp takes {', '.join(ENGINES[LLAMACPP])}",
             fix="write engine:llamacpp, engine:llamacpp/q4_1 or engine:llamacpp@champion",
@@ -137,8 +137,8 @@ def _parse_endpoint(name: str) -> NamedSubject:
     return NamedSubject(f"{endpoint.url}#{model}", "endpoint", endpoint=endpoint)
 
 
-def _wrong(name: str, why: str) -> UserMistake:
-    return UserMistake(
+def _wrong(name: str, why: str) -> UserError:
+    return UserError(
         f"the endpoint {name} cannot be asked",
         why=why,
         fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE",

@@ -1,7 +1,7 @@
 """Configuration files as text: YAML and JSON, read under limits, and changed in place.
 
 In: a path, or the text of a file. Out: plain values, and for YAML the nodes that know their lines. Whatever
-is wrong is a UserMistake with its line: syntax, a file that refers to itself, aliases that expand to millions
+is wrong is a UserError with its line: syntax, a file that refers to itself, aliases that expand to millions
 of values, nesting that no reader survives. Every YAML file is read here. Does not know what the keys mean.
 
 A change of a value keeps comments, order and style; the new text is read again and compared before it counts.
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from graftwork.files.disk import explain_os_error
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 MOST_BYTES = 1 << 20
 """Of one configuration file. Long ones have a thousand lines."""
@@ -35,14 +35,14 @@ class YamlDocument(NamedTuple):
 
 
 def read_config_text(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
-    """The text of a file that exists; UserMistake where it is too large or not UTF-8."""
+    """The text of a file that exists; UserError where it is too large or not UTF-8."""
     try:
         with path.open("rb") as handle:
             data = handle.read(most_bytes + 1)
     except OSError as error:
         raise explain_os_error(error, path) from error
     if len(data) > most_bytes:
-        raise UserMistake(
+        raise UserError(
             f"{path.name} holds more than {most_bytes >> 20} MiB",
             why="it is read into memory as a whole",
             fix="check whether this is the file that you mean",
@@ -51,7 +51,7 @@ def read_config_text(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise UserMistake(
+        raise UserError(
             f"{path.name} is not UTF-8", why=str(error), fix="save it as UTF-8", where=str(path)
         ) from error
 
@@ -67,7 +67,7 @@ def parse_yaml(text: str, *, where: str) -> YamlDocument:
         return YamlDocument(loader.construct_document(root), root)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise UserMistake(
+        raise UserError(
             f"this is not valid YAML: {getattr(error, 'problem', None) or error}",
             fix="check the indentation and the quotes around this line",
             where=f"{where}:{mark.line + 1}" if mark else where,
@@ -80,11 +80,11 @@ def parse_json(text: str, *, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise UserMistake(
+        raise UserError(
             f"this is not valid JSON: {error.msg}", fix="fix this line", where=f"{where}:{error.lineno}"
         ) from error
     except ValueError as error:
-        raise UserMistake(
+        raise UserError(
             f"this is not valid JSON: {error}", fix="write the number with fewer digits", where=where
         ) from error
     except RecursionError as error:
@@ -119,7 +119,7 @@ class _Bounds:
     def require(self, root: yaml.Node) -> None:
         values, levels = self._count(root)
         if values > MOST_VALUES:
-            raise UserMistake(
+            raise UserError(
                 f"this expands to more than {MOST_VALUES:,} values",
                 why="aliases of aliases multiply their values",
                 fix="write fewer aliases",
@@ -136,7 +136,7 @@ class _Bounds:
         if key in self._counted:
             return self._counted[key]
         if key in self._open:
-            raise UserMistake(
+            raise UserError(
                 "this refers to itself",
                 why="an alias is inside the value that it names",
                 fix="write the value out",
@@ -152,8 +152,8 @@ class _Bounds:
         return values, levels
 
 
-def _too_deep(where: str) -> UserMistake:
-    return UserMistake(
+def _too_deep(where: str) -> UserError:
+    return UserError(
         f"this is nested deeper than {MOST_LEVELS} levels",
         why="no setting is",
         fix="check the brackets and the indentation",
@@ -177,7 +177,7 @@ def set_values(text: str, path: Sequence[str], values: Mapping[str, Plain], *, w
         below = inner
     below.update(values)
     if parse_yaml(changed, where=where).content != expected:
-        raise UserMistake(
+        raise UserError(
             f"{'.'.join(path)} cannot be changed in place",
             why="the file is written in a way that this tool does not edit",
             fix="set it by hand: " + ", ".join(f"{key}: {_write(value)}" for key, value in values.items()),
@@ -196,7 +196,7 @@ def _set(text: str, path: Sequence[str], value: Plain, *, where: str) -> str:
         if child is None:
             return _add(text, node, path[depth:], value)
         if not _is_within(child, node):
-            raise UserMistake(
+            raise UserError(
                 f"{'.'.join(path[: depth + 1])} is an alias",
                 why="a change would also change the other places that use it",
                 fix=f"write the value out there, then set {'.'.join(path)}: {_write(value)}",

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from graftwork.files.disk import explain_os_error, require_digest, write_atomic
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.dataset import Dataset, Drop, Row, Shard, Split
-from graftwork.records.errors import Damaged
+from graftwork.records.errors import Corrupted
 from graftwork.records.interaction import (
     CORRECTED_FIELDS,
     AnswerOrigin,
@@ -204,8 +204,10 @@ def row_from_values(values: dict[str, Any]) -> Row:
     )
 
 
-def _damaged(path: Path, why: str) -> Damaged:
-    return Damaged(f"{path.name} is damaged", why=why, fix="run `graft data prepare` again", where=str(path))
+def _damaged(path: Path, why: str) -> Corrupted:
+    return Corrupted(
+        f"{path.name} is damaged", why=why, fix="run `graft data prepare` again", where=str(path)
+    )
 
 
 BATCH = ROWS_AT_ONCE * 16

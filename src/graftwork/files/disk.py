@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import Corrupted, EnvironmentFailure, GraftError, UserError
 
 STATE_FOLDER = ".graft"
 """Where a project keeps its captures, datasets, runs and releases."""
@@ -182,28 +182,28 @@ def explain_os_error(error: OSError, path: Path) -> GraftError:
     """An operating system error as what, why and fix."""
     where = str(path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return EnvironmentLacks(
+        return EnvironmentFailure(
             "the disk is full",
             why=f"{path.name} could not be written; nothing half-written was left behind",
             fix="free some space (old runs are in .graft/runs) and run the same command again",
             where=where,
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return EnvironmentLacks(
+        return EnvironmentFailure(
             f"no permission: {error.strerror}",
             why="the file cannot be read or written by this user",
             fix="change its owner or mode, or work in another folder",
             where=where,
         )
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return EnvironmentLacks(
+        return EnvironmentFailure(
             "a file is where a folder should be", fix="move it out of the way", where=where
         )
     if isinstance(error, IsADirectoryError):
-        return UserMistake("this is a folder, not a file", fix="name a file", where=where)
+        return UserError("this is a folder, not a file", fix="name a file", where=where)
     if isinstance(error, FileNotFoundError):
-        return UserMistake("there is no such file", fix="check the path", where=where)
-    return EnvironmentLacks(
+        return UserError("there is no such file", fix="check the path", where=where)
+    return EnvironmentFailure(
         f"the system says: {error.strerror or error}", fix="see whether the path can be used", where=where
     )
 
@@ -224,7 +224,7 @@ def folder_digest(folder: Path) -> str:
 def require_digest(path: Path, expected: str) -> None:
     """Refuse a file that is not the one its manifest names."""
     if not path.is_file():
-        raise Damaged(
+        raise Corrupted(
             f"{path.name} is missing",
             why="its manifest names it",
             fix="run the step that made it again",
@@ -232,7 +232,7 @@ def require_digest(path: Path, expected: str) -> None:
         )
     actual = file_digest(path)
     if actual != expected:
-        raise Damaged(
+        raise Corrupted(
             f"{path.name} has other bytes than its manifest says",
             why=f"expected sha256 {expected[:12]}…, found {actual[:12]}…",
             fix="restore it, or run the step that made it again",

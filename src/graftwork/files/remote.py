@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.records.base import hide_login
-from graftwork.records.errors import EnvironmentLacks, UserMistake, needs_extra, pip_install
+from graftwork.records.errors import EnvironmentFailure, UserError, needs_extra, pip_install
 from graftwork.text.redact import redact_login
 
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"})
@@ -23,13 +23,13 @@ def open_url(url: str, *, kind: str, setting: str) -> tuple[Any, str]:
     try:
         files, root = url_to_fs(url)
     except ImportError as error:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"a package for this kind of {kind} is not installed: {redact_login(error, url)}",
             fix=f"install it: {pip_install('s3')} for s3://, gcsfs for gs://",
             where=hide_login(url),
         ) from error
     except Exception as error:  # whatever a network library may raise
-        raise UserMistake(
+        raise UserError(
             f"the address of the {kind} cannot be used: {redact_login(error, url)}",
             fix="write it like s3://bucket/folder or file:///mnt/backup",
             where=setting,

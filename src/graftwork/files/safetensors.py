@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import ValidationError
 
 from graftwork.files.disk import explain_os_error, write_atomic
-from graftwork.records.errors import Damaged
+from graftwork.records.errors import Corrupted
 from graftwork.records.live import RouterCard
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def header_length(path: Path) -> int:
 
 
 def read_header(path: Path, *, fix: str) -> dict[str, Any]:
-    """Type, shape and offsets of each tensor; Damaged if the file is not safetensors."""
+    """Type, shape and offsets of each tensor; Corrupted if the file is not safetensors."""
     try:
         length = header_length(path)
         with path.open("rb") as handle:
@@ -87,7 +87,7 @@ def read_header(path: Path, *, fix: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
-        raise Damaged(
+        raise Corrupted(
             f"{path.name} is not a safetensors file",
             why="its header cannot be read; other formats can run code when they are loaded",
             fix=fix,
@@ -136,5 +136,5 @@ def read_router(path: Path) -> tuple["TextClassifier", RouterCard]:
     return TextClassifier(card.labels, weights, values[BUCKETS * count :], scale, card.threshold), card
 
 
-def _damaged(path: Path, why: str) -> Damaged:
-    return Damaged(f"{path.name} is not a router", why=why, fix=ROUTER_FIX, where=str(path))
+def _damaged(path: Path, why: str) -> Corrupted:
+    return Corrupted(f"{path.name} is not a router", why=why, fix=ROUTER_FIX, where=str(path))

@@ -96,7 +96,7 @@ def require_python() -> None:
 def report(trouble: Trouble, work: Path) -> tuple[int, str]:
     """Leave the error where a reader looks for it; returns the exit code and the reason."""
     print(f"{trouble.what}\n  why  {trouble.why}\n  fix  {trouble.fix}", file=sys.stderr)
-    error = {"error": "EnvironmentLacks", "what": trouble.what, "why": trouble.why, "fix": trouble.fix}
+    error = {"error": "EnvironmentFailure", "what": trouble.what, "why": trouble.why, "fix": trouble.fix}
     with contextlib.suppress(OSError):
         write(work / ERROR_FILE, {**error, "where": str(work), "exit_code": ENVIRONMENT})
     return ENVIRONMENT, trouble.what

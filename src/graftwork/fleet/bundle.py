@@ -41,7 +41,7 @@ from graftwork.files.disk import (
 from graftwork.fleet.place import NotThere
 from graftwork.process.clock import WAITED
 from graftwork.records.base import Record, hide_login
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import Corrupted, UserError
 from graftwork.records.fleet import Bundle, BundleBase, BundleFile, JobPoll
 from graftwork.version import __version__
 
@@ -211,7 +211,7 @@ def read_bundle(folder: Path) -> Bundle:
     try:
         bundle = Bundle.from_json((folder / BUNDLE_FILE).read_bytes())
     except (FileNotFoundError, ValidationError) as error:
-        raise Damaged(
+        raise Corrupted(
             "this is not the bundle of a job",
             why=f"{BUNDLE_FILE} is missing or cannot be read",
             fix="make it again: `graft fleet bundle`",
@@ -250,13 +250,13 @@ def take_results(stream: IO[bytes], folder: Path) -> None:
                 plain = entry.isreg() and not entry.issparse()
                 source = archive.extractfile(entry) if plain else None
                 if source is None:
-                    raise Damaged("the results hold something that is not a file", where=entry.name[:100])
+                    raise Corrupted("the results hold something that is not a file", where=entry.name[:100])
                 yield entry.name, partial(shutil.copyfileobj, source)
 
     try:
         take_files(files(), folder)
     except tarfile.TarError as error:
-        raise Damaged(
+        raise Corrupted(
             "the results cannot be unpacked",
             why=f"not all of them have arrived, or they are not an archive: {error}"[:200],
             fix="fetch them again",
@@ -281,10 +281,10 @@ def take_files(files: Iterable[tuple[str, CopyFile]], folder: Path) -> None:
     for name, copy in files:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
-            raise Damaged("the results name a file outside of the run", where=name[:100])
+            raise Corrupted("the results name a file outside of the run", where=name[:100])
         plain = path.as_posix()
         if len(path.parts) > 1 and path.parts[0] in {OUTCOME, *_KEPT_HERE}:
-            raise Damaged("the results have a folder where the run has a file", where=name[:100])
+            raise Corrupted("the results have a folder where the run has a file", where=name[:100])
         _require_possible(path, folder)
         # A job that still runs may have removed it since it was listed.
         with suppress(NotThere):
@@ -308,13 +308,13 @@ def _require_possible(path: PurePosixPath, folder: Path) -> None:
     except ValueError:
         possible = False
     if not possible:
-        raise Damaged(
+        raise Corrupted(
             "the results name a file that cannot be",
             why=f"names have up to {LONGEST_NAME} bytes and {MOST_FOLDERS} levels, in UTF-8",
             where=where,
         )
     if (folder / path).is_dir() or any((folder / above).is_file() for above in path.parents):
-        raise Damaged("the results have a file and a folder of the same name", where=where)
+        raise Corrupted("the results have a file and a folder of the same name", where=where)
 
 
 def _with_adapter_here(outcome: bytes, folder: Path) -> str:
@@ -323,9 +323,9 @@ def _with_adapter_here(outcome: bytes, folder: Path) -> str:
         content = json.loads(outcome)
         stated = content["adapter_hash"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Damaged("the outcome of the run cannot be read", where=str(folder)) from error
+        raise Corrupted("the outcome of the run cannot be read", where=str(folder)) from error
     if not (folder / ADAPTER).is_dir() or folder_digest(folder / ADAPTER) != stated:
-        raise Damaged(
+        raise Corrupted(
             "the adapter has other bytes than the outcome of the run says",
             why="it was damaged on the way, or not all of it has arrived",
             fix="fetch it again",
@@ -379,7 +379,7 @@ class ImageFiles(Record):
 def write_image(target: Path, *, image: str = BASE_IMAGE, extras: Iterable[str] = ()) -> ImageFiles:
     """Write the folder; it must not exist yet."""
     if target.exists():
-        raise UserMistake("the folder exists already", fix="name a new one", where=str(target))
+        raise UserError("the folder exists already", fix="name a new one", where=str(target))
     pins = pin_packages((*EXTRAS, *extras), installed_package)
     with atomic_folder(target) as folder:
         wheel = build_wheel(folder)

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from graftwork.fleet.place import LABEL, HasHosts, KeepsForJobs, Place, PlaceUnreachable, Refused
 from graftwork.fleet.settings import CapSettings
-from graftwork.records.errors import EXIT_DONE, EXIT_RESUME_ME, AnswerIsNo, Busy, GraftError, UserMistake
+from graftwork.records.errors import EXIT_DONE, EXIT_RESUME, Busy, GraftError, NegativeResult, UserError
 from graftwork.records.fleet import (
     FinalState,
     FleetJob,
@@ -42,7 +42,7 @@ _STEPS: dict[JobState, int] = {"intended": 0, "submitted": 1, "stopping": 2}
 _FINAL = 3
 
 
-class OverCap(AnswerIsNo):
+class OverCap(NegativeResult):
     """The job could cost more than a cap allows."""
 
 
@@ -186,7 +186,7 @@ def affordable_seconds(max_usd: float, usd_per_hour: float, safety: Safety) -> f
     seconds = max_usd / usd_per_hour * 3600 - safety.reserve_seconds
     if seconds <= 0:
         needed = safety.reserve_seconds / 3600 * usd_per_hour
-        raise UserMistake(
+        raise UserError(
             f"${max_usd:.2f} is not enough at ${usd_per_hour:.2f} an hour",
             why=f"${needed:.2f} are set aside for a machine that boots late or is given back late",
             fix="allow more, choose a cheaper machine, or reconcile more often (`fleet.reconcile_minutes`)",
@@ -243,7 +243,7 @@ class Controller:
         """Ask the place for a job that is written down; one that it has already is not made again."""
         try:
             placed = self.place.submit(order, secrets=secrets or {})
-        except (Refused, UserMistake) as refused:
+        except (Refused, UserError) as refused:
             self.ledger.update(_close(job, "refused", refused.what, now))
             raise
         # After any other error the job may exist: it stays intended, and `reconcile` finds out.
@@ -451,7 +451,7 @@ def _mismatch(job: FleetJob, placed: PlacedJob) -> str:
 def _outcome(poll: JobPoll) -> tuple[FinalState, str]:
     if poll.exit_code == EXIT_DONE:
         return "done", poll.message or "done"
-    if poll.exit_code == EXIT_RESUME_ME:
+    if poll.exit_code == EXIT_RESUME:
         return "stopped", poll.message or f"stopped in good order; {UNSTATED}"
     ended = "ended" if poll.exit_code is None else f"ended with exit code {poll.exit_code}"
     return "failed", poll.message or f"{ended}; {UNSTATED}"

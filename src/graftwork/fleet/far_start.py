@@ -141,7 +141,7 @@ def report_failure(work: Path, failure: Exception) -> None:
     if isinstance(failure, OSError) and failure.errno in FULL:
         what, fix = "the disk of the machine is full", "order more disk, or free some where the job works"
     print(what, file=sys.stderr)
-    error = {"error": "EnvironmentLacks", "what": what, "why": str(failure), "fix": fix}
+    error = {"error": "EnvironmentFailure", "what": what, "why": str(failure), "fix": fix}
     with contextlib.suppress(OSError):
         (work / "run").mkdir(parents=True, exist_ok=True)
         (work / "run" / "error.json").write_text(json.dumps({**error, "exit_code": ENVIRONMENT}))

@@ -41,12 +41,12 @@ from graftwork.pipeline.table import run_pipeline
 from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.base import Record
 from graftwork.records.errors import (
-    AnswerIsNo,
     Busy,
+    GracefulStop,
     GraftError,
     Interrupted,
-    StoppedInOrder,
-    UserMistake,
+    NegativeResult,
+    UserError,
     WorkerFailed,
 )
 from graftwork.records.fleet import FleetJob, JobOrder, PlacedJob, Reconciled
@@ -134,7 +134,7 @@ def quote_run(work: OpenProject, plan: Plan, request: FleetRequest, offer: Offer
     if offer.longest_hours is not None:
         seconds = min(seconds, offer.longest_hours * 3600)
     if seconds < LEAST_SECONDS:
-        raise AnswerIsNo(
+        raise NegativeResult(
             f"{request.place} gives this run less than {LEAST_SECONDS / 60:.0f} minutes",
             why="its quota is nearly used up"
             if offer.quota_hours is not None
@@ -168,7 +168,7 @@ def choose_offer(place: Place, gpu: str) -> Offer:
     offers = [offer for offer in known_offers if not gpu or gpu in (offer.gpu, offer.instance)]
     if not offers:
         gpus = sorted({offer.gpu or "no GPU" for offer in known_offers})
-        raise AnswerIsNo(
+        raise NegativeResult(
             f"{place.name} offers no {gpu or 'machine'} now",
             why=f"it has: {', '.join(gpus) or 'nothing'}",
             fix="name another GPU or place; `graft fleet offers` lists them",
@@ -206,7 +206,7 @@ def start_run(
     plan = PlacePlanner(work, outputs, ahead=ahead).plan(offer)
     quote = quote_run(work, plan, request, offer)
     if not confirm(quote):
-        raise AnswerIsNo("nothing was started", why="the cost was not confirmed", fix="run it with --yes")
+        raise NegativeResult("nothing was started", why="the cost was not confirmed", fix="run it with --yes")
     planned = StepOutputs({**outputs.outputs, "plan": plan})
     options = BundleOptions(
         base_there=request.base_there,
@@ -403,7 +403,7 @@ class RunSet:
         """Whether the place answers."""
         try:
             return not collecting(work, place_name).reconcile(now=time.time()).unreachable
-        except (Interrupted, StoppedInOrder):
+        except (Interrupted, GracefulStop):
             raise
         except GraftError as error:
             work.reporter.info(f"{place_name}: {error.what}; trying again")
@@ -495,7 +495,7 @@ def require_done(work: OpenProject, job: FleetJob) -> None:
     work.runs.update(job.run_id, state=state, when=timestamp(), error=error)
     go_on = "run the same command again: it resumes from the last checkpoint, at this place or another"
     if job.state == "stopped":
-        raise StoppedInOrder(f"job {job.id} was stopped at {job.place}: {job.reason}", fix=go_on)
+        raise GracefulStop(f"job {job.id} was stopped at {job.place}: {job.reason}", fix=go_on)
     raise WorkerFailed(
         f"job {job.id} did not finish at {job.place}: {job.reason or job.state}",
         why="what it had saved was fetched" if job.fetched else "nothing of it could be fetched",
@@ -537,7 +537,7 @@ def get_job(work: OpenProject, job_id: str) -> FleetJob:
     matches = [job for job in work.jobs.list() if job.id.startswith(job_id)]
     if len(matches) == 1:
         return matches[0]
-    raise UserMistake(
+    raise UserError(
         f"{'several jobs begin' if matches else 'no job begins'} with {job_id!r}",
         fix="`graft fleet list` names the jobs",
     )
@@ -591,7 +591,7 @@ def receive(work: OpenProject, job: FleetJob, results: Path) -> FleetJob:
     """Take the results of a job that was run by hand."""
     place = open_place(work, job.place)
     if not isinstance(place, ManualPlace):
-        raise UserMistake(
+        raise UserError(
             f"job {job.id} is at {job.place}, not run by hand", fix=f"`graft fleet fetch {job.id}` brings it"
         )
     place.receive(placed_of(job), results)
@@ -661,7 +661,7 @@ def choose_place(
     """The cheapest place that finishes in time and within the budget, why, and why not others.
 
     Of two that cost the same, the faster one. `deadline` is in seconds; `notes` are of places that gave no
-    quote. Raises AnswerIsNo with all reasons if there is none.
+    quote. Raises NegativeResult with all reasons if there is none.
     """
     good, refused = [], []
     for quote in quotes:
@@ -679,7 +679,7 @@ def choose_place(
             good.append((quote.planned_usd, hours, quote.place, quote))
     refused += notes
     if not good:
-        raise AnswerIsNo(
+        raise NegativeResult(
             "no place finishes this run within the limits",
             why="; ".join(refused) or "no place is configured",
             fix="allow a larger --budget or a later --deadline, or add a place under `fleet` in graft.yaml",
@@ -751,7 +751,7 @@ class ExportedBundle(Record):
 def export_bundle(work: OpenProject, target: Path, *, base_there: str = "") -> ExportedBundle:
     """Write the bundle of this project's run to a folder."""
     if target.exists():
-        raise UserMistake("the folder exists already", fix="name a new one", where=str(target))
+        raise UserError("the folder exists already", fix="name a new one", where=str(target))
     require_packable(work)
     folder, bundle = pack_run(work, run_pipeline(work, upto="plan"), BundleOptions(base_there=base_there))
     shutil.copytree(folder, target)

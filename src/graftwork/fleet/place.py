@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from graftwork.records.errors import EnvironmentLacks, GraftError
+from graftwork.records.errors import EnvironmentFailure, GraftError
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
 
@@ -100,7 +100,7 @@ class HasHosts(Protocol):
     """Those that did not answer the last `list`: what they run is not known."""
 
 
-class Refused(EnvironmentLacks):
+class Refused(EnvironmentFailure):
     """The place did not take the job, and nothing of it exists there."""
 
 
@@ -108,7 +108,7 @@ class NotThere(Refused):
     """The place has no such job or file, or does not show it to this account."""
 
 
-class PlaceUnreachable(EnvironmentLacks):
+class PlaceUnreachable(EnvironmentFailure):
     """The place does not answer; what it was asked may have been done."""
 
 
@@ -118,7 +118,7 @@ def make_label(key: str, job_id: str) -> str:
 
 
 def unknown_job(place_name: str, label: str) -> GraftError:
-    return EnvironmentLacks(
+    return EnvironmentFailure(
         f"{place_name} does not have the job {label}",
         why="it ended, was removed there, or never arrived",
         fix="`graft fleet list` shows the jobs, `graft fleet reconcile` compares them with the places",

@@ -28,7 +28,7 @@ from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.prices import list_places as list_terms
 from graftwork.project.open_project import OpenProject, name_entry, timestamp
 from graftwork.records.base import fingerprint, hide_login
-from graftwork.records.errors import AnswerIsNo, Damaged, EnvironmentLacks, UserMistake
+from graftwork.records.errors import Corrupted, EnvironmentFailure, NegativeResult, UserError
 from graftwork.records.fleet import Bundle, BundleBase
 from graftwork.records.hardware import Offer, PlaceTerms
 from graftwork.records.plan import DeviceFacts, Plan
@@ -45,7 +45,7 @@ class PlacePlanner:
     outputs: StepOutputs
     ahead: WorkAhead | None = None
     """None: counted in the rows, when it is needed."""
-    _known: dict[str, Plan | AnswerIsNo] = field(default_factory=dict)
+    _known: dict[str, Plan | NegativeResult] = field(default_factory=dict)
 
     @property
     def here(self) -> Plan:
@@ -54,7 +54,7 @@ class PlacePlanner:
     def plan(self, offer: Offer) -> Plan:
         """The plan for the GPU of the offer; for a machine without one, and for this one, that of here.
 
-        Raises AnswerIsNo if the run does not fit there.
+        Raises NegativeResult if the run does not fit there.
         """
         device = None if offer.place == "local" else self._device(offer)
         if device is None:
@@ -65,10 +65,10 @@ class PlacePlanner:
                 self.ahead = measure_work(self.work, self.outputs.get("prepare", PreparedData), shape)
             try:
                 self._known[device.name] = plan_for(self.work, self.outputs, device, ahead=self.ahead)
-            except AnswerIsNo as no:
+            except NegativeResult as no:
                 self._known[device.name] = no
         plan = self._known[device.name]
-        if isinstance(plan, AnswerIsNo):
+        if isinstance(plan, NegativeResult):
             raise plan
         return plan
 
@@ -76,7 +76,7 @@ class PlacePlanner:
         here = self.here.device
         if not offer.gpu:
             return None if here.kind == "cpu" else describe_device(threads=self.work.settings.train.threads)
-        with suppress(UserMistake):
+        with suppress(UserError):
             gpu = find_gpu(offer.gpu)
             return DeviceFacts(
                 kind="cuda",
@@ -223,7 +223,7 @@ def require_packable(work: OpenProject) -> None:
     """Before anything is paid for: the run needs no file of the project that stays here."""
     settings = work.settings
     if unpacked := find_unpacked(settings.train, settings.evaluate.checks):
-        raise UserMistake(
+        raise UserError(
             "this run needs files of the project that are not sent along",
             why=f"{', '.join(unpacked)}: a bundle holds base, dataset and checkpoint only",
             fix="train it on this machine with `graft train`, or use built-in rewards and the rl split",
@@ -237,7 +237,7 @@ def require_mirror(work: OpenProject) -> None:
         return
     setting = "fleet.mirror" if work.settings.fleet.mirror else "train.run.mirror"
     # A package that is missing here may be there.
-    with suppress(EnvironmentLacks):
+    with suppress(EnvironmentFailure):
         open_url(mirror, kind="mirror", setting=setting)
 
 
@@ -271,7 +271,7 @@ def newest_checkpoint(run_folder: Path) -> Path | None:
         path = folder / step_name(saved.step)
         try:
             verify_checkpoint(path)
-        except Damaged:
+        except Corrupted:
             continue
         return path
     return None

@@ -25,7 +25,7 @@ from graftwork.process.pieces import MapEngine
 from graftwork.process.ray_cluster import RayTasks, ray_environment
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import Record
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import GraftError, UserError
 from graftwork.records.hardware import Offer
 
 REQUIRED = ("name", "paid", "offer", "submit", "poll", "log", "fetch", "stop", "list")
@@ -61,7 +61,7 @@ def open_place(work: OpenProject, name: str) -> Place:
         return ManualPlace(folder / "manual")
     if kind == "ssh":
         if detail and detail not in settings.hosts:
-            raise UserMistake(
+            raise UserError(
                 f"there is no host {detail!r} in this project",
                 why=f"graft.yaml names: {', '.join(settings.hosts) or 'none'}",
                 fix="name one of these, or add it under fleet.hosts",
@@ -75,7 +75,7 @@ def open_place(work: OpenProject, name: str) -> Place:
     if kind in CLOUDS:
         return _open_cloud(kind, settings, state=folder / kind)
     if name not in (added := extension_names("graftwork.places")):
-        raise UserMistake(
+        raise UserError(
             f"there is no place {name!r}",
             why=f"the places are {', '.join((*BUILT_IN, *added))}",
             fix="name one of these; an installed package may add more",
@@ -100,7 +100,7 @@ def _open_cloud(kind: str, settings: FleetSettings, *, state: Path) -> Place:
     cloud, section = CLOUDS[kind], _cloud_settings(kind, settings)
     if section is None:
         name = cloud.section or kind
-        raise UserMistake(
+        raise UserError(
             f"the place {kind} is not configured",
             fix=f"add `fleet: {{{name}: {cloud.example}}}` to graft.yaml; docs/places/{kind}.md has the rest",
             where=f"fleet.{name}",

@@ -24,7 +24,7 @@ from graftwork.process.clock import WAITED, add_waited
 from graftwork.process.heartbeat import read_beat, remove_beat
 from graftwork.process.local_workers import LOG_FILE, LocalWorkers, read_log_tail
 from graftwork.process.worker import ERROR_FILE, set_in_handler, tie_to_parent
-from graftwork.records.errors import EXIT_DONE, EXIT_RESUME_ME, EnvironmentLacks, GraftError, WorkerFailed
+from graftwork.records.errors import EXIT_DONE, EXIT_RESUME, EnvironmentFailure, GraftError, WorkerFailed
 from graftwork.records.fleet import Bundle, Job
 from graftwork.text.redact import publish_text
 
@@ -98,7 +98,7 @@ def _find_base(bundle: Bundle, folder: Path) -> str:
     name = {"bundled": str(folder / BASE), "path": base.path}.get(base.kind, base.name)
     base_model = find_base(name, project_folder=Path("/"), weights=True)
     if base_model.revision != base.revision:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"the base model {base.name} has other files here than where the run was planned",
             why=f"expected {base.revision[:12]}…, found {base_model.revision[:12]}…",
             fix="copy the files of the base to this place, or let the bundle bring them",
@@ -131,12 +131,12 @@ class _Runner:
             done = beat.done if beat is not None else 0.0
             crashes = 1 if done > furthest else crashes + 1
             furthest = max(furthest, done)
-            if code == EXIT_RESUME_ME:
+            if code == EXIT_RESUME:
                 # A signal to the whole job reaches the worker before this process asks it.
                 print("stopped at a safe point", flush=True)
-            is_final = code in (EXIT_DONE, EXIT_RESUME_ME) or (self._run / ERROR_FILE).exists()
+            is_final = code in (EXIT_DONE, EXIT_RESUME) or (self._run / ERROR_FILE).exists()
             if is_final or self._stop.is_set():
-                return code if code >= 0 else EXIT_RESUME_ME if self._stop.is_set() else 1
+                return code if code >= 0 else EXIT_RESUME if self._stop.is_set() else 1
             if crashes > MOST_CRASHES:
                 break
             print(f"the worker ended with {code}; starting it again", flush=True)

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 
 MOST_HOSTS = 8
 PREFIX = "graft-hosts-"
@@ -89,7 +89,7 @@ class HostNetwork:
     def __init__(self, hosts: int = 3, *, share: Iterable[Path] = ()) -> None:
         require_namespaces()
         if not 1 <= hosts <= MOST_HOSTS:
-            raise UserMistake(f"{hosts} hosts cannot be simulated", fix=f"ask for 1 to {MOST_HOSTS}")
+            raise UserError(f"{hosts} hosts cannot be simulated", fix=f"ask for 1 to {MOST_HOSTS}")
         remove_leftovers()
         # Folders below /tmp with Python and packages: hosts, which have a /tmp of their own, need them too.
         python = [Path(path) for path in (sys.prefix, *sys.path) if path and Path(path).is_absolute()]
@@ -145,7 +145,7 @@ class HostNetwork:
             if parent.poll() is not None or time.monotonic() > until:
                 parent.kill()
                 parent.wait()
-                raise EnvironmentLacks(
+                raise EnvironmentFailure(
                     f"the host {name} does not start",
                     why=(self.state / f"{name}.log").read_text().strip()[-300:] or "no output",
                     fix="see whether this machine allows namespaces and mounts",
@@ -166,7 +166,7 @@ class HostNetwork:
         """Run a command on a host to its end."""
         done = _run(self.command(name, command), environment)
         if done.returncode:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"{command[0]} failed on {name}",
                 why=(done.stderr.strip() or done.stdout.strip())[-400:],
                 fix="see the log of the host",
@@ -207,9 +207,9 @@ class HostNetwork:
             self._outside(
                 "tc", "qdisc", "replace", "dev", self._host(name).name, "root", "netem", *fault.split()
             )
-        except EnvironmentLacks as error:
+        except EnvironmentFailure as error:
             if "kind is unknown" in error.why:
-                raise EnvironmentLacks(
+                raise EnvironmentFailure(
                     "this kernel has no netem",
                     why="the module sch_netem is missing",
                     fix="load it, or leave the fault out; cutting the cable of a host works without it",
@@ -228,7 +228,7 @@ class HostNetwork:
         assert self._switch is not None
         done = _run(["nsenter", "-t", str(self._switch.pid), "--net", *words])
         if done.returncode:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"{' '.join(words[:3])} failed",
                 why=done.stderr.strip()[-300:],
                 fix="simulated hosts need root, namespaces and the commands of iproute2",
@@ -236,7 +236,7 @@ class HostNetwork:
 
     def _host(self, name: str) -> SimulatedHost:
         if name not in self.hosts:
-            raise UserMistake(f"there is no host {name}", fix=f"name one of {', '.join(self.hosts)}")
+            raise UserError(f"there is no host {name}", fix=f"name one of {', '.join(self.hosts)}")
         return self.hosts[name]
 
 
@@ -258,23 +258,23 @@ def _end(host: SimulatedHost) -> None:
 def require_namespaces() -> None:
     """Refuse where namespaces cannot be made, and say why."""
     if sys.platform != "linux":
-        raise EnvironmentLacks("hosts can be simulated on Linux only", fix="use a virtual machine")
+        raise EnvironmentFailure("hosts can be simulated on Linux only", fix="use a virtual machine")
     if os.geteuid() != 0:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "only root can simulate hosts",
             why="it makes network namespaces, a bridge and mounts",
             fix="run the same command with sudo",
         )
     missing = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
     if missing:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"{missing[0]} is not installed",
             fix="apt install iproute2 util-linux mount, or as your system has it",
         )
     unshare = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork"]
     tried = _run([*unshare, "ip", "link", "add", "br0", "type", "bridge"])
     if tried.returncode:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "namespaces are not allowed here",
             why=tried.stderr.strip()[-300:] or f"unshare ended with {tried.returncode}",
             fix="run it on a machine, or in a container, that allows them",
@@ -406,13 +406,13 @@ def start_slurm(network: HostNetwork) -> dict[str, str]:
         network.start(host.name, ["slurmd", "-D", "-f", str(conf), "-N", host.name], environment=environment)
     until, states = time.monotonic() + START_SECONDS, ""
     while time.monotonic() < until:
-        with suppress(EnvironmentLacks):
+        with suppress(EnvironmentFailure):
             sinfo = ["sinfo", "-h", "-N", "-o", "%T"]
             states = network.run(head.name, sinfo, environment=environment).stdout
             if states.split() == ["idle"] * len(network.hosts):
                 return environment
         threading.Event().wait(0.3)
-    raise EnvironmentLacks(
+    raise EnvironmentFailure(
         "Slurm does not start on the hosts",
         why=states.strip() or "no answer",
         fix="install slurmctld and slurmd, or continue without Slurm",
@@ -422,5 +422,5 @@ def start_slurm(network: HostNetwork) -> dict[str, str]:
 def _require(program: str, package: str) -> str:
     path = shutil.which(program, path=PATH)
     if path is None:
-        raise EnvironmentLacks(f"{program} is not installed", fix=f"apt install {package}")
+        raise EnvironmentFailure(f"{program} is not installed", fix=f"apt install {package}")
     return path

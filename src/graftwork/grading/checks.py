@@ -66,7 +66,7 @@ from graftwork.grading.rules import (
     grade_set,
 )
 from graftwork.records.base import Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.report import Case
 from graftwork.text.wording import explain_error
 
@@ -395,7 +395,7 @@ def _grade(name: str, case: Case, text: str, context: GradeContext) -> Grade:
         if context.judge is None:
             raise CannotGrade("there is no judge: name one under evaluate.judge")
         return context.judge.rate(case, text)
-    raise UserMistake(f"there is no metric {name}", fix="name it under evaluate.metrics or evaluate.checks")
+    raise UserError(f"there is no metric {name}", fix="name it under evaluate.metrics or evaluate.checks")
 
 
 def _share_passed(case: Case, text: str, context: GradeContext) -> Grade:

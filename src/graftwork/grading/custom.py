@@ -24,7 +24,7 @@ from pydantic import Field, PrivateAttr
 from graftwork.grading.code import runner_of
 from graftwork.grading.interface import CannotGrade, Grade, GradeContext
 from graftwork.records.base import Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.report import Case
 from graftwork.text.tool_calls import ToolCall, read_calls
 
@@ -92,7 +92,7 @@ def require_own_name(name: str) -> None:
 
 
 def load_own(name: str, *, folder: Path) -> OwnFunction:
-    """The function; UserMistake with file and line where it cannot be had."""
+    """The function; UserError with file and line where it cannot be had."""
     require_own_name(name)
     location, _, function = name.rpartition(":")
     path = _find(location, name=name, folder=folder.resolve())
@@ -194,7 +194,7 @@ def _find(location: str, *, name: str, folder: Path) -> Path:
     for candidate in candidates:
         path = candidate.resolve()
         if not path.is_relative_to(folder):
-            raise UserMistake(
+            raise UserError(
                 f"the metric {name} is outside the project's folder",
                 why="nothing is run that is not part of the project",
                 fix=f"copy the file into {folder}",
@@ -202,7 +202,7 @@ def _find(location: str, *, name: str, folder: Path) -> Path:
             )
         if path.is_file():
             return path
-    raise UserMistake(
+    raise UserError(
         f"there is no file for the metric {name}",
         why="own metrics are loaded from the project's folder alone",
         fix=f"write {candidates[0]}, or fix the name under evaluate.checks",
@@ -230,7 +230,7 @@ def _load(path: str, function: str, content: str) -> OwnFunction:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:
         sys.modules.pop(module_name, None)
-        raise UserMistake(
+        raise UserError(
             f"{Path(path).name} cannot be loaded: {type(error).__name__}: {error}",
             fix="run it on its own with python, and fix what it reports",
             where=_line_in(error, path) or path,
@@ -238,7 +238,7 @@ def _load(path: str, function: str, content: str) -> OwnFunction:
     attribute = getattr(module, function, None)
     if not callable(attribute):
         functions = [name for name, value in vars(module).items() if callable(value) and name[0] != "_"]
-        raise UserMistake(
+        raise UserError(
             f"{Path(path).name} has no function {function}",
             fix=f"it has {', '.join(functions)}" if functions else "write it: def name(case, text) -> float",
             where=path,
@@ -261,7 +261,7 @@ def find_files(files: Sequence[str], *, folder: Path) -> list[Path]:
     paths = [(root / name).resolve() for name in files]
     for name, path in zip(files, paths, strict=True):
         if not path.is_relative_to(root) or not path.is_file():
-            raise UserMistake(
+            raise UserError(
                 f"there is no file {name} in the project's folder",
                 why="a check that runs calls takes programs and data of the project alone",
                 fix="write it, or fix `files` under evaluate.checks",
@@ -270,14 +270,14 @@ def find_files(files: Sequence[str], *, folder: Path) -> list[Path]:
         try:
             path.read_text("utf-8")
         except UnicodeDecodeError as error:
-            raise UserMistake(
+            raise UserError(
                 f"{name} is not text in UTF-8",
                 why="the files of a check are put into the sandbox as text",
                 fix="write its data as SQL, JSON or CSV",
                 where=str(path),
             ) from error
     if len({ARGUMENTS_FILE, *(path.name for path in paths)}) <= len(paths):
-        raise UserMistake(
+        raise UserError(
             "two files of a check have the same name",
             why=f"in the sandbox they lie in one folder, next to {ARGUMENTS_FILE} of a call",
             fix="rename one of them",

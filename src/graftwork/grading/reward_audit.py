@@ -15,7 +15,7 @@ from graftwork.grading.answers import parse_json
 from graftwork.grading.code import asks_for_code, extract_code, find_tests
 from graftwork.records.base import Record
 from graftwork.records.dataset import Row
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import NegativeResult
 from graftwork.records.interaction import Interaction
 from graftwork.records.report import Case
 from graftwork.text.words import normalize
@@ -225,7 +225,7 @@ def audit_scores(replies: Sequence[ScoredReply]) -> ScoreAudit:
 
 def require_usable(audit: ScoreAudit) -> None:
     if not audit.usable:
-        raise AnswerIsNo(
+        raise NegativeResult(
             "the logged scores cannot serve as rewards",
             why="; ".join(finding.says for finding in audit.findings),
             fix="run `graft data audit --scores`; grade replies with checks or a judge instead, or remove "

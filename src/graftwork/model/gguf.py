@@ -34,7 +34,7 @@ from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.families import complete_config
 from graftwork.model.shape import count_layers, read_json_object, read_sizes
 from graftwork.records.base import GIB, fingerprint
-from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, NegativeResult, UserError
 from graftwork.records.interaction import Message
 from graftwork.records.release import GgufPrecision
 
@@ -70,7 +70,7 @@ class GgufArchitecture:
         self.config = complete_config(config)
         family = FAMILIES.get(str(self.config.get("model_type")))
         if family is None:
-            raise UserMistake(
+            raise UserError(
                 f"a model of the type {self.config.get('model_type')!r} cannot be written as GGUF",
                 why=f"the writer knows {', '.join(FAMILIES)}",
                 fix="serve it with the embedded engine or vLLM",
@@ -143,8 +143,8 @@ class GgufArchitecture:
         halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
-    def _unknown(self, what: str) -> UserMistake:
-        return UserMistake(
+    def _unknown(self, what: str) -> UserError:
+        return UserError(
             f"{what} cannot be written as GGUF",
             why=f"the writer does not know it in a model of the type {self.config.get('model_type')!r}",
             fix="serve it with the embedded engine or vLLM",
@@ -181,7 +181,7 @@ def read_vocabulary(folder: Path, *, size: int) -> dict[str, Any]:
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     model = tokenizer["model"]
     if model.get("type") != "BPE" or model.get("byte_fallback"):
-        raise UserMistake(
+        raise UserError(
             "a tokenizer of this kind cannot be written as GGUF",
             why=f"the writer knows byte-level BPE; this one is {model.get('type')}"
             f"{' with byte fallback' if model.get('byte_fallback') else ''}",
@@ -362,8 +362,8 @@ def _read_shape(folder: Path, *, layers: int, paths: list[str]) -> AdapterShape:
     return from_peft(config, layers=layers, paths=paths, where=str(folder))
 
 
-def _refuse(what: str, folder: Path) -> UserMistake:
-    return UserMistake(
+def _refuse(what: str, folder: Path) -> UserError:
+    return UserError(
         f"{what} cannot be written as GGUF",
         why="llama.cpp adds a low-rank product to a weight of the base, and nothing else",
         fix="serve it with the embedded engine, or export it merged: `graft release export --format ollama`",
@@ -406,7 +406,7 @@ def stored_tensors(folder: Path) -> list[StoredTensor]:
             if name == "__metadata__":
                 continue
             if entry["dtype"] not in _NUMPY_TYPES:
-                raise UserMistake(
+                raise UserError(
                     f"the tensor {name} is of the type {entry['dtype']}",
                     why=f"only {', '.join(_NUMPY_TYPES)} can be converted",
                     fix="use a base that is not quantized",
@@ -456,7 +456,7 @@ def _converted(name: str, write: Callable[[Path], None]) -> Path:
     try:
         most_bytes = float(os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT_GIB)) * GIB
     except ValueError as error:
-        raise UserMistake(
+        raise UserError(
             f"{LIMIT_VARIABLE} is not a number",
             why="it limits the converted files that are kept, in GiB",
             fix=f"export {LIMIT_VARIABLE}={DEFAULT_LIMIT_GIB:g}",
@@ -536,7 +536,7 @@ def convert(folder: Path, target: Path, *, converter: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0 or not target.is_file():
         last = [line for line in done.stderr.splitlines() if line.strip()][-3:]
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the converter to GGUF failed",
             why=" · ".join(last) or f"exit code {done.returncode}",
             fix="see whether it knows this kind of model, and `pip install gguf sentencepiece` for it",
@@ -549,7 +549,7 @@ def read_back(target: Path, folder: Path) -> dict[str, str | int | float]:
     try:
         from gguf import GGUFReader
     except ImportError as error:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the package gguf is not installed",
             why="a GGUF file is read back before it counts as written",
             fix="pip install gguf",
@@ -571,7 +571,7 @@ def read_back(target: Path, folder: Path) -> dict[str, str | int | float]:
     }
     whole = weights <= elements <= weights * (1 + EXTRA_SHARE)
     if not whole or blocks != layers:
-        raise AnswerIsNo(
+        raise NegativeResult(
             "the GGUF file does not hold the model that was converted",
             why=f"{elements} weights in {len(reader.tensors)} tensors and {blocks} blocks; the model has "
             f"{weights} in {len(sizes)} and {layers}",
@@ -586,8 +586,8 @@ def _field(reader: Any, name: str) -> Any:
     return None if field is None else field.contents()
 
 
-def _lacks(why: str) -> EnvironmentLacks:
-    return EnvironmentLacks(
+def _lacks(why: str) -> EnvironmentFailure:
+    return EnvironmentFailure(
         "there is no converter to GGUF here",
         why=why,
         fix=f"get llama.cpp (`git clone https://github.com/ggml-org/llama.cpp`) into the project's folder, "

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from graftwork.files.disk import explain_os_error, file_digest, make_folder, write_atomic
 from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record
-from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
+from graftwork.records.errors import Corrupted, EnvironmentFailure, GraftError, UserError, pip_install
 from graftwork.text.redact import redact_variables
 
 ENDPOINT, TOKEN, OFFLINE = "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"
@@ -120,7 +120,7 @@ def _read_pins(project_folder: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except ValueError:
-        raise Damaged(
+        raise Corrupted(
             "the commits of the base models cannot be read",
             why="the file is not JSON",
             fix="remove it; `graft model pull` writes it again",
@@ -239,7 +239,7 @@ def _list_files(name: HubName, commit: str, store: HubStore) -> dict[str, HubFil
     weights = {file for file in listed if _is_weight(file)}
     if missing or not weights:
         unsafe = sorted(file for file in listed if file.endswith((".bin", ".pt", ".pth", ".gguf", ".h5")))
-        raise UserMistake(
+        raise UserError(
             f"{name} cannot be a base: it has no {missing[0] if missing else '*.safetensors'}",
             why=f"its weights are {unsafe[0]}, and such files can run code when they are read"
             if unsafe and not weights
@@ -253,7 +253,7 @@ def _list_files(name: HubName, commit: str, store: HubStore) -> dict[str, HubFil
         index = json.loads((_folder_of(name, commit, store) / _INDEX).read_text())
         shards = set(index.get("weight_map", {}).values()) if isinstance(index, dict) else set()
         if not shards or not shards <= weights:
-            raise Damaged(
+            raise Corrupted(
                 f"the index of the weights of {name} names files that are not there",
                 why=f"{_INDEX} and the files of the commit disagree",
                 fix="name another revision",
@@ -280,7 +280,7 @@ def _fetch_files(
         cache = cache.parent
     free = store.free_bytes(cache)
     if free < total + _SPARE_BYTES:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"the disk has no room for {name}",
             why=f"{total / 1e9:,.1f} GB are needed, and {free / 1e9:,.1f} GB are free",
             fix="`graft model remove` frees space; HF_HOME names another disk",
@@ -390,8 +390,8 @@ def _check(name: HubName, file: str, about: HubFile, path: Path) -> HubFile:
     return HubFile(size=path.stat().st_size, sha256=sha256, git_hash=about.git_hash)
 
 
-def _other_hash(name: HubName, file: str) -> Damaged:
-    return Damaged(
+def _other_hash(name: HubName, file: str) -> Corrupted:
+    return Corrupted(
         f"{file} of {name} has another hash than the Hub states",
         why="it was changed or damaged on the way; it is removed from the cache",
         fix="run the same command again; if it stays so, check the mirror",
@@ -401,7 +401,7 @@ def _other_hash(name: HubName, file: str) -> Damaged:
 
 def _require_online(name: HubName) -> None:
     if os.environ.get(OFFLINE, "").strip().upper() in ("1", "ON", "YES", "TRUE"):
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"{name} is not on this machine, and the Hub may not be asked",
             why=f"{OFFLINE} is set",
             fix=f"unset it and run `graft model pull {name}`, or name a folder as base",
@@ -414,8 +414,8 @@ def _client() -> Any:
     return HfApi(endpoint=os.environ.get(ENDPOINT) or None, token=os.environ.get(TOKEN) or None)
 
 
-def _no_such_model(name: HubName) -> UserMistake:
-    return UserMistake(
+def _no_such_model(name: HubName) -> UserError:
+    return UserError(
         f"there is no base model {name}",
         why="it is neither the embedded model, a folder nor a repository that this account can see",
         fix=f"check the name; for a private model set {TOKEN}",
@@ -428,7 +428,7 @@ def _explained(name: HubName) -> Iterator[None]:
     try:
         from huggingface_hub import errors
     except ImportError as error:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the package huggingface_hub is not installed", fix=pip_install("train")
         ) from error
     try:
@@ -436,13 +436,13 @@ def _explained(name: HubName) -> Iterator[None]:
     except GraftError:
         raise
     except errors.GatedRepoError:
-        raise UserMistake(
+        raise UserError(
             f"{name} is gated",
             why="its owner asks who uses it, and this account has no access yet",
             fix=f"accept its terms at https://huggingface.co/{name.repository}, then set {TOKEN}",
         ) from None
     except errors.RevisionNotFoundError:
-        raise UserMistake(
+        raise UserError(
             f"{name.repository} has no revision {name.revision or 'main'!r}",
             fix="name a branch, a tag or a commit of it",
         ) from None
@@ -456,7 +456,7 @@ def _explained(name: HubName) -> Iterator[None]:
         message = redact_variables(
             str(error) or type(error).__name__, environment=os.environ, variables=(TOKEN, ENDPOINT)
         )
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"{name} could not be fetched: {message}",
             why="the Hub did not answer, or the connection broke (write a folder as ./folder)",
             fix="run the same command again: it continues where it stopped",

@@ -16,7 +16,7 @@ import torch
 
 from graftwork.files.disk import file_digest
 from graftwork.process.preload import import_without_unused
-from graftwork.records.errors import EnvironmentLacks, UserMistake, needs_extra
+from graftwork.records.errors import EnvironmentFailure, UserError, needs_extra
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu", four
             trust_remote_code=False,
         )
     except (OSError, ValueError) as error:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the base model could not be loaded",
             why=str(error).splitlines()[0],
             fix="check the folder; it must hold a decoder that transformers knows, as safetensors",
@@ -75,7 +75,7 @@ def quantize_blocks(model: Any, *, device: str) -> int:
             setattr(model.get_submodule(parent), leaf, quantize_linear(layer, device=device))
             done += 1
     if not done:
-        raise UserMistake(
+        raise UserError(
             "no layer of this base can be kept in 4 bits",
             why="none of its linear layers has a multiple of 64 inputs, or it keeps them transposed (GPT-2)",
             fix="set `train.method: lora`",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from graftwork.model.families import family_or_llama
 from graftwork.model.shape import ROUTERS
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 _TRIED: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()
 
@@ -198,8 +198,8 @@ def logits_ending(config: Any) -> LogitsEnding:
     return LogitsEnding()
 
 
-def _no_decoder(model: Any, why: str) -> UserMistake:
-    return UserMistake(
+def _no_decoder(model: Any, why: str) -> UserError:
+    return UserError(
         f"{type(model).__name__} is not a causal decoder",
         why=why,
         fix="use a model that transformers loads as AutoModelForCausalLM (Llama, Qwen, Mistral, …)",

@@ -20,7 +20,7 @@ from graftwork.model.families import (
     find_family,
     why_not_written_out,
 )
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import Corrupted, UserError
 from graftwork.records.plan import ModelShape, Workload
 
 BLOCK = re.compile(r"^(?:.*?\.)?(\d+)\.(.+)$")
@@ -42,7 +42,7 @@ def read_sizes(folder: Path) -> dict[str, tuple[int, ...]]:
         try:
             sizes |= {name: tuple(entry["shape"]) for name, entry in entries.items() if "shape" in entry}
         except TypeError as error:
-            raise Damaged(
+            raise Corrupted(
                 f"{path.name} states no shapes", fix="fetch the model again", where=str(path)
             ) from error
     return sizes
@@ -227,21 +227,21 @@ def read_json_object(file: Path, *, states: str) -> dict[str, Any]:
     try:
         settings = json.loads(file.read_text())
     except FileNotFoundError as missing:
-        raise UserMistake(
+        raise UserError(
             f"there is no {file}",
             why=f"it states {states}",
             fix=f"name a folder with a {file.name}, or the file itself",
             where=str(file),
         ) from missing
     except (ValueError, RecursionError) as broken:
-        raise UserMistake(
+        raise UserError(
             f"{file.name} is not JSON: {broken}",
             why=f"it states {states}",
             fix="fetch the file again",
             where=str(file),
         ) from broken
     if not isinstance(settings, dict):
-        raise UserMistake(
+        raise UserError(
             f"{file.name} holds no settings by name",
             why=f"it states {states}",
             fix="fetch the file again",
@@ -291,7 +291,7 @@ def _stated_shape(config: Mapping[str, Any], *, name: str, where: Path | None) -
             not_written_out=why_not_written_out(config),
         )
     except KeyError as missing:
-        raise UserMistake(
+        raise UserError(
             f"config.json has no {missing}",
             why="the plan needs the shape of the model",
             fix="use a decoder whose config.json names its sizes (Llama, Qwen, Mistral, …)",
@@ -306,7 +306,7 @@ def _check_sizes(config: Mapping[str, Any], *, where: str) -> None:
             continue
         whole = isinstance(size, int | float) and not isinstance(size, bool) and size == size // 1
         if not whole or not 0 < size <= most:
-            raise UserMistake(
+            raise UserError(
                 f"config.json states {name}: {str(size)[:40]}",
                 why=f"it is a whole number from 1 to {most:,}",
                 fix="fetch the file again, or use another base",

@@ -20,7 +20,7 @@ from graftwork.project.open_project import use_project
 from graftwork.project.reporter import Reporter
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import MIB
-from graftwork.records.errors import Damaged, GraftError, Interrupted, StoppedInOrder
+from graftwork.records.errors import Corrupted, GracefulStop, GraftError, Interrupted
 from graftwork.records.run import TrainOutcome
 from graftwork.train.checkpoints import verify_checkpoint
 from graftwork.train.run_folder import CHECKPOINTS
@@ -49,7 +49,7 @@ def check_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[Doctor
         try:
             with use_project(aside, reporter) as work:
                 outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
-        except (StoppedInOrder, Interrupted):
+        except (GracefulStop, Interrupted):
             raise
         except GraftError as error:
             summary = f"{error.what}{f': {error.why}' if error.why else ''}"
@@ -68,7 +68,7 @@ def check_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[Doctor
         try:
             manifest = verify_checkpoint(paths[-1]) if paths else None
             summary = "none was written"
-        except Damaged as damage:
+        except Corrupted as damage:
             manifest, summary, fix = None, damage.what, f"{fix}: it does not keep what it is given"
         if manifest is not None:
             size = sum(manifest.sizes.values()) / MIB

@@ -30,7 +30,7 @@ from graftwork.project.doctor import DoctorCheck, check_disk, check_port
 from graftwork.project.open_project import OpenProject
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
-from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake
+from graftwork.records.errors import GraftError, NegativeResult, UserError
 from graftwork.records.plan import Plan, RunPlan
 from graftwork.records.report import Case
 from graftwork.records.run import ENVIRONMENT
@@ -118,13 +118,13 @@ def require_listed(work: OpenProject) -> None:
     project = work.project.settings
     rewarded_models = [name for name in project.models if project.of_model(name).train.rewards]
     if rewarded_models:
-        raise UserMistake(
+        raise UserError(
             f"the model {work.model} has no rewards",
             why=f"these models have some: {', '.join(rewarded_models)}",
             fix=f"--model {rewarded_models[0]}",
             where=f"models.{work.model}.train.rewards",
         )
-    raise UserMistake(
+    raise UserError(
         "graft.yaml has no rewards",
         fix="list them under `train.rewards`: [{metric: task_success}]",
         where="train.rewards",
@@ -234,7 +234,7 @@ def explain(check: RewardCheck) -> CheckReason | None:
 def require_sound(check: RewardCheck) -> None:
     reason = explain(check)
     if reason is not None:
-        raise AnswerIsNo("the rewards cannot be trusted", **reason._asdict(), where="train.rewards")
+        raise NegativeResult("the rewards cannot be trusted", **reason._asdict(), where="train.rewards")
 
 
 def require_rewards(work: OpenProject, folder: Path) -> None:
@@ -273,7 +273,7 @@ class Preflight(Record):
 
 
 def require_ready(work: OpenProject, outputs: StepOutputs, run: RunPlan) -> Preflight:
-    """Raise UserMistake where training would be in vain; return a warning where something is doubtful."""
+    """Raise UserError where training would be in vain; return a warning where something is doubtful."""
     preflight = run_preflight(work, outputs, run)
     for problem in preflight.problems:
         if problem.severity == "warning":
@@ -281,7 +281,7 @@ def require_ready(work: OpenProject, outputs: StepOutputs, run: RunPlan) -> Pref
     if preflight.errors:
         first, surplus = preflight.errors[0], len(preflight.errors) - 1
         also = "; ".join(problem.what for problem in preflight.errors[1:])
-        raise UserMistake(
+        raise UserError(
             first.what,
             why=f"{first.why}{f' (and {surplus} more: {also})' if surplus else ''}",
             fix=f"{first.fix}; `graft run --dry-run` checks again in seconds",

@@ -42,7 +42,7 @@ from graftwork.process.preload import is_supported
 from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.base import MIB, Figure, Record
 from graftwork.records.dataset import Row
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.plan import (
     CpuStepPlan,
     DeviceFacts,
@@ -121,7 +121,7 @@ def known_device(work: OpenProject) -> DeviceFacts:
     here = None
     if device.kind == "cuda":
         # As the catalog knows the GPU, if it does.
-        with suppress(UserMistake):
+        with suppress(UserError):
             gpu = find_gpu(device.name)
             facts = {"memory_gib": gpu.memory_gib, "capability": gpu.capability}
             here = describe_device().model_copy(update={"kind": "cuda", "name": device.name, **facts})

@@ -31,7 +31,7 @@ from graftwork.plan.fit.candidates import (
 from graftwork.plan.fit.question import gpu_room, host_room
 from graftwork.plan.fit.search import search
 from graftwork.records.base import GIB, Figure, Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.hardware import Gpu, Machine, Offer, PlaceTerms
 from graftwork.records.plan import FitQuestion, Strategy
 
@@ -620,7 +620,7 @@ def _run_of(text: str) -> GpuRun:
     question = FitQuestion.model_validate_json(text)
     gpu = question.machine.gpu
     if gpu is None:
-        raise UserMistake("a machine without a GPU is not compared", fix="name a GPU", where="--gpu")
+        raise UserError("a machine without a GPU is not compared", fix="name a GPU", where="--gpu")
     rates = rates_of(gpu)
     level = level_of(question, rates)
     fitting, failing = search(question, rates=rates, level=level)

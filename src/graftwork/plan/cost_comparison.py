@@ -46,7 +46,7 @@ from graftwork.plan.cost import (
     need_disk,
 )
 from graftwork.records.base import Figure
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.hardware import Gpu, Offer, PlaceTerms
 from graftwork.records.plan import FitQuestion
 from graftwork.text.wording import plural
@@ -737,7 +737,7 @@ def compare_places(
     names = [provider.name for provider in catalog]
     for name in provider_names:
         if name not in names:
-            raise UserMistake(
+            raise UserError(
                 f"the catalog has no place {name!r}",
                 why="its prices and rules are needed",
                 fix=f"one of: {', '.join(names)}",
@@ -754,7 +754,7 @@ def compare_places(
     offers = of_size(offers, gpus=gpus if gpus is not None else DEFAULT_GPUS.get(question.method, 1))
     own_gpus = [(find(name).name, count) for name, count in stated_gpus]
     if not offers and not own_gpus:
-        raise UserMistake(
+        raise UserError(
             f"no place of the catalog offers {gpu}",
             why="there is nothing to compare",
             fix="see `graft plan catalog prices`, leave --gpu out, or add your own prices.csv with --catalog",

@@ -26,7 +26,7 @@ from graftwork.plan.catalog.models import find_model
 from graftwork.process.worker import WORKER_ENVIRONMENT, compiled_cache
 from graftwork.project.load import ProjectFolder
 from graftwork.records.base import fingerprint
-from graftwork.records.errors import EnvironmentLacks, Interrupted, UserMistake, pip_install
+from graftwork.records.errors import EnvironmentFailure, Interrupted, UserError, pip_install
 from graftwork.records.plan import DeviceName, ModelShape, ProbeFacts, ProbeJob
 
 FOLDER = "probes"
@@ -44,7 +44,7 @@ def shape_to_probe(project: ProjectFolder | None, model: str | None) -> ModelSha
         base = project.settings.of_model(model or project.settings.main_model).base
         return read_shape(Path(find_base(base, project_folder=project.root).folder))
     if model is None:
-        raise UserMistake(
+        raise UserError(
             "there is no model to probe with",
             why="this folder holds no project, and none was named",
             fix="name one: graft plan probe --model deepseek-coder-6.7b",
@@ -102,14 +102,14 @@ def run_probe(job: ProbeJob, *, on_part: Hear = lambda *_: None) -> ProbeFacts:
         output.seek(0)
         lines = [line for line in output.read().splitlines() if line.startswith("{")]
     if expired.is_set():
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the probe hangs and was ended",
             why=f"it took longer than {limit:g} s"
             + (f"; its last message: {complaints[-1]}" if complaints else ""),
             fix="`graft doctor` says whether the device answers; then run graft plan probe again",
         )
     if code or not lines:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the probe found nothing out",
             why=complaints[-1] if complaints else f"its process ended with {code}",
             fix=f"`graft doctor` says what this machine lacks; `{pip_install('train')}` brings torch",

@@ -36,7 +36,7 @@ from graftwork.plan.fit.question import SYSTEM_GIB
 from graftwork.plan.probe import stored_probe
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import ELEMENT_BYTES, GIB, Record
-from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.errors import NegativeResult, UserError
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import (
     Bias,
@@ -70,7 +70,7 @@ def gpu_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> Step
         # A probe that was stopped early has measured no products.
         with suppress(ValueError):
             return rates_of_probe(probe)
-    with suppress(UserMistake):
+    with suppress(UserError):
         return rates_of(find_gpu(device.name))
     return None
 
@@ -128,7 +128,7 @@ def plan_passes(
     )
     level = memory_level(run.architecture)
     if needs_more(step, limit_gib=limit, level=level):
-        raise AnswerIsNo(
+        raise NegativeResult(
             f"it does not fit into {limit:.1f} GiB{_describe_sampled(sampled)}",
             why=f"{step.peak_gib:.1f} GiB are needed with {describe_plain(step)}",
             fix=_FEWER_ANSWERS if sampled else _SMALLER_BATCHES,
@@ -194,7 +194,7 @@ def plan_streamed(
         )
     lacking = max(step.peak_gib * (1 + spread) - limit, step.host_gib - host)
     if lacking > 0:
-        raise AnswerIsNo(
+        raise NegativeResult(
             f"it does not fit into {limit:.1f} GiB of the device and {host:.0f} GiB of the host",
             why=f"{step.peak_gib:.1f} and {step.host_gib:.0f} GiB are needed: {describe_streamed(step)}",
             fix="set `train.method: lora`, lower `data.max_tokens` or `train.batch_size`, train fewer layers "
@@ -217,7 +217,7 @@ def as_plain(step: StreamedStep) -> PlainStep:
 def _machine(device: DeviceFacts, *, gpus: int) -> Machine:
     """This machine's GPUs as the catalog knows them; without their links where it does not."""
     gpu = None
-    with suppress(UserMistake):
+    with suppress(UserError):
         gpu = find_gpu(device.name)
     return Machine(gpu=gpu, gpus=gpus, ram_gib=device.memory_gib)
 
@@ -256,7 +256,7 @@ def plan_tuning(
     )
     tuning = choose_tuning(shape, request, limit_gib=limit, rates=rates or default_rates())
     if tuning is None:
-        raise AnswerIsNo(
+        raise NegativeResult(
             f"it does not fit into {limit:.1f} GiB{_describe_sampled(sampled)}",
             why=f"not even with one row of {max(load.lengths)} tokens at a time and nothing kept",
             fix=_FEWER_ANSWERS

@@ -22,7 +22,7 @@ from graftwork.plan.cost_comparison import (
     finder,
 )
 from graftwork.records.base import Figure, Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.hardware import Gpu, Machine
 from graftwork.records.plan import FitQuestion, Method
 from graftwork.text.wording import plural
@@ -147,8 +147,8 @@ def read_purchase_option(text: str, *, option: str) -> PurchaseOption:
     return PurchaseOption(name, count, usd)
 
 
-def _mistake(text: str, option: str) -> UserMistake:
-    return UserMistake(
+def _mistake(text: str, option: str) -> UserError:
+    return UserError(
         f"{option} {text!r} does not name a GPU",
         why="its memory, speed and price are needed",
         fix=f'write it as {option} "2x RTX 5060 Ti 16GB=700" (how many in all, which, dollars to pay)',
@@ -536,7 +536,7 @@ def price_of(option: PurchaseOption, gpu: Gpu, *, have: Machine) -> Price:
     if option.usd is not None:
         return Price(option.usd, "as stated")
     if gpu.launch_usd is None:
-        raise UserMistake(
+        raise UserError(
             f"{gpu.name} has no price",
             why="it was not sold by itself at launch, or the catalog does not know for how much",
             fix=f'state it: --option "{gpu.name}=1800"',

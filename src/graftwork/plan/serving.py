@@ -52,7 +52,7 @@ from graftwork.plan.serving_question import (
     weigh,
 )
 from graftwork.records.base import GIB, Figure
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.hardware import Gpu, Machine
 
 
@@ -238,7 +238,7 @@ def rates_of(machine: Machine, form: Form, *, case: int) -> ServingRates:
         )
         return ServingRates(gpu.bandwidth_gb_s * 1e9, tflops * 1e12)
     if machine.cpu is None:
-        raise UserMistake(
+        raise UserError(
             "the machine has neither a GPU nor a CPU with known figures",
             why="how fast it answers follows from its bandwidth and its products a second",
             fix="name one: --gpu NAME or --cpu NAME",
@@ -284,7 +284,7 @@ def make_question(model: CatalogModel, load: ServeLoad, *, machine: Machine) -> 
     context, answer = load.context, load.answer
     read = context - answer if load.prompt is None else load.prompt
     if read < 1 or read + answer > context:
-        raise UserMistake(
+        raise UserError(
             f"a context of {context} tokens does not hold {max(read, 1)} read and {answer} written",
             why="both stay in the model's memory until the last token",
             fix="raise --context, or lower --answer or --prompt",
@@ -307,7 +307,7 @@ def find_form(name: str) -> Form | Literal["auto"]:
     plain = name.lower().removesuffix(" bits").removesuffix("-bit").strip()
     form = NAMES_OF_FORMS.get(plain)
     if form is None:
-        raise UserMistake(
+        raise UserError(
             f"weights cannot be served as {name!r}",
             fix="name one of auto, fp32, fp16, bf16, int8, fp8, 4bit",
             where="--weights",
@@ -321,17 +321,17 @@ def find_engine_name(name: str | None, *, machine: Machine) -> EngineName:
         return "llama.cpp" if machine.gpu is None else "vllm"
     engine = NAMES_OF_ENGINES.get(name.lower())
     if engine is None:
-        raise UserMistake(
+        raise UserError(
             f"there is no engine {name!r}", fix="name one of vllm, llama.cpp, embedded", where="--engine"
         )
     if engine == "vllm" and machine.gpu is None:
-        raise UserMistake(
+        raise UserError(
             "vLLM is planned for GPUs only",
             fix="name a GPU with --gpu, or --engine llama.cpp",
             where="--engine",
         )
     if engine == "embedded" and machine.gpu is not None:
-        raise UserMistake(
+        raise UserError(
             "the embedded engine is planned for CPUs only", fix="leave --engine out", where="--engine"
         )
     return engine
@@ -636,7 +636,7 @@ def _choose(question: ServeQuestion, rows: tuple[FormRow, ...]) -> FormRow:
         for row in rows:
             if row.form == question.form:
                 return row
-        raise UserMistake(
+        raise UserError(
             f"{question.engine} does not serve weights in {question.form} here",
             fix=f"name one of {', '.join(row.form for row in rows)}, or another engine",
             where="--weights",

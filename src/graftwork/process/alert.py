@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from graftwork.files.disk import Journal
 from graftwork.process.http_client import HttpClient, NoAnswer, may_pass
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.fleet import Alert, AlertKind
 
 ALERTS_FILE = "alerts.jsonl"
@@ -121,7 +121,7 @@ def split_command(command: str) -> list[str]:
     else:
         reason = "it is empty"
     if not parts:
-        raise UserMistake(
+        raise UserError(
             "the alert command cannot be read",
             why=reason,
             fix="write it as in a shell; quotes must be closed. It is run without a shell",
@@ -133,7 +133,7 @@ def split_command(command: str) -> list[str]:
 def check_webhook(address: str) -> str:
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserMistake(
+        raise UserError(
             "the webhook is not an http(s) address",
             fix="write it whole: https://host/path",
             where="train.run.alerts.webhook",

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from typing import Any, Literal
 
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 
 Group = Literal[
     "graftwork.formats",
@@ -29,21 +29,21 @@ def extension_names(group: Group) -> list[str]:
 def load_extension(group: Group, name: str, *, attributes: Iterable[str] = ()) -> Any:
     """Import the extension of this name and check that it has the attributes its group requires.
 
-    Raises UserMistake if no installed package declares the name or two of them do, and EnvironmentLacks
+    Raises UserError if no installed package declares the name or two of them do, and EnvironmentFailure
     if its package cannot be imported or does not provide what the group requires.
     """
     entries = list(metadata.entry_points(group=group, name=name))
     kind = group.removeprefix("graftwork.").removesuffix("s")
     if not entries:
         installed = ", ".join(extension_names(group)) or "none"
-        raise UserMistake(
+        raise UserError(
             f"unknown {kind}: {name!r}",
             why=f"no installed package adds it (entry points in {group}: {installed})",
             fix="check the spelling, or install the package that provides it",
         )
     packages = sorted({entry.dist.name if entry.dist else entry.value for entry in entries})
     if len(entries) > 1:
-        raise UserMistake(
+        raise UserError(
             f"{kind} {name!r} is provided by several packages: {', '.join(packages)}",
             why="each name must belong to one package",
             fix="uninstall all but one of them",
@@ -52,14 +52,14 @@ def load_extension(group: Group, name: str, *, attributes: Iterable[str] = ()) -
     try:
         extension = entry.load()
     except Exception as error:  # code of another package: whatever it raises, the fix is the same
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"{kind} {name!r} cannot be imported: {type(error).__name__}: {error}",
             why=f"package {packages[0]} declares it as {entry.value}",
             fix=f"repair or uninstall {packages[0]}",
         ) from error
     missing = [attribute for attribute in attributes if not hasattr(extension, attribute)]
     if missing:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"{kind} {name!r} has no {', '.join(missing)}",
             why=f"package {packages[0]} declares {entry.value} in {group}, which requires it",
             fix=f"update {packages[0]}; docs/extending.md lists what each group requires",

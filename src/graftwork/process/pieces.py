@@ -37,7 +37,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from graftwork.files.disk import Journal, make_folder
 from graftwork.process.machine import count_cores
 from graftwork.process.worker import tie_to_parent
-from graftwork.records.errors import EnvironmentLacks, GraftError
+from graftwork.records.errors import EnvironmentFailure, GraftError
 from graftwork.version import __version__
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def work_in_order(
             yield running.popleft().result()
             running.extend(_submit(pool, work, piece) for piece in islice(remaining, 1))
     except BrokenProcessPool as error:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "a worker process was killed",
             why="most often the machine ran out of memory",
             fix="run the same command again: what was finished is kept; free some memory first",
@@ -165,7 +165,7 @@ class EngineLost(Exception):
     """The cluster is gone or has no node left. What is done is kept."""
 
 
-class NodeRefused(EnvironmentLacks):
+class NodeRefused(EnvironmentFailure):
     """A node cannot take part; the message names it."""
 
 
@@ -331,7 +331,7 @@ class MapEngine:
             for _ in done:
                 result = remote.collect(in_flight[0])
                 if result is None:
-                    raise EnvironmentLacks(
+                    raise EnvironmentFailure(
                         f"a node of {self.runner.name} finished a piece, and its file is not here",
                         why="the project's folder is not the same on all nodes",
                         fix="put the project on a file system that all nodes share, under the same path",

@@ -35,7 +35,7 @@ from graftwork.process.pieces import (
 )
 from graftwork.process.stdio import encode, read_messages
 from graftwork.records import errors
-from graftwork.records.errors import EnvironmentLacks, GraftError, WorkerFailed, pip_install
+from graftwork.records.errors import EnvironmentFailure, GraftError, WorkerFailed, pip_install
 
 DRIVER = "graftwork.process.ray_cluster"
 LOG = "ray.log"
@@ -62,7 +62,7 @@ def ray_environment(*, token: str = "", open_cluster: bool = False) -> dict[str,
 
 def require_ray() -> None:
     if find_spec("ray") is None:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "Ray is not installed", why="`engine: ray` and the place `ray` need it", fix=pip_install("ray")
         )
 
@@ -287,7 +287,7 @@ def check_nodes(ray: Any, stamp: str, folder: str) -> None:
         except Exception as error:  # Ray raises many kinds
             if _is_lost(ray, node["NodeID"]):
                 continue
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"the node {name} does not answer",
                 why=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
                 fix="take it out of the cluster, or look at its logs",
@@ -296,7 +296,7 @@ def check_nodes(ray: Any, stamp: str, folder: str) -> None:
         if facts["stamp"] != stamp:
             raise refuse_code(facts["node"], actual=facts["stamp"], expected=stamp)
         if not facts["shared"]:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"the node {facts['node']} does not see the project's folder",
                 why="pieces and their results are files that all nodes share",
                 fix="put the project on a file system that all nodes share, under the same path",

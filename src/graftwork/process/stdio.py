@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Literal
 
 from graftwork.files.disk import append_to
 from graftwork.process.worker import PARENT_VARIABLE
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 
 Framing = Literal["lines", "packet4"]
 LONGEST_MESSAGE = 2**20
@@ -152,7 +152,7 @@ class LineProcess:
                 )
         except OSError as error:
             self.end()
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"{self._command[0]} cannot be started",
                 why=error.strerror or str(error),
                 fix="name an interpreter of Python that exists and may be run",
@@ -165,13 +165,13 @@ class LineProcess:
             raise self._explain(greeting)
         return self._process
 
-    def _explain(self, greeting: dict[str, Any] | None) -> EnvironmentLacks:
+    def _explain(self, greeting: dict[str, Any] | None) -> EnvironmentFailure:
         code = None if self._process is None else self._process.poll()
         self.end()
         if greeting is not None:
-            return EnvironmentLacks(**greeting["refused"])
+            return EnvironmentFailure(**greeting["refused"])
         ended = "it gives no sign of life" if code is None else f"it ended with exit code {code}"
-        return EnvironmentLacks(
+        return EnvironmentFailure(
             "the process that grades answers does not start",
             why=f"{ended}; rewards run apart from the training process",
             fix=f"run `{' '.join(self._command)}`, and fix what it prints",

@@ -36,10 +36,10 @@ from graftwork.records.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     Busy,
-    EnvironmentLacks,
+    EnvironmentFailure,
+    GracefulStop,
     GraftError,
     Interrupted,
-    StoppedInOrder,
     pip_install,
 )
 
@@ -160,7 +160,7 @@ def run_worker(
             try:
                 work(job)
             except ModuleNotFoundError as missing:
-                lacking = EnvironmentLacks(
+                lacking = EnvironmentFailure(
                     f"the package {missing.name} is not installed",
                     why="models run only where it is",
                     fix=f"{pip_install('train')}; the extra `serve` in its place serves too",
@@ -194,11 +194,11 @@ def set_in_handler(event: threading.Event) -> None:
         _thread.start_new_thread(event.set, ())
 
 
-_on_stop: list[StoppedInOrder] = []
+_on_stop: list[GracefulStop] = []
 
 
 @contextmanager
-def stop_at_once(error: StoppedInOrder) -> Iterator[None]:
+def stop_at_once(error: GracefulStop) -> Iterator[None]:
     """Around work that loses nothing if it ends anywhere, such as loading a model: a stop raises `error`."""
     _on_stop.append(error)
     try:
@@ -239,11 +239,11 @@ def forget_stop() -> None:
     _asked.clear()
 
 
-def interruption_error() -> StoppedInOrder | Interrupted:
+def interruption_error() -> GracefulStop | Interrupted:
     """The error for interrupted work: by a stop request or by Ctrl-C."""
     fix = "run the same command again: it resumes from the last good point"
     if _asked.is_set():
-        return StoppedInOrder("stopped in good order, as asked", fix=fix)
+        return GracefulStop("stopped in good order, as asked", fix=fix)
     return Interrupted("interrupted", fix=fix)
 
 

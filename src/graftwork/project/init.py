@@ -31,7 +31,7 @@ from graftwork.model.shape import read_config_shape
 from graftwork.project.load import PROJECT_FILE, load_settings
 from graftwork.project.propose import KINDS, USUAL_CONTEXT, Proposal, measure_size, propose
 from graftwork.records.base import Record
-from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import EnvironmentFailure, GraftError, UserError
 from graftwork.records.interaction import Interaction
 from graftwork.records.plan import DeviceFacts
 from graftwork.text.wording import take_figure, take_score
@@ -395,7 +395,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         logs = [str(folder / USUAL_LOGS)]
     starter = STARTER.format(name=_flow(name), logs=_flow(USUAL_LOGS))
     if path.exists() and not (logs and path.read_bytes() == starter.encode()):
-        raise UserMistake(
+        raise UserError(
             f"there is a {PROJECT_FILE} already",
             why="it is yours, and is not overwritten",
             fix="edit it, or name another folder with -C",
@@ -407,7 +407,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         return Started(file=str(path))
     if base != EMBEDDED:
         # A name that means no model is refused before it is in graft.yaml. Without a network it stays open.
-        with suppress(EnvironmentLacks):
+        with suppress(EnvironmentFailure):
             find_base(base, project_folder=folder)
     from graftwork.data.prepare import CleanLog
     from graftwork.data.render.rows import needs_reasoning_dropped
@@ -464,7 +464,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
 def _leave_out_repeats(clean: "CleanLog", sound: int, logs: Sequence[str]) -> list[Interaction]:
     rows = clean.read()
     if len(rows) < FEWEST_ROWS:
-        raise UserMistake(
+        raise UserError(
             f"{len(rows)} different rows are too few to find out what the log is about",
             why=f"of {sound} usable rows, the others repeat or contradict these",
             fix=f"name a log of at least {FEWEST_ROWS} different rows; `graft data audit` shows the repeats",
@@ -485,7 +485,7 @@ def _read(logs: Sequence[str], settings: DataSettings) -> tuple[list[Interaction
             "schema": "run `graft init` without a log, and set data.mapping in the graft.yaml that it "
             "writes: the paths of the question and the reply",
         }
-        raise UserMistake(
+        raise UserError(
             "no row of the log can be read",
             why=f"line {fault.origin.line}: {fault.message}",
             fix=fixes.get(fault.code, "give a log with one JSON object per line, or a CSV or Parquet file"),
@@ -494,7 +494,7 @@ def _read(logs: Sequence[str], settings: DataSettings) -> tuple[list[Interaction
     if len(usable) < FEWEST_ROWS:
         first = f"; the first fault: {sample.faults[0].message}" if sample.faults else ""
         few = f"{len(usable)} usable {'row is' if len(usable) == 1 else 'rows are'} too few"
-        raise UserMistake(
+        raise UserError(
             f"{few} to find out what the log is about",
             why=f"{len(sample.rows)} rows could be read, {len(sample.faults)} could not{first}",
             fix=f"give a log with at least {FEWEST_ROWS} usable rows; "

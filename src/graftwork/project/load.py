@@ -20,7 +20,7 @@ from graftwork.files.disk import STATE_FOLDER, close_to_others, is_private
 from graftwork.project.other_tools import find_ours
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import marks_of
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.text.redact import publish_text
 from graftwork.text.wording import explain_error
 
@@ -59,7 +59,7 @@ PROJECT_FILE = "graft.yaml"
 
 def load_settings(path: Path) -> ProjectSettings:
     if not path.exists():
-        raise UserMistake(
+        raise UserError(
             f"there is no {path.name} here",
             why="a project is a folder with this file",
             fix="`graft init YOUR_LOG.jsonl` writes one; -C FOLDER names a project elsewhere",
@@ -68,7 +68,7 @@ def load_settings(path: Path) -> ProjectSettings:
     content, root = parse_yaml(read_config_text(path), where=str(path))
     lines = _lines_of(root, path) if root is not None else {}
     if not isinstance(content, dict):
-        raise UserMistake(
+        raise UserError(
             f"{path.name} is empty or not a mapping of keys",
             fix="`graft init` writes one to start from",
             where=str(path),
@@ -103,7 +103,7 @@ def load_settings(path: Path) -> ProjectSettings:
             field = owner.model_fields.get(key[-1]) if owner else None
             described = field.description if field else None
             fix = described or "`graft schema` lists what each key takes"
-        raise UserMistake(message, why=why, fix=fix, where=where) from error
+        raise UserError(message, why=why, fix=fix, where=where) from error
 
 
 _MOST_OTHERS = 8
@@ -129,7 +129,7 @@ def _lines_of(node: yaml.Node, path: Path, prefix: tuple[str, ...] = ()) -> dict
         for key, value in node.value:
             here = (*prefix, str(key.value))
             if here in lines:
-                raise UserMistake(
+                raise UserError(
                     f"the key {'.'.join(here)!r} occurs twice",
                     why=f"first in line {lines[here]}; YAML would silently keep the last",
                     fix="remove one of them",

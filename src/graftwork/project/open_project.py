@@ -20,7 +20,7 @@ from graftwork.process.local_workers import LocalWorkers, WorkerHost
 from graftwork.project.load import ProjectFolder
 from graftwork.project.reporter import Reporter
 from graftwork.project.settings import ProjectSettings
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 if TYPE_CHECKING:
     from graftwork.model.chat.template import ChatTemplate
@@ -51,7 +51,7 @@ class OpenProject:
         if self.asked_model is None:
             return project.main_model
         if self.asked_model not in project.all_models:
-            raise UserMistake(
+            raise UserError(
                 f"there is no model {self.asked_model!r} in this project",
                 why=f"graft.yaml names: {', '.join(project.all_models)}",
                 fix="name one of these, or add it under models:",

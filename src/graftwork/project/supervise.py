@@ -25,13 +25,13 @@ from graftwork.project.reporter import Reporter
 from graftwork.records import errors
 from graftwork.records.base import Record
 from graftwork.records.errors import (
-    AnswerIsNo,
-    EnvironmentLacks,
+    EnvironmentFailure,
+    GracefulStop,
     GraftError,
     Interrupted,
+    NegativeResult,
     OutOfMemory,
-    StoppedInOrder,
-    UserMistake,
+    UserError,
     WorkerFailed,
 )
 from graftwork.records.fleet import AlertKind, Beat, Health, Job, JobStatus
@@ -193,7 +193,7 @@ def run_job(
                 )
             supervisor.report_restart(code, pause)
             _wait(pause)
-    except (StoppedInOrder, Interrupted):
+    except (GracefulStop, Interrupted):
         raise
     except GraftError as failure:
         if hooks.watcher is not None:
@@ -342,8 +342,8 @@ def _wait(seconds: float) -> None:
 
 def _raise_reported_error(code: int, folder: Path, name: str) -> None:
     """An expected error is passed on as it is; a crash is left to the caller."""
-    if code == errors.EXIT_RESUME_ME and _read_error(folder) is None:
-        raise StoppedInOrder(
+    if code == errors.EXIT_RESUME and _read_error(folder) is None:
+        raise GracefulStop(
             f"{name} was stopped in good order", fix="run the same command again: it resumes from here"
         )
     failure = _read_error(folder) if code > 0 else None
@@ -351,7 +351,7 @@ def _raise_reported_error(code: int, folder: Path, name: str) -> None:
         return
     kind = getattr(errors, failure["error"], None)
     error_class = kind if isinstance(kind, type) and issubclass(kind, GraftError) else None
-    for candidate in (AnswerIsNo, UserMistake, EnvironmentLacks, StoppedInOrder, Interrupted):
+    for candidate in (NegativeResult, UserError, EnvironmentFailure, GracefulStop, Interrupted):
         if error_class is None and candidate.exit_code == failure["exit_code"]:
             error_class = candidate
     raise (error_class or WorkerFailed)(

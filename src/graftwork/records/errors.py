@@ -11,20 +11,20 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 EXIT_DONE = 0
-EXIT_ANSWER_IS_NO = 1
-EXIT_USER_MISTAKE = 2
+EXIT_NEGATIVE_RESULT = 1
+EXIT_USER_ERROR = 2
 EXIT_ENVIRONMENT = 3
 EXIT_ITERATE = 10
 EXIT_ABORT = 11
 EXIT_NOT_ENOUGH_EVIDENCE = 12
-EXIT_RESUME_ME = 75
+EXIT_RESUME = 75
 EXIT_INTERRUPTED = 130
 
 
 class GraftError(Exception):
     """An expected failure: what happened, why it matters, how to fix it, and where."""
 
-    exit_code: ClassVar[int] = EXIT_USER_MISTAKE
+    exit_code: ClassVar[int] = EXIT_USER_ERROR
 
     def __init__(self, what: str, *, why: str = "", fix: str = "", where: str = "") -> None:
         super().__init__(what)
@@ -44,39 +44,39 @@ class GraftError(Exception):
         }
 
 
-class UserMistake(GraftError):
+class UserError(GraftError):
     """The input is wrong: a file, a key, a value, an argument."""
 
 
-class AnswerIsNo(GraftError):
+class NegativeResult(GraftError):
     """The work was done and the answer is no: a gate refused, it does not fit, the audit blocks."""
 
-    exit_code = EXIT_ANSWER_IS_NO
+    exit_code = EXIT_NEGATIVE_RESULT
 
 
-class EnvironmentLacks(GraftError):
+class EnvironmentFailure(GraftError):
     """Something outside is missing: a package, a model, disk space, a permission."""
 
     exit_code = EXIT_ENVIRONMENT
 
 
-class Busy(EnvironmentLacks):
+class Busy(EnvironmentFailure):
     """Another worker holds the lock of this run."""
 
 
-class Damaged(EnvironmentLacks):
+class Corrupted(EnvironmentFailure):
     """A file does not have the bytes that its manifest promises."""
 
 
-class Stale(EnvironmentLacks):
+class Stale(EnvironmentFailure):
     """A result that is needed is not there or not of what the settings and logs say now."""
 
 
-class WorkerFailed(EnvironmentLacks):
+class WorkerFailed(EnvironmentFailure):
     """A child process ended without a result."""
 
 
-class OutOfMemory(EnvironmentLacks):
+class OutOfMemory(EnvironmentFailure):
     """The device or the machine had less memory than the work took. `figures` are measured, in GiB."""
 
     def __init__(
@@ -95,10 +95,10 @@ class OutOfMemory(EnvironmentLacks):
         return {**super().as_json(), "figures": self.figures}
 
 
-class StoppedInOrder(GraftError):
+class GracefulStop(GraftError):
     """The work was stopped at a safe point and can be resumed."""
 
-    exit_code = EXIT_RESUME_ME
+    exit_code = EXIT_RESUME
 
 
 class Interrupted(GraftError):
@@ -113,7 +113,7 @@ def needs_extra(extra: str, *, why: str = "") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"the package {error.name} is not installed", why=why, fix=pip_install(extra)
         ) from error
 

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from graftwork.records.base import Record
-from graftwork.records.errors import EXIT_ANSWER_IS_NO, EXIT_DONE, EXIT_NOT_ENOUGH_EVIDENCE
+from graftwork.records.errors import EXIT_DONE, EXIT_NEGATIVE_RESULT, EXIT_NOT_ENOUGH_EVIDENCE
 
 
 class DriftShare(Record):
@@ -84,7 +84,7 @@ class ShadowSummary(Record):
 CanaryDecision = Literal["promoted", "rolled_back", "undecided"]
 _EXIT_CODES: dict[CanaryDecision, int] = {
     "promoted": EXIT_DONE,
-    "rolled_back": EXIT_ANSWER_IS_NO,
+    "rolled_back": EXIT_NEGATIVE_RESULT,
     "undecided": EXIT_NOT_ENOUGH_EVIDENCE,
 }
 

@@ -16,7 +16,7 @@ from typing import IO, NamedTuple
 
 from graftwork.files.disk import create_file, explain_os_error, sync_folder
 from graftwork.records.base import MIB
-from graftwork.records.errors import Damaged
+from graftwork.records.errors import Corrupted
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.registry.folder import (
     MANIFEST,
@@ -237,8 +237,8 @@ def _skip_padding(handle: IO[bytes], size: int) -> None:
     handle.seek(-size % tarfile.BLOCKSIZE, os.SEEK_CUR)
 
 
-def _refuse(what: str, why: str, where: object) -> Damaged:
-    return Damaged(
+def _refuse(what: str, why: str, where: object) -> Corrupted:
+    return Corrupted(
         what,
         why=why,
         fix="export the release again (`graft release export`) and copy it again",

@@ -26,12 +26,12 @@ from graftwork.project.open_project import OpenProject, load_template, timestamp
 from graftwork.project.reporter import Reporter
 from graftwork.records.base import MIB, Record
 from graftwork.records.errors import (
-    EXIT_ANSWER_IS_NO,
     EXIT_DONE,
-    AnswerIsNo,
-    EnvironmentLacks,
+    EXIT_NEGATIVE_RESULT,
+    EnvironmentFailure,
     GraftError,
-    UserMistake,
+    NegativeResult,
+    UserError,
 )
 from graftwork.records.interaction import TRY_OUT_SESSION
 from graftwork.records.release import Release
@@ -109,7 +109,7 @@ def export_base(work: OpenProject, name: str, *, target: Path) -> int:
     """Write the exact base weights of a release as a folder; the number of bytes comes back."""
     release = find_release(work.releases, name)
     if release.base_fingerprint != work.base.revision:
-        raise UserMistake(
+        raise UserError(
             f"release {release.id[:12]} was trained on another base than this project has now",
             why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
             fix="export the base from a project, or with a --model, that has it",
@@ -214,7 +214,7 @@ def push_to_machine(work: OpenProject, name: str, *, target: str, alias: str | N
     release = find_release(work.releases, name)
     full = full_alias(work, alias, model=release.model) if alias is not None else None
     if full is not None and work.releases.aliases().get(full) != release.id:
-        raise AnswerIsNo(
+        raise NegativeResult(
             f"{full} does not point at release {release.id[:12]} here",
             why="an alias is moved on the serving machine only where it was moved here first, by its verdict",
             fix=f"`graft release promote {release.id[:12]} --alias {full}`, then push it",
@@ -239,7 +239,7 @@ def push_to_mlflow_registry(work: OpenProject, name: str, *, registered: str) ->
 def _address(work: OpenProject, url: str | None) -> str:
     address = url or getattr(work.settings.release, "store", None)
     if not address:
-        raise UserMistake(
+        raise UserError(
             "no address for the other store",
             why="neither the command nor graft.yaml names one",
             fix="give --to or --from with a URL, or set release.store: s3://bucket/folder",
@@ -388,14 +388,14 @@ def _run_there(target: SshTarget, command: Sequence[str], stdin_text: str) -> di
             check=False,
         )
     except OSError as error:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "ssh cannot be started", why=str(error), fix="install an SSH client"
         ) from error
     try:
         report: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         report = {}
-    if done.returncode in (EXIT_DONE, EXIT_ANSWER_IS_NO) and "release" in report:
+    if done.returncode in (EXIT_DONE, EXIT_NEGATIVE_RESULT) and "release" in report:
         return report
     raise _explain(done.returncode, report, done.stderr.decode(errors="replace"), where)
 
@@ -403,10 +403,10 @@ def _run_there(target: SshTarget, command: Sequence[str], stdin_text: str) -> di
 def _explain(code: int, report: dict[str, Any], errors: str, where: str) -> GraftError:
     last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "no output")[:300]
     if code == UNREACHED:
-        return EnvironmentLacks(
+        return EnvironmentFailure(
             f"the serving machine cannot be reached: {last}", fix="make ssh work without asking", where=where
         )
-    return EnvironmentLacks(
+    return EnvironmentFailure(
         f"the serving machine did not take the release: {report.get('what') or last}",
         why=str(report.get("why", "")) or f"`graft` there ended with {code}",
         fix=str(report.get("fix", "")) or "install graftwork there, with a graft.yaml of the same project",

@@ -50,7 +50,7 @@ from graftwork.project.open_project import OpenProject, name_entry, report_downl
 from graftwork.project.supervise import JOB_FILE, WorkerTask, run_job
 from graftwork.records.base import Record
 from graftwork.records.dataset import Row
-from graftwork.records.errors import AnswerIsNo, Damaged, EnvironmentLacks, UserMistake
+from graftwork.records.errors import Corrupted, EnvironmentFailure, NegativeResult, UserError
 from graftwork.records.plan import Plan
 from graftwork.records.release import (
     ExportedAdapter,
@@ -122,17 +122,17 @@ def merge_adapters(work: OpenProject, request: MergeRequest) -> MergedAdapter:
     from safetensors.numpy import save
 
     if len(request.names) < 2:
-        raise UserMistake("a merge needs two adapters", fix="name at least two, as run:ID run:ID")
+        raise UserError("a merge needs two adapters", fix="name at least two, as run:ID run:ID")
     if request.to.exists():
-        raise UserMistake(f"{request.to} exists", fix="name a folder that does not exist yet", where="--to")
+        raise UserError(f"{request.to} exists", fix="name a folder that does not exist yet", where="--to")
     if not 0 < request.density <= 1:
-        raise UserMistake(f"the density {request.density} is not between 0 and 1", where="--density")
+        raise UserError(f"the density {request.density} is not between 0 and 1", where="--density")
     parents = [_read_parent(work, name) for name in request.names]
     _require_alike(parents, request.method)
     weights = _weigh(parents, request.weights)
     rank = (request.shape or parents[0].shape).rank if request.rank is None else request.rank
     if request.method != "average" and request.rank is not None:
-        raise UserMistake(f"`{request.method}` keeps the rank of its parents", fix="leave out --rank")
+        raise UserError(f"`{request.method}` keeps the rank of its parents", fix="leave out --rank")
     combined = combine(
         [parent.pairs for parent in parents],
         weights,
@@ -172,7 +172,7 @@ def merge_adapters(work: OpenProject, request: MergeRequest) -> MergedAdapter:
 def _read_parent(work: OpenProject, name: str) -> _Parent:
     subject = parse_subject(name)
     if subject.kind not in KINDS:
-        raise UserMistake(
+        raise UserError(
             f"{name} is not an adapter",
             fix="name run:ID, release:ID, model:NAME or adapter:FOLDER",
             where="NAMES",
@@ -181,13 +181,13 @@ def _read_parent(work: OpenProject, name: str) -> _Parent:
     if subject.kind == "adapter":
         done = work.ledger.get(name_entry(work, "train"))
         if done is None:
-            raise UserMistake(f"the model {work.model} is not trained yet", fix="`graft train` trains it")
+            raise UserError(f"the model {work.model} is not trained yet", fix="`graft train` trains it")
         outcome = TrainOutcome.model_validate(done.output)
     weights = find_weights(work, subject, outcome)
     assert weights is not None
     folder = weights.folder
     if not (folder / CONFIG_FILE).is_file():
-        raise UserMistake(
+        raise UserError(
             f"{name} has no LoRA weights",
             why="full weights and prompts cannot be merged",
             fix="name LoRA adapters",
@@ -199,14 +199,14 @@ def _read_parent(work: OpenProject, name: str) -> _Parent:
     layers = read_shape(Path(work.base.folder)).layers
     shape = from_peft(config, layers=layers, paths=paths, where=str(folder))
     if shape.kind != "lora" or shape.experts:
-        raise UserMistake(
+        raise UserError(
             f"{name} is an adapter of the kind {'experts' if shape.experts else shape.kind}",
             why="only LoRA adapters of linear layers can be merged",
             fix="train it with `method: lora`, without `experts`",
             where=str(folder),
         )
     if unmergeable := [key for key in tensors if not key.endswith((".lora_A.weight", ".lora_B.weight"))]:
-        raise UserMistake(
+        raise UserError(
             f"{name} has weights besides its LoRA factors",
             why=f"{unmergeable[0]} and {len(unmergeable) - 1} more"
             if len(unmergeable) > 1
@@ -237,7 +237,7 @@ def _read_tensors(file: Path) -> dict[str, Any]:
     try:
         entries = deserialize(file.read_bytes())  # type: ignore[no-untyped-call]
     except (OSError, SafetensorError) as error:
-        raise Damaged(
+        raise Corrupted(
             f"{file.name} cannot be read",
             why=str(error)[:200],
             fix="get the adapter again from where it was made",
@@ -251,7 +251,7 @@ def _read_tensors(file: Path) -> dict[str, Any]:
         elif kind in kinds:
             numbers = np.frombuffer(data, dtype=kinds[kind]).astype(np.float32)
         else:
-            raise UserMistake(
+            raise UserError(
                 f"{key} is of the type {kind}",
                 why="only factors in 16, 32 or 64 bits can be merged",
                 fix="save the adapter in float32",
@@ -265,13 +265,13 @@ def _require_alike(parents: Sequence[_Parent], method: MergeMethod) -> None:
     first = parents[0]
     for parent in parents[1:]:
         if parent.base != first.base:
-            raise UserMistake(
+            raise UserError(
                 f"{parent.name} belongs to the base {parent.base}, {first.name} to {first.base}",
                 fix="merge adapters of one base",
             )
         if parent.pairs.keys() != first.pairs.keys():
             only = sorted(parent.pairs.keys() ^ first.pairs.keys())
-            raise UserMistake(
+            raise UserError(
                 f"{parent.name} and {first.name} adapt different layers",
                 why=f"only one of them has {only[0]} ({len(only)} differ)",
                 fix="merge adapters with the same train.target_modules and train.upper_layers",
@@ -280,7 +280,7 @@ def _require_alike(parents: Sequence[_Parent], method: MergeMethod) -> None:
         ranks = {pair.a.shape[0] for pair in parent.pairs.values()}
         if method != "average" and ranks != {first.shape.rank}:
             rank_list = ", ".join(str(rank) for rank in sorted(ranks))
-            raise UserMistake(
+            raise UserError(
                 f"layers of {parent.name} have rank {rank_list}, {first.name} states rank {first.shape.rank}",
                 fix="use --method average, which takes any ranks",
             )
@@ -293,7 +293,7 @@ def _weigh(parents: Sequence[_Parent], weights_text: str) -> list[float]:
         tokens = [parent.trained_tokens or 0 for parent in parents]
         if not all(tokens):
             unknown = ", ".join(parent.name for parent in parents if not parent.trained_tokens)
-            raise UserMistake(
+            raise UserError(
                 f"it is not known how many tokens {unknown} learned from",
                 fix="name runs as run:ID, or give the weights as numbers",
                 where="--weights",
@@ -304,7 +304,7 @@ def _weigh(parents: Sequence[_Parent], weights_text: str) -> list[float]:
     except ValueError:
         weights = []
     if len(weights) != len(parents) or not all(0 < weight < math.inf for weight in weights):
-        raise UserMistake(
+        raise UserError(
             f"{weights_text!r} is not a list of {len(parents)} positive weights",
             fix="use equal, data, or numbers as 0.5,0.3,0.2",
             where="--weights",
@@ -327,7 +327,7 @@ def export(job: ExportJob) -> None:
         splits = (list(read_rows(Path(job.dataset_folder), name)) for name in ("validation", "test", "train"))
         rows, dtype = next((rows for rows in splits if rows), [])[: job.rows], dtype_of(base)
         if not rows:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 "there is no row to prove the merged model on",
                 fix="prepare the dataset again: `graft data prepare`",
                 where=job.dataset_folder,
@@ -342,7 +342,7 @@ def export(job: ExportJob) -> None:
         merged = _logits(folder, rows, dtype=dtype)
         agreement = compare_logits(unmerged, merged, dtype=dtype)
         if not agreement.holds:
-            raise AnswerIsNo(
+            raise NegativeResult(
                 "the merged model does not answer like base and adapter",
                 why=f"the logits of {agreement.positions} reply tokens differ by up to "
                 f"{agreement.largest_difference:.4g} (largest logit {agreement.largest_logit:.4g}), the "
@@ -403,7 +403,7 @@ def export_run(
 ) -> ExportedAdapter:
     """Write the adapter of `run`, or of the last run of the model that is worked on, to `to`."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserMistake(
+        raise UserError(
             f"{to} is there already",
             why="nothing that you have is written over",
             fix="name a folder that does not exist yet",
@@ -415,7 +415,7 @@ def export_run(
     outcome, merged, gguf = source.outcome, None, {}
     adapter = Path(outcome.adapter_folder)
     if not adapter.is_dir() or folder_digest(adapter) != outcome.adapter_hash:
-        raise Damaged(
+        raise Corrupted(
             "the adapter is not what the run left",
             why="its files are missing or have another hash than the run recorded",
             fix="`graft train` makes it again",
@@ -428,7 +428,7 @@ def export_run(
             for path in adapter.iterdir():
                 shutil.copyfile(path, folder / path.name)
             if folder_digest(folder) != outcome.adapter_hash:
-                raise Damaged("the copy is not what was copied", fix="try another disk", where=str(to))
+                raise Corrupted("the copy is not what was copied", fix="try another disk", where=str(to))
     elif format == "gguf":
         converter, scratch = find_converter(work.project.root), work.project.state / "exports"
         make_folder(scratch)
@@ -465,7 +465,7 @@ def _find_source(work: OpenProject, run: str | None) -> _Source:
         done = work.ledger.get(name_entry(work, "train"))
         entry = None if done is None else work.runs.get(str(done.output["run_id"]))
     if entry is None or entry.outcome is None:
-        raise UserMistake(
+        raise UserError(
             f"there is no trained run {run}" if run else f"the model {work.model} is not trained yet",
             fix="`graft status` names the runs" if run else "`graft train` trains it",
         )
@@ -474,7 +474,7 @@ def _find_source(work: OpenProject, run: str | None) -> _Source:
         plan.base, project_folder=work.project.root, weights=True, store=report_downloads(work.reporter)
     )
     if base.revision != plan.base_fingerprint:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"the base {plan.base} is another one than this run was trained on",
             why="an adapter fits only the base that it was trained on",
             fix="restore that base, or train again",
@@ -544,13 +544,13 @@ def export_for_program(
     """Write the release as `format` into the new folder `to`."""
     release = find_release(work.releases, name)
     if release.base_fingerprint != work.base.revision:
-        raise UserMistake(
+        raise UserError(
             f"release {release.id[:12]} was trained on another base than this project has now",
             why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
             fix="export it from a project, or with a --model, that has this base",
         )
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserMistake(
+        raise UserError(
             f"{to} is not empty", why="nothing is overwritten", fix="name a new folder", where="--to"
         )
     if to.exists():
@@ -595,7 +595,7 @@ def _for_ollama(
 def _for_vllm(work: OpenProject, release: Release, adapter: Path, to: Path) -> ExportedRelease:
     rank = lora_rank(adapter)
     if rank is None:
-        raise UserMistake(
+        raise UserError(
             f"release {release.id[:12]} is not an adapter that vLLM can serve",
             why="vLLM applies plain LoRA adapters only",
             fix="export the merged weights: `graft release export run --format merged`",

@@ -28,7 +28,7 @@ from graftwork.files.disk import (
     sync_folder,
 )
 from graftwork.records.base import MIB
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import Corrupted, UserError
 from graftwork.records.release import PROMPT_FILE, PromptVariant, Release
 from graftwork.registry.manifest import FILE, content_id, require_name
 from graftwork.registry.peft import FULL_FILES, WEIGHTS, find_weight_files, require_safetensors
@@ -119,7 +119,7 @@ class BlobStore:
     def path(self, sha256: str) -> Path:
         """The path of a blob. Raises for anything that is not a SHA-256."""
         if not _DIGEST.fullmatch(sha256):
-            raise Damaged(
+            raise Corrupted(
                 f"{sha256[:80]!r} is not a sha256",
                 why="a blob is named by 64 hexadecimal digits",
                 fix="restore the manifest from a copy",
@@ -151,7 +151,7 @@ class BlobStore:
             stored = file_digest(temporary)
             if stored != sha256:
                 name, where = ("a file", "") if isinstance(source, bytes) else (source.name, str(source))
-                raise Damaged(
+                raise Corrupted(
                     f"{name} changed while it was stored",
                     why=f"expected sha256 {sha256[:12]}…, found {stored[:12]}…",
                     fix="make the release again when nothing writes to the source",
@@ -231,7 +231,7 @@ def add_missing_signatures(root: Path, folder: Path, signatures: Mapping[str, by
 def release_folder(root: Path, release_id: str) -> Path:
     """The folder of a release. The id cannot lead out of `root`."""
     if require_name(release_id, kind="release id") == BLOBS:
-        raise UserMistake(f"{BLOBS!r} cannot be a release id", why="it is the store's own folder")
+        raise UserError(f"{BLOBS!r} cannot be a release id", why="it is the store's own folder")
     return root / release_id
 
 
@@ -242,7 +242,7 @@ def read_manifest(folder: Path) -> Release:
         text = path.read_bytes()
     except FileNotFoundError as error:
         if not folder.exists():
-            raise Damaged(
+            raise Corrupted(
                 f"the files of release {folder.name[:12]} are not in this store",
                 why="garbage collection removed them, or the release was made on another machine",
                 fix="import them (`graft release import`), or make the release again (`graft run`)",
@@ -254,7 +254,7 @@ def read_manifest(folder: Path) -> Release:
     return parse_manifest(text, lambda what, why: _damaged(what, why, path))
 
 
-Refusal = Callable[[str, str], Damaged]
+Refusal = Callable[[str, str], Corrupted]
 """The error of one place where releases are, from what is wrong and why."""
 
 
@@ -312,7 +312,7 @@ def require_prompt(source: Path | bytes, *, where: Path) -> PromptVariant:
                 source = handle.read(LARGEST_PROMPT)
         return PromptVariant.from_json(source)
     except (OSError, ValidationError) as error:
-        raise Damaged(
+        raise Corrupted(
             f"{PROMPT_FILE} does not read as a prompt",
             why=str(error).splitlines()[0],
             fix="get the release again from where it was made",
@@ -332,8 +332,8 @@ def _require_bytes(path: Path, sha256: str, counter: ProgressCounter) -> None:
         raise _damaged(f"{path.name} does not match its hash in the manifest", why, path)
 
 
-def _damaged(what: str, why: str, where: Path) -> Damaged:
-    return Damaged(
+def _damaged(what: str, why: str, where: Path) -> Corrupted:
+    return Corrupted(
         what,
         why=why,
         fix="`graft release rollback` goes back one release. To repair it, move its folder away, "

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from graftwork.files.disk import file_digest
 from graftwork.process.pieces import CallThread
 from graftwork.records.errors import (
-    Damaged,
-    EnvironmentLacks,
+    Corrupted,
+    EnvironmentFailure,
     GraftError,
-    UserMistake,
+    UserError,
     needs_extra,
 )
 from graftwork.records.release import Release, ReleaseFile
@@ -121,7 +121,7 @@ class Hub:
 
     def __init__(self, repository: str, *, endpoint: str | None = None) -> None:
         if not _REPOSITORY.fullmatch(repository):
-            raise UserMistake(
+            raise UserError(
                 f"{repository[:80]!r} is not a repository", fix="write it like owner/name", where="--hub"
             )
         self.repository = repository
@@ -138,7 +138,7 @@ class Hub:
     ) -> HubRelease:
         """Verify here, send in one commit, and check the hashes that the Hub then has."""
         if not self._token:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 "no token for the Hub",
                 why=f"{TOKEN} is not set",
                 fix=f"create a token with write access at the Hub and set {TOKEN}",
@@ -312,7 +312,7 @@ class Hub:
             message = redact_variables(
                 str(error) or type(error).__name__, environment=environment, variables=tuple(environment)
             )
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"the request to the Hub failed: {message}",
                 why="it does not answer, or does not allow this",
                 fix=f"check the repository and that {TOKEN} may write there, then try again: "
@@ -320,7 +320,7 @@ class Hub:
                 where=self.repository,
             ) from None
 
-    def _damaged(self, what: str, why: str) -> Damaged:
-        return Damaged(
+    def _damaged(self, what: str, why: str) -> Corrupted:
+        return Corrupted(
             what, why=why, fix="push the release again from a machine that has it", where=self.repository
         )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import NamedTuple, Protocol
 
-from graftwork.records.errors import AnswerIsNo, Busy, UserMistake
+from graftwork.records.errors import Busy, NegativeResult, UserError
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
 from graftwork.registry.manifest import ALIAS, VERSION, require_alias, split_alias
 
@@ -22,7 +22,7 @@ class ReleaseIndex(Protocol):
         """
 
     def get(self, id_or_prefix: str) -> Release:
-        """The release with this id, or the only one whose id starts with it. Raises UserMistake."""
+        """The release with this id, or the only one whose id starts with it. Raises UserError."""
 
     def list(self) -> tuple[Release, ...]:
         """All releases with their full manifests, newest first."""
@@ -36,7 +36,7 @@ class ReleaseIndex(Protocol):
         """The id of the release with this version; None unless there is exactly one."""
 
     def set_version(self, release_id: str, version: str) -> None:
-        """Change the version of a release. Raises UserMistake if another release has it."""
+        """Change the version of a release. Raises UserError if another release has it."""
 
     def tag(self, release_id: str, tags: Collection[str], *, remove: bool = False) -> tuple[str, ...]:
         """Add or remove tags. Returns the tags of the release."""
@@ -103,16 +103,16 @@ def alias_moved_error(move: AliasMove, current: str | None, *, where: str) -> Bu
     )
 
 
-def release_not_found_error(id_or_prefix: str, *, several: bool, where: str) -> UserMistake:
-    return UserMistake(
+def release_not_found_error(id_or_prefix: str, *, several: bool, where: str) -> UserError:
+    return UserError(
         f"{'several releases start' if several else 'no release starts'} with {id_or_prefix}",
         fix="`graft release list` shows the ids; any unique prefix works",
         where=where,
     )
 
 
-def wrong_project_error(release: Release, project: str, *, where: str) -> UserMistake:
-    return UserMistake(
+def wrong_project_error(release: Release, project: str, *, where: str) -> UserError:
+    return UserError(
         f"release {release.id[:12]} belongs to project {release.project}",
         why=f"this is the index of {project}",
         fix="open the index of its own project",
@@ -120,8 +120,8 @@ def wrong_project_error(release: Release, project: str, *, where: str) -> UserMi
     )
 
 
-def collected_release_error(release_id: str, when: str, *, where: str) -> UserMistake:
-    return UserMistake(
+def collected_release_error(release_id: str, when: str, *, where: str) -> UserError:
+    return UserError(
         f"the files of release {release_id[:12]} were removed by garbage collection at {when}",
         why="an alias can only point at a release that can be served",
         fix="make it again (`graft run`) or import it (`graft release import`), then promote it",
@@ -129,8 +129,8 @@ def collected_release_error(release_id: str, when: str, *, where: str) -> UserMi
     )
 
 
-def version_taken_error(version: str, holder: str, *, where: str) -> UserMistake:
-    return UserMistake(
+def version_taken_error(version: str, holder: str, *, where: str) -> UserError:
+    return UserError(
         f"version {version} is already release {holder[:12]}",
         why="a version of a model names one release",
         fix="choose a higher version; `graft release list` shows them",
@@ -165,7 +165,7 @@ def find_release(index: ReleaseIndex, name: str) -> Release:
         if VERSION.fullmatch(version):
             release_id = index.find_version(version, model=model if separator else None)
             if release_id is None:
-                raise UserMistake(
+                raise UserError(
                     f"no release has the version {name}, or several models have it",
                     fix="add the model (`tagger@1.4.0`); `graft release list` shows the versions",
                 )
@@ -190,20 +190,20 @@ def promote(
     """
     model, name = split_alias(alias)
     if model is not None and model != release.model:
-        raise UserMistake(
+        raise UserError(
             f"release {release.id[:12]} is a release of the model {release.model}",
             why=f"the alias {alias} belongs to another model",
             fix=f"promote it as `{release.model}/{name}`",
         )
     cleared = release.decision == "deploy" or not require_verdict
     if not cleared and not force:
-        raise AnswerIsNo(
+        raise NegativeResult(
             f"release {release.id[:12]} is not cleared to be {alias}",
             why=f"its verdict is {release.decision.replace('_', ' ')}, not deploy",
             fix=f"see `graft release show {release.id[:12]}`, or overrule it with --force and a --reason",
         )
     if not cleared and not change.why.strip():
-        raise UserMistake(
+        raise UserError(
             "a promotion against the verdict needs a reason",
             why="the person on call has to know later why this was done",
             fix='give it: --force --reason "…"',
@@ -229,7 +229,7 @@ def plan_rollback(index: ReleaseIndex, *, alias: str) -> PlannedRollback:
     """Read from the log alone: alias and log change together, so the last entry is the live release."""
     history = alias_history(index.alias_log(require_alias(alias)))
     if len(history) < 2:
-        raise UserMistake(
+        raise UserError(
             f"there is nothing to roll {alias} back to",
             why="it points at the first release it ever had" if history else "it never pointed at a release",
             fix=f"promote the release you want: `graft release promote ID --alias {alias}`",

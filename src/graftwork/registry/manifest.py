@@ -17,7 +17,7 @@ from typing import Any
 from graftwork.files.disk import file_digest
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Dataset
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import Corrupted, UserError
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.report import Report, Verdict
@@ -32,7 +32,7 @@ FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 def require_name(value: str, *, kind: str) -> str:
     """Return the name or raise. A valid name cannot leave the folder it is used in."""
     if not NAME.fullmatch(value):
-        raise UserMistake(
+        raise UserError(
             f"{value!r} cannot be a {kind}",
             why=f"a {kind} is {RULE}",
             fix=f"choose another {kind}",
@@ -43,7 +43,7 @@ def require_name(value: str, *, kind: str) -> str:
 def require_alias(value: str) -> str:
     """Return the alias or raise."""
     if not ALIAS.fullmatch(value):
-        raise UserMistake(
+        raise UserError(
             f"{value!r} cannot be an alias",
             why=f"an alias is {RULE}; an alias of a specialist starts with the name of its model and a slash",
             fix="write it like `champion` or `tagger/champion`",
@@ -68,7 +68,7 @@ VERSION = re.compile(r"(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})\.(0|[1-9]\d{0,8})")
 
 def require_version(text: str) -> str:
     if not VERSION.fullmatch(text):
-        raise UserMistake(
+        raise UserError(
             f"{text!r} is not a version",
             why="a version is three numbers with dots between them",
             fix="write it like 1.4.0",
@@ -144,7 +144,7 @@ def make_release(lineage: Lineage, context: ReleaseContext, *, files: Iterable[R
     )
     for claim, actual, expected in claims:
         if actual != expected:
-            raise Damaged(
+            raise Corrupted(
                 f"the parts of this release do not belong together: it is not true that {claim}",
                 why=f"{actual[:12]}… is not {expected[:12]}…",
                 fix="run the project again (`graft run`): it repeats the steps that are out of date",

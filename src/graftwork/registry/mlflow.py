@@ -15,10 +15,10 @@ from typing import Any
 
 from graftwork.files.disk import file_digest
 from graftwork.records.errors import (
-    Damaged,
-    EnvironmentLacks,
+    Corrupted,
+    EnvironmentFailure,
     GraftError,
-    UserMistake,
+    UserError,
     needs_extra,
 )
 from graftwork.records.release import Release
@@ -165,8 +165,8 @@ def _send_missing_signatures(client: Any, run_id: str | None, folder: Path) -> N
                 raise _other_bytes(path.name, run_id)
 
 
-def _other_bytes(name: str, run_id: str) -> Damaged:
-    return Damaged(
+def _other_bytes(name: str, run_id: str) -> Corrupted:
+    return Corrupted(
         f"{name} has other bytes in MLflow",
         why="it did not arrive as it was sent",
         fix="push it again; if it stays so, see to the server's artifact store",
@@ -200,7 +200,7 @@ def _found_or_made(find: Callable[[], Any], make: Callable[[], Any]) -> None:
 
 def _client() -> Any:
     if not os.environ.get(WHERE):
-        raise UserMistake(
+        raise UserError(
             "the address of MLflow is not set",
             why=f"{WHERE} is not set, and a database in this folder would not be found again",
             fix=f"export {WHERE}=https://mlflow.example.org",
@@ -226,13 +226,13 @@ def _explaining_mlflow(name: str) -> Iterator[None]:
             str(error) or type(error).__name__, environment=os.environ, variables=MLFLOW_SECRETS
         )
         if getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE":
-            raise UserMistake(
+            raise UserError(
                 f"MLflow does not accept this: {message}",
                 why="a name has neither / nor :, and an address leads to a server or a database",
                 fix=f"choose another name, or set {WHERE} right",
                 where=f"--mlflow {name}",
             ) from None
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"MLflow failed: {message}",
             why="it does not answer, does not allow this, or broke off; no partial version was created",
             fix=f"see whether {WHERE} is right and its login may write there, and push again: "

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from graftwork.files.disk import explain_os_error, folder_digest
 from graftwork.files.safetensors import header_length, read_header
 from graftwork.records.base import MIB
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import Corrupted, UserError
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.report import Decision, Verdict
 from graftwork.registry.manifest import ReleaseContext, describe_file, describe_text, name_release
@@ -35,14 +35,14 @@ def inspect_adapter(folder: Path, *, expected_hash: str) -> tuple[ReleaseFile, .
         raise explain_os_error(error, folder) from error
     files = find_weight_files(folder)
     if names != list(files):
-        raise Damaged(
+        raise Corrupted(
             "the adapter folder does not hold an adapter and nothing else",
             why=f"it holds {', '.join(names) or 'nothing'}; a release takes {' and '.join(ADAPTER_FILES)}",
             fix="train again (`graft train`), or move what does not belong there away",
             where=str(folder),
         )
     if folder_digest(folder) != expected_hash:
-        raise Damaged(
+        raise Corrupted(
             "the adapter is not the one that the training run left",
             why=f"its hash is not {expected_hash[:12]}…",
             fix="train again (`graft train`)",
@@ -58,7 +58,7 @@ def inspect_adapter(folder: Path, *, expected_hash: str) -> tuple[ReleaseFile, .
     except (ValueError, RecursionError) as error:
         wrong, what = str(error), f"{config} is not JSON"
     if wrong:
-        raise Damaged(what, why=wrong, fix="train again (`graft train`)", where=str(folder / config))
+        raise Corrupted(what, why=wrong, fix="train again (`graft train`)", where=str(folder / config))
     return tuple(describe_file(folder / name) for name in files)
 
 
@@ -145,7 +145,7 @@ def import_peft_folder(
 
 def _read_config(path: Path, names: list[str]) -> dict[str, Any]:
     if CONFIG not in names or not _is_plain(path):
-        raise UserMistake(
+        raise UserError(
             "there is no adapter in this folder",
             why=f"a PEFT folder holds {CONFIG} and {WEIGHTS}",
             fix="name the folder that holds these files; links are not followed",
@@ -172,7 +172,7 @@ def _read_config(path: Path, names: list[str]) -> dict[str, Any]:
         except UnicodeEncodeError:
             wrong = "a text in it is not Unicode: it holds half a surrogate pair"
     if wrong:
-        raise Damaged(
+        raise Corrupted(
             f"{CONFIG} does not describe a PEFT adapter",
             why=wrong,
             fix="write the adapter again with `save_pretrained`",
@@ -185,7 +185,7 @@ def _read_config(path: Path, names: list[str]) -> dict[str, Any]:
 def _require_weights(folder: Path, names: list[str]) -> None:
     if WEIGHTS not in names or not _is_plain(folder / WEIGHTS):
         pickled = sorted(name for name in names if name.endswith(_PICKLES))
-        raise UserMistake(
+        raise UserError(
             f"there is no {WEIGHTS} in this folder",
             why=f"{pickled[0]} is a pickle, which can run code when it is loaded"
             if pickled
@@ -201,7 +201,7 @@ def _require_weights(folder: Path, names: list[str]) -> None:
     except (TypeError, KeyError, IndexError, ValueError, OverflowError):
         end = -1
     if not tensors or 8 + length + end != path.stat().st_size:
-        raise Damaged(
+        raise Corrupted(
             f"{WEIGHTS} is not whole",
             why="its header does not match the size of the file" if tensors else "it contains no weights",
             fix="copy the file again from where it was made",

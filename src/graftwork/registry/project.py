@@ -20,7 +20,7 @@ from graftwork.files.disk import file_digest
 from graftwork.project.open_project import OpenProject, current_user, timestamp
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, InputFile
-from graftwork.records.errors import Busy, GraftError, UserMistake
+from graftwork.records.errors import Busy, GraftError, UserError
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseQuery
 from graftwork.records.report import Decision, Verdict
 from graftwork.registry import index as registry
@@ -76,7 +76,7 @@ def promote_release(
         settings = work.settings
         if slash and (model not in settings.models or model == settings.main_model):
             # An alias named with its model takes releases of that model only.
-            raise UserMistake(
+            raise UserError(
                 f"there is no model {model!r} that has aliases of this kind",
                 why=f"the models are {', '.join(settings.all_models)}; {settings.main_model} has no prefix",
                 fix=f"leave the prefix out: the alias goes to the model of release {release.id[:12]}",
@@ -247,14 +247,14 @@ def make_query(filters: ReleaseQuery, *, decision: str | None, since: str | None
     """Add what has to be parsed. Asks for one more than `limit`, to find out whether there are more."""
     choice = next((option for option in get_args(Decision) if option == decision), None)
     if decision is not None and choice is None:
-        raise UserMistake(
+        raise UserError(
             f"{decision!r} is not a decision",
             fix=f"choose one of {', '.join(get_args(Decision))}",
             where="--decision",
         )
     start = parse_time(since, now=datetime.now(UTC), back=True) if since else None
     if since and start is None:
-        raise UserMistake(
+        raise UserError(
             f"{since!r} is not a time", fix="write it like 2026-03-01, or like 7d, 12h or 2w", where="--since"
         )
     first = start.isoformat(timespec="seconds") if start is not None else None

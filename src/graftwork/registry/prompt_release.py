@@ -20,7 +20,7 @@ from graftwork.pipeline.steps.evaluate import held_out, measure_lineup, prepare_
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.open_project import OpenProject, current_user, timestamp
 from graftwork.records.dataset import Dataset
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import NegativeResult
 from graftwork.records.release import PROMPT_FILE, PROMPT_RUN, PromptVariant, Release
 from graftwork.records.report import Report, Verdict
 from graftwork.registry.index import Change, promote
@@ -113,7 +113,7 @@ def release_prompt(work: OpenProject) -> Release:
     """Publish the prompt if the gate says deploy, and point the alias of the model at it."""
     prompt, report, verdict, page = judge_prompt(work)
     if verdict.decision != "deploy":
-        raise AnswerIsNo(
+        raise NegativeResult(
             "the prompt was not released",
             why=f"the gate said {verdict.decision.replace('_', ' ')}: {verdict.reason}",
             fix=f"{page} shows every case; train an adapter (`graft run`), or change evaluate.prompt",

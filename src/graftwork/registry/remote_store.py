@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from graftwork.files.remote import RemoteFiles
 from graftwork.records.base import MIB, hide_login
-from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
+from graftwork.records.errors import Corrupted, EnvironmentFailure, UserError
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.registry.folder import (
     BLOBS,
@@ -42,7 +42,7 @@ class RemoteStore:
 
     def __init__(self, url: str) -> None:
         if "://" not in url:
-            raise UserMistake(
+            raise UserError(
                 f"{hide_login(url)!r} is not a URL",
                 fix="write it like s3://bucket/folder or file:///mnt/releases",
                 where="release.store",
@@ -50,7 +50,7 @@ class RemoteStore:
         self._files = RemoteFiles(url, kind="store", setting="release.store")
         self._url, self.address = url, hide_login(url)
         if not self._call(self._files.has_bucket):
-            raise UserMistake(
+            raise UserError(
                 f"there is no bucket {self._files.root.partition('/')[0]!r}",
                 why="this command does not create buckets",
                 fix="create the bucket, or correct its name",
@@ -72,7 +72,7 @@ class RemoteStore:
         require_name(id_or_prefix, kind="release id")
         matches = [release_id for release_id in self.ids() if release_id.startswith(id_or_prefix)]
         if len(matches) != 1:
-            raise UserMistake(
+            raise UserError(
                 f"{'several releases start' if matches else 'no release starts'} with {id_or_prefix} there",
                 why=f"{self.address} holds {len(self.ids())} releases",
                 fix="give more of the id, or push the release there first (`graft release push`)",
@@ -91,7 +91,7 @@ class RemoteStore:
             return False
         self._transfer(partial(self._files.put, source, blob), size=file.size, count=counted)
         if self._size(blob) != file.size or self._digest(blob, counted) != file.sha256:
-            raise Damaged(
+            raise Corrupted(
                 f"{file.path} was changed on the way",
                 why="its hash is different when it is read back",
                 fix="push the release again",
@@ -137,7 +137,7 @@ class RemoteStore:
         """The manifest, checked against its id."""
         data = self.get_text(release_id, MANIFEST)
         if data is None:
-            raise UserMistake(
+            raise UserError(
                 f"release {release_id[:12]} is not there",
                 why="there is no manifest, which is written last",
                 fix="push it there first (`graft release push`)",
@@ -186,15 +186,15 @@ class RemoteStore:
         try:
             return ask()
         except Exception as error:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"the store cannot be used: {redact_login(error, self._url)}",
                 why="it does not answer, or does not allow this",
                 fix="check the address and the credentials, and try again",
                 where=self.address,
             ) from error
 
-    def refuse(self, what: str, why: str) -> Damaged:
-        return Damaged(
+    def refuse(self, what: str, why: str) -> Corrupted:
+        return Corrupted(
             what, why=why, fix="push the release again from a machine that has it", where=self.address
         )
 
@@ -221,7 +221,7 @@ def push_release(
         count = ProgressCounter(progress, "send and read back", 2 * sum(file.size for file in release.files))
         sent = tuple(file for file in release.files if remote.put_blob(folder / file.path, file, count=count))
         remote_release = None  # missing, or damaged, so that it is written again
-        with suppress(Damaged, UserMistake):
+        with suppress(Corrupted, UserError):
             remote_release = remote.read(release.id)
         for name in (MINISIGN, SIGSTORE):
             # A manifest with another time has other bytes and its own signatures.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.files.disk import explain_os_error, write_atomic
-from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
+from graftwork.records.errors import Corrupted, NegativeResult, UserError
 from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
 
 _UNTRUSTED, _TRUSTED = "untrusted comment: ", "trusted comment: "
@@ -125,7 +125,7 @@ def read_secret_key(text: str, *, password: str | None, where: str) -> SecretKey
     salt, operations, memory, body = raw[6:38], raw[38:46], raw[46:54], raw[54:]
     if kdf == b"Sc":
         if password is None:
-            raise UserMistake(
+            raise UserError(
                 "the secret key has a password",
                 fix="set the environment variable GRAFT_SIGNING_PASSWORD",
                 where=where,
@@ -193,10 +193,8 @@ def _encode(raw: bytes) -> str:
     return base64.b64encode(raw).decode()
 
 
-def _unreadable(what: str, why: str, where: str) -> UserMistake:
-    return UserMistake(
-        f"{what} cannot be read", why=why, fix="use the file as minisign wrote it", where=where
-    )
+def _unreadable(what: str, why: str, where: str) -> UserError:
+    return UserError(f"{what} cannot be read", why=why, fix="use the file as minisign wrote it", where=where)
 
 
 PASSWORD = "GRAFT_SIGNING_PASSWORD"
@@ -208,13 +206,13 @@ def require_signature(folder: Path, *, public_key: str) -> str:
     path = folder / MINISIGN
     if not path.is_file():
         if (folder / SIGSTORE).is_file():
-            raise AnswerIsNo(
+            raise NegativeResult(
                 f"release {folder.name[:12]} has a sigstore signature only",
                 why="`release.public_key` requires a minisign signature; sigstore bundles are not verified",
                 fix="verify it with the sigstore command, then sign it: `graft release edit ID --sign FILE`",
                 where=str(folder / SIGSTORE),
             )
-        raise AnswerIsNo(
+        raise NegativeResult(
             f"release {folder.name[:12]} is not signed",
             why="graft.yaml sets `release.public_key`: only signed releases are promoted, loaded and served",
             fix=f"sign it: `graft release edit {folder.name[:12]} --sign FILE`",
@@ -222,7 +220,7 @@ def require_signature(folder: Path, *, public_key: str) -> str:
         )
     signature = read_signature(path.read_text(encoding="utf-8", errors="replace"), where=str(path))
     if signature.number != key.number:
-        raise AnswerIsNo(
+        raise NegativeResult(
             f"release {folder.name[:12]} is signed with another key",
             why=f"it is signed with key {_show(signature.number)}; graft.yaml trusts {_show(key.number)}",
             fix="sign it with the trusted key, import or pull a copy that is signed with it (its signature "
@@ -230,7 +228,7 @@ def require_signature(folder: Path, *, public_key: str) -> str:
             where=str(path),
         )
     if not is_valid_signature(signature, (folder / MANIFEST).read_bytes(), key=key):
-        raise Damaged(
+        raise Corrupted(
             f"the signature of release {folder.name[:12]} is not valid",
             why="the manifest or the signature was changed after signing",
             fix="import or pull the release again from where it was signed: that replaces this signature",
@@ -243,7 +241,7 @@ def is_signed_by(public_key: str, *, manifest: bytes, signature: bytes) -> bool:
     """Whether this key made this signature of this manifest. An unreadable signature is not one."""
     try:
         parsed = read_signature(signature.decode(errors="replace"), where=MINISIGN)
-    except UserMistake:
+    except UserError:
         return False
     return is_valid_signature(parsed, manifest, key=read_public_key(public_key))
 
@@ -283,7 +281,7 @@ def create_key_pair(folder: Path) -> KeyPair:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
-        raise UserMistake(
+        raise UserError(
             "a key already exists here", fix="choose another folder, or use that key", where=str(secret_file)
         ) from error
     except OSError as error:

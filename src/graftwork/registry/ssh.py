@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 
 from graftwork.files.disk import file_digest
 from graftwork.process.ssh import COMMAND, UNREACHED, ssh_command
-from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import Corrupted, EnvironmentFailure, GraftError, UserError
 from graftwork.records.release import Release
 from graftwork.registry.archive import write_archive
 from graftwork.registry.folder import ProgressCallback, ProgressCounter, no_progress
@@ -122,7 +122,7 @@ def parse_target(text: str) -> SshTarget:
     """Parse `[user@]host:/folder`. The result cannot be read as an option or a second command."""
     match = _TARGET.fullmatch(text)
     if match is None:
-        raise UserMistake(
+        raise UserError(
             f"{text[:80]!r} does not name a folder on a machine",
             why="the folder begins with a slash",
             fix="write it like host:/srv/releases or user@host:/srv/releases",
@@ -184,7 +184,7 @@ def _run(
             stderr=subprocess.PIPE,
         )
     except OSError as error:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"{command[0]} cannot be started", why=str(error.strerror), fix="install an SSH client"
         ) from error
     with process:
@@ -209,15 +209,17 @@ def _explain(code: int, errors: str, target: SshTarget) -> GraftError:
     last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "no output")[:300]
     where = f"{target.host}:{target.folder}"
     if code == OTHER_BYTES:
-        return Damaged(last, why="its hashes are not those of the release", fix="push it again", where=where)
+        return Corrupted(
+            last, why="its hashes are not those of the release", fix="push it again", where=where
+        )
     if code == UNREACHED:
-        return EnvironmentLacks(
+        return EnvironmentFailure(
             f"{target.host} cannot be reached: {last}",
             why="ssh could not log in there without asking",
             fix=f"make `ssh {target.host} true` work without a password; {COMMAND} may set options",
             where=where,
         )
-    return EnvironmentLacks(
+    return EnvironmentFailure(
         f"{target.host} refused it: {last}",
         why=f"the command there ended with {code}; the alias was not moved",
         fix="make sure that the folder there is writable, then push again",

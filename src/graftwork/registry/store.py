@@ -33,7 +33,7 @@ from graftwork.files.disk import (
     write_atomic,
 )
 from graftwork.records.base import MIB
-from graftwork.records.errors import Busy, Damaged, GraftError
+from graftwork.records.errors import Busy, Corrupted, GraftError
 from graftwork.records.release import PROMPT_FILE, Garbage, Release, ReleaseFile
 from graftwork.registry.folder import (
     BLOBS,
@@ -443,7 +443,7 @@ class ReleaseStore:
         folder = self.folder(release_id)
         release = verify_release(folder, progress=progress)
         if release.id != release_id:
-            raise Damaged(
+            raise Corrupted(
                 f"this folder contains release {release.id[:12]}",
                 why=f"it has the name of {release_id[:12]}",
                 fix="rename the folder to the id in its manifest",
@@ -605,7 +605,7 @@ def _require_valid(release: Release, sources: Mapping[str, Path | bytes], *, whe
         if isinstance(source := sources[weights], Path):
             require_safetensors(source)
         return
-    raise Damaged(
+    raise Corrupted(
         f"the manifest of release {release.id[:12]} is not valid",
         why=why,
         fix="get the release again from where it was made",

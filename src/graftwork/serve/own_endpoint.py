@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from graftwork.process.http_client import LONGEST_ANSWER, HttpAnswer, HttpClient
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
-from graftwork.records.errors import UserMistake, WorkerFailed
+from graftwork.records.errors import UserError, WorkerFailed
 from graftwork.serve.settings import ServeSettings, is_loopback
 
 RESULT_FILE = "reload.json"
@@ -96,7 +96,7 @@ def reload_endpoint(serving: Path) -> ReloadResult:
     folder = gateway_folder(serving)
     process = lock_holder(folder)
     if process is None or process <= 0:
-        raise UserMistake(
+        raise UserError(
             "no endpoint of this project runs here",
             why="there is nothing to reload",
             fix="`graft serve` starts it with the settings as they are now",
@@ -113,7 +113,7 @@ def reload_endpoint(serving: Path) -> ReloadResult:
         elif result.error is None:
             return result
         else:
-            raise UserMistake(
+            raise UserError(
                 f"the endpoint keeps its old settings: {result.error}",
                 why="settings that are not valid change nothing",
                 fix="correct graft.yaml and reload again",

@@ -37,7 +37,7 @@ from graftwork.grading.metrics import TOOL_CALLS_VALID
 from graftwork.project.load import load_settings
 from graftwork.project.open_project import OpenProject, load_template, timestamp
 from graftwork.records.base import MIB, Record
-from graftwork.records.errors import AnswerIsNo, GraftError, UserMistake, WorkerFailed
+from graftwork.records.errors import GraftError, NegativeResult, UserError, WorkerFailed
 from graftwork.records.interaction import Capture, CaptureOrigin, Feedback, Interaction, Origin
 from graftwork.records.release import Release
 from graftwork.registry.manifest import split_alias
@@ -107,7 +107,7 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
         if release.id in own_releases:
             # An adapter answers rightly only on the base and the template that it was trained with.
             if not same_base:
-                raise UserMistake(
+                raise UserError(
                     f"release {release.id[:12]} was trained on another base",
                     why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
                     fix="set `base` in graft.yaml to that model, or release a new adapter",
@@ -121,7 +121,7 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
         elif settings.engine.kind != "endpoint":
             try:
                 require_engine_gate(work, release, settings)
-            except AnswerIsNo as refusal:
+            except NegativeResult as refusal:
                 work.reporter.info(f"{refusal.what}: {refusal.why}")
             else:
                 live.append(release)
@@ -145,7 +145,7 @@ def open_family(work: OpenProject, settings: ServeSettings) -> Family | None:
     if settings.family.router and path.exists():
         router, model_card = read_router(path)
         if unknown := sorted(set(model_card.labels) - set(project.all_models)):
-            raise UserMistake(
+            raise UserError(
                 f"the router chooses models that graft.yaml does not name: {', '.join(unknown)}",
                 why="it was trained before they were renamed or removed",
                 fix="graft train --router 0.95",
@@ -165,7 +165,7 @@ def open_checks(work: OpenProject, settings: ServeSettings) -> LiveChecks | None
         return None
     models = {*settings.failover.endpoints, *work.releases.aliases(), "base"}
     if settings.escalate.to not in models:
-        raise UserMistake(
+        raise UserError(
             f"there is no {settings.escalate.to!r} to escalate to",
             why=f"known: {', '.join(sorted(models))}",
             fix="name the large model under serve.failover.endpoints, or name an alias",
@@ -177,7 +177,7 @@ def open_checks(work: OpenProject, settings: ServeSettings) -> LiveChecks | None
     # Answers to requests with tools are not streamed before they are checked.
     later = ", ".join(name for name in checks.of_whole_answers if name != TOOL_CALLS_VALID)
     if not checks.of_prefixes and settings.escalate.min_logprob is None:
-        raise UserMistake(
+        raise UserError(
             f"no check can judge the beginning of an answer: {later or TOOL_CALLS_VALID}",
             why="`stream: prefix` sends a streamed answer when its beginning has been checked",
             fix="use json_valid, not_refused, a JSON Schema, contains, regex or format, or min_logprob; give "
@@ -199,7 +199,7 @@ def with_threshold(work: OpenProject, settings: ServeSettings) -> ServeSettings:
         return settings
     forecast = read_forecast(work.project.state)
     if forecast is None or forecast.curve is None:
-        raise UserMistake(
+        raise UserError(
             "no threshold of log-probabilities was chosen yet",
             why="`serve.escalate.min_logprob: auto` uses the one that fits the validation cases",
             fix="graft eval escalation --logprob",
@@ -208,7 +208,7 @@ def with_threshold(work: OpenProject, settings: ServeSettings) -> ServeSettings:
     prefix_tokens = escalate.prefix_tokens if escalate.stream == "prefix" else None
     if forecast.curve.prefix_tokens != prefix_tokens:
         meant = "whole answers" if prefix_tokens is None else f"the first {prefix_tokens} tokens"
-        raise UserMistake(
+        raise UserError(
             f"the threshold of log-probabilities was not chosen for {meant}",
             why="the mean over the first tokens is another figure than that over the whole answer",
             fix="graft eval escalation --logprob"
@@ -248,7 +248,7 @@ def open_chain_checks(work: OpenProject, settings: ServeSettings) -> dict[str, L
         step_models = [(step.name, model) for step in chain.steps for model in (step.model, step.fallback)]
         for step, model in (*step_models, ("fallback", chain.fallback)):
             if model is not None and model not in models | releases:
-                raise UserMistake(
+                raise UserError(
                     f"there is no model {model!r} for the step {step} of the chain {name}",
                     why=f"known: {', '.join(sorted(models))}, and releases by their whole id",
                     fix="name an alias, base, an endpoint of serve.failover or another chain",
@@ -420,14 +420,14 @@ class AdapterFinder:
 
 def _require_template(work: OpenProject, release: Release, template: str | None) -> None:
     if release.template_fingerprint != template:
-        raise UserMistake(
+        raise UserError(
             f"release {release.id[:12]} was trained with another chat template",
             why="asked in another form than it was trained in, the model answers badly",
             fix="restore the template of the base model, or prepare and train again",
         )
     file = open_store(work).get(release.id) / TEMPLATE_FILE
     if file.is_file() and file.read_text() != load_template(work).tool_template:
-        raise UserMistake(
+        raise UserError(
             f"release {release.id[:12]} was trained with another form of tool calls",
             why="asked in another form than it was trained in, the model calls its tools badly",
             fix="serve it with the version of graftwork that made it, or train again",
@@ -544,14 +544,14 @@ def create_key(
     except ValidationError as refused:
         first = refused.errors(include_url=False, include_input=False)[0]
         option = str(first["loc"][0])
-        raise UserMistake(
+        raise UserError(
             f"the key's {option} is not valid",
             why=explain_error(first),
             fix="`graft serve keys create --help` lists the accepted values",
             where=option,
         ) from None
     if not work.api_keys.add(key):
-        raise UserMistake(
+        raise UserError(
             f"there is a valid key {name!r} already",
             why="logs and metrics name a key by it",
             fix=f"choose another name, or `graft serve keys revoke {name}` first",
@@ -567,7 +567,7 @@ def revoke_key(work: OpenProject, name: str) -> ApiKey:
             revoked_at = timestamp()
             work.api_keys.revoke(key.id, at=revoked_at)
             return key.model_copy(update={"revoked_at": revoked_at})
-    raise UserMistake(
+    raise UserError(
         f"there is no valid key {name!r}",
         why="no key of the project has that name or id, or it is revoked already",
         fix="`graft serve keys list` shows all",
@@ -578,14 +578,14 @@ def revoke_key(work: OpenProject, name: str) -> ApiKey:
 def parse_expiry(text: str, *, now: datetime) -> str:
     expires_at = parse_time(text, now=now)
     if expires_at is None:
-        raise UserMistake(
+        raise UserError(
             f"{text!r} is not a time of expiry",
             why="it is neither a span nor a date",
             fix="write 12h, 30d, 2026-12-31 or 2026-12-31T18:00 (UTC)",
             where="--expires",
         )
     if expires_at <= now:
-        raise UserMistake(
+        raise UserError(
             "the key would have expired already",
             why=f"{text} is in the past",
             fix="name a later time",

@@ -23,7 +23,7 @@ from graftwork.engines.protocol import EngineJob
 from graftwork.files.disk import write_atomic
 from graftwork.http.server import Server
 from graftwork.process.worker import hold_lock
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import GraftError, UserError
 from graftwork.serve.answers import AnswerService
 from graftwork.serve.captures import CaptureSink, CaptureWriter
 from graftwork.serve.escalation import AnswerChecks
@@ -92,7 +92,7 @@ def find_api_key(settings: ServeSettings, *, has_keys: bool) -> str | None:
         where, host = next(((w, h) for w, h in hosts.items() if not is_loopback(h)), ("", ""))
         if has_keys or not where:
             return None
-        raise UserMistake(
+        raise UserError(
             f"serving on {host} needs a key",
             why="everyone who can reach this machine could use the model and fill the captures",
             fix="run `graft serve keys create NAME`, or export GRAFT_API_KEY=… and set `serve.api_key_env: "
@@ -101,7 +101,7 @@ def find_api_key(settings: ServeSettings, *, has_keys: bool) -> str | None:
         )
     key = os.environ.get(settings.api_key_env, "").strip()
     if not key:
-        raise UserMistake(
+        raise UserError(
             f"the environment variable {settings.api_key_env} is not set",
             why="it should hold the key that clients must present",
             fix=f"export {settings.api_key_env}=… before `graft serve`",
@@ -150,7 +150,7 @@ def open_tls(certificate: str, key: str) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
-        raise UserMistake(
+        raise UserError(
             "the TLS certificate cannot be used",
             why=getattr(error, "reason", None) or error.strerror or str(error),
             fix="name the PEM files of a certificate chain and of its key, without a passphrase",
@@ -353,7 +353,7 @@ async def _listen(listener: Listener, tls: ssl.SSLContext | None) -> int:
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
             raise
-        raise UserMistake(
+        raise UserError(
             f"cannot listen on {listener.host}:{listener.port}",
             why=error.strerror or str(error),
             fix="stop the process that listens there, or set `serve.port` (0 takes any free port)",

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from graftwork.engines.settings import EngineSettings
 from graftwork.records.base import MIB, NotSecret, Record, SecretText
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.text.redact import EndpointUrl, VariableName
 
 PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
@@ -789,7 +789,7 @@ def require_upstream_keys(settings: ServeSettings) -> None:
         variables[f"serve.failover.endpoints.{name}.api_key_env"] = endpoint.api_key_env
     for where, variable in variables.items():
         if variable and not os.environ.get(variable, "").strip():
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"the environment variable {variable} is empty or not set",
                 why="it should hold the key of the server that is asked",
                 fix=f"export {variable}=… before `graft serve`",

@@ -27,7 +27,7 @@ from graftwork.http.client import Client, ClientReply
 from graftwork.http.messages import RETRY, ApiError
 from graftwork.process.preload import SHARED, PreloadedWorker, PreloadedWorkers
 from graftwork.process.worker import ERROR_FILE, WORKER_ENVIRONMENT
-from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, WorkerFailed
+from graftwork.records.errors import Busy, Corrupted, EnvironmentFailure, GraftError, UserError, WorkerFailed
 from graftwork.serve.api.call import ChatCall
 from graftwork.serve.serving_engine import EngineState, EngineStatus
 from graftwork.serve.settings import FailoverSettings
@@ -43,7 +43,7 @@ _LOAD_SECONDS = 300.0
 
 # Errors that the engine reports keep their class, and with it the exit code.
 _REPORTED_AS: dict[str, type[GraftError]] = {
-    k.__name__: k for k in (Busy, Damaged, EnvironmentLacks, UserMistake)
+    k.__name__: k for k in (Busy, Corrupted, EnvironmentFailure, UserError)
 }
 
 

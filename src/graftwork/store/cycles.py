@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 
 from graftwork.cycle.state import FORMAT, CoordinatorState, CycleState, require_held
 from graftwork.records.base import Record
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.store.runs import StepEntry, StepLedger
 from graftwork.store.schema import steps
 
@@ -57,7 +57,7 @@ class CycleTable(StepLedger):
         if body is None:
             return CoordinatorState()
         if int(body.get("format", 0)) > FORMAT:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 "the state of the coordinator was written by a newer graftwork",
                 why=f"it has format {body['format']}; this version knows {FORMAT}",
                 fix="upgrade graftwork here; the cycle itself is not affected",

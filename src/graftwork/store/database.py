@@ -37,7 +37,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, ProgrammingError
 
 from graftwork.files.disk import explain_os_error, make_folder
-from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
+from graftwork.records.errors import Busy, Corrupted, EnvironmentFailure, GraftError, UserError, pip_install
 from graftwork.store.schema import metadata, schema_migrations
 from graftwork.text.redact import hide
 from graftwork.version import __version__
@@ -95,7 +95,7 @@ def _explain_sqlite(code: str, *, detail: str, where: str) -> GraftError | None:
     if code in _SQLITE_BUSY:
         return _busy(where)
     if code in _SQLITE_DAMAGED:
-        return Damaged(
+        return Corrupted(
             "the state database cannot be read",
             why=f"SQLite says: {detail}",
             fix="restore the file from a backup, or move it away to start with an empty one "
@@ -103,14 +103,14 @@ def _explain_sqlite(code: str, *, detail: str, where: str) -> GraftError | None:
             where=where,
         )
     if code == "CANTOPEN" and not Path(where).exists():
-        return EnvironmentLacks(
+        return EnvironmentFailure(
             "the state database is gone",
             why="the file was removed or moved away; a new one would be empty, so none is created",
             fix="put it back (mount its disk, restore a backup); running work then continues",
             where=where,
         )
     if code in _SQLITE_CLOSED:
-        return EnvironmentLacks(
+        return EnvironmentFailure(
             "the state database cannot be opened for writing",
             why=f"SQLite says: {detail}",
             fix="change the owner or mode of the file and its folder, or work in another folder",
@@ -127,7 +127,7 @@ def _explain_postgres(state: str | None, *, detail: str, lost: bool, where: str)
     if state in _POSTGRES_FULL:
         return _disk_full(detail, where)
     if lost:
-        return EnvironmentLacks(
+        return EnvironmentFailure(
             "PostgreSQL cannot be reached",
             why=detail,
             fix="check that the server runs and that GRAFT_DATABASE_URL names its host, database, user "
@@ -135,7 +135,7 @@ def _explain_postgres(state: str | None, *, detail: str, lost: bool, where: str)
             where=where,
         )
     if state == "42501":
-        return EnvironmentLacks(
+        return EnvironmentFailure(
             "this database user may not do that",
             why=f"PostgreSQL says: {detail}",
             fix="grant it CREATE and USAGE on the schema, or name a user that has them",
@@ -153,8 +153,8 @@ def _busy(where: str) -> Busy:
     )
 
 
-def _disk_full(detail: str, where: str) -> EnvironmentLacks:
-    return EnvironmentLacks(
+def _disk_full(detail: str, where: str) -> EnvironmentFailure:
+    return EnvironmentFailure(
         "the state could not be written to disk",
         why=f"the database says: {detail}; the change was undone as a whole",
         fix="free some space and run the same command again",
@@ -272,7 +272,7 @@ def find_server(target: str) -> tuple[str, int] | None:
     """Host and port of the server that a URL names; None for a file, a socket or what cannot be read."""
     try:
         url = _url_of(target)
-    except UserMistake:
+    except UserError:
         return None
     return (url.host, url.port or 5432) if url.host else None
 
@@ -290,13 +290,13 @@ def _url_of(target: str | Path) -> URL:
     if url.drivername in {"postgres", "postgresql"}:
         url = url.set(drivername="postgresql+psycopg")
     if url.drivername not in {"sqlite", "postgresql+psycopg"}:
-        raise UserMistake(
+        raise UserError(
             f"Graftwork keeps no state in {url.drivername}",
             why="it is made for SQLite and PostgreSQL",
             fix="write sqlite:///path/to/state.db or postgresql://user:password@host/database",
         )
     if url.drivername == "sqlite" and (url.query or url.database in {None, "", ":memory:"}):
-        raise UserMistake(
+        raise UserError(
             "the SQLite URL must name a file and nothing else",
             why="state has to outlive this process",
             fix="write sqlite:///path/to/state.db",
@@ -305,8 +305,8 @@ def _url_of(target: str | Path) -> URL:
     return url
 
 
-def _unreadable(why: str) -> UserMistake:
-    return UserMistake(
+def _unreadable(why: str) -> UserError:
+    return UserError(
         "the database URL cannot be read",
         why=why,
         fix="write sqlite:///path/to/state.db or postgresql://user:password@host/database",
@@ -381,7 +381,7 @@ def _turn_on_wal(path: Path, wait_seconds: float) -> None:
                 raise
             raise expected from error
     if mode != "wal":
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "this file system cannot hold the state database",
             why=f"SQLite cannot keep a write-ahead log there (journal mode stays {mode!r})",
             fix="put the project on a local disk, or set GRAFT_DATABASE_URL to a PostgreSQL",
@@ -409,7 +409,7 @@ def _open_postgresql(url: URL, wait_seconds: float) -> Database:
     except ArgumentError:
         raise _unreadable("a port in it is not a number") from None
     except ModuleNotFoundError as error:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the PostgreSQL driver is not installed",
             why=f"Python finds no module {error.name}",
             fix=pip_install("postgres"),
@@ -432,7 +432,7 @@ def _open_postgresql(url: URL, wait_seconds: float) -> Database:
             pass
     except ProgrammingError as error:
         # It can only be about an option in the URL: no statement was sent yet.
-        raise UserMistake(
+        raise UserError(
             "PostgreSQL cannot be asked with this URL",
             why=f"the driver says: {error.orig}",
             fix="correct or remove the option after the question mark",
@@ -481,7 +481,7 @@ def _missing(
         applied = frozenset(connection.scalars(select(schema_migrations.c.number)))
     newest = migrations[-1].number
     if max(applied, default=0) > newest:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the database was written by a newer Graftwork",
             why=f"it is at migration {max(applied)}; version {__version__} knows migrations up to {newest}",
             fix="upgrade Graftwork here, or name another database (GRAFT_DATABASE_URL, or another folder)",

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from graftwork.fleet.control import check_reservation, merge_update
 from graftwork.fleet.settings import CapSettings
-from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.errors import Busy, UserError
 from graftwork.records.fleet import FleetJob
 from graftwork.store.database import ProjectTable
 from graftwork.store.schema import fleet_jobs, fleet_keys
@@ -45,7 +45,7 @@ class FleetLedger(ProjectTable):
         with self._database.write() as connection:
             body = connection.scalar(select(fleet_jobs.c.body).where(is_job))
             if body is None:
-                raise UserMistake(f"there is no job {job.id}", fix="`graft fleet list` names the jobs")
+                raise UserError(f"there is no job {job.id}", fix="`graft fleet list` names the jobs")
             merged = merge_update(FleetJob.model_validate(body), job)
             connection.execute(fleet_jobs.update().where(is_job).values(**_row(merged)))
         return merged

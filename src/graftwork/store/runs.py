@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, func, sele
 from sqlalchemy.exc import IntegrityError
 
 from graftwork.records.base import Record
-from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.errors import Busy, UserError
 from graftwork.records.plan import Residual
 from graftwork.records.run import RunState
 from graftwork.store.database import Database, ProjectTable
@@ -73,7 +73,7 @@ class RunStore(ProjectTable):
             )
             row = changed.mappings().one_or_none()
         if row is None:
-            raise UserMistake(
+            raise UserError(
                 f"there is no run {run_id}", fix="`graft status` names the runs", where=self._database.name
             )
         return _entry(row)

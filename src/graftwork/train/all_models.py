@@ -35,11 +35,11 @@ from graftwork.project.reporter import ModelReporter
 from graftwork.project.supervise import JOB_FILE, Hooks, StallWatcher, WorkerTask, run_job
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import (
-    EnvironmentLacks,
+    EnvironmentFailure,
+    GracefulStop,
     GraftError,
     Interrupted,
-    StoppedInOrder,
-    UserMistake,
+    UserError,
     WorkerFailed,
 )
 from graftwork.records.fleet import AlertKind
@@ -67,7 +67,7 @@ def train_at_engine(work: OpenProject, planned: Mapping[str, "PlannedModel"]) ->
                     continue
                 try:
                     training.start(name, model.work, FleetRequest(place=engine), model.made)
-                except EnvironmentLacks as error:
+                except EnvironmentFailure as error:
                     if not accepted:
                         work.reporter.info(f"{error.what}; training here instead")
                         return False
@@ -116,7 +116,7 @@ def with_train(work: OpenProject, changes: dict[str, Any]) -> OpenProject:
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         message = explain_error(first)
-        raise UserMistake(
+        raise UserError(
             "these training settings are not possible",
             why=f"{name}: {message}" if name else message,
             fix="choose values that `train` in graft.yaml could have",
@@ -182,7 +182,7 @@ def run_batch(work: OpenProject, jobs: Sequence[TrainJob], *, names: Mapping[str
         )
         try:
             run_job(task, reporter=work.reporter, hooks=hooks, place=work.place)
-        except (StoppedInOrder, Interrupted) as stopped:
+        except (GracefulStop, Interrupted) as stopped:
             progress.stopped(stopped)
             raise
         except GraftError as failure:
@@ -324,7 +324,7 @@ def train_all(work: OpenProject) -> TrainedAll:
             job = make_job(model_work, outputs)
             enter_run(model_work, job)
             planned[name] = PlannedModel(model_work, outputs, job, (Path(job.folder) / OUTCOME).exists())
-        except (Interrupted, StoppedInOrder):
+        except (Interrupted, GracefulStop):
             raise
         except GraftError as error:
             failed[name] = error
@@ -373,7 +373,7 @@ def _finish(planned: PlannedModel) -> ModelResult:
         return ModelResult(model=work.model, state="failed", run_id=job.run_id, error=failure)
     try:
         outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
-    except (Interrupted, StoppedInOrder):
+    except (Interrupted, GracefulStop):
         raise
     except GraftError as error:
         return ModelResult(model=work.model, state="failed", run_id=job.run_id, error=error.as_json())

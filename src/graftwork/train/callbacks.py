@@ -21,7 +21,7 @@ from graftwork.files.disk import Journal, write_atomic
 from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
 from graftwork.records.dataset import Row
-from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, GraftError, StoppedInOrder, UserMistake
+from graftwork.records.errors import EnvironmentFailure, GracefulStop, GraftError, NegativeResult, UserError
 from graftwork.records.run import TrainingEvaluation, TrainStep
 from graftwork.train.run_folder import EVALUATIONS, REHEARSED, SAVED
 from graftwork.train.settings import LOSS, EvalSettings, WatchSettings
@@ -41,7 +41,7 @@ class EarlyStop(Exception):
 class TrainingCallback:
     """Does nothing; subclasses override what they need.
 
-    Expected errors (StoppedInOrder, Diverged) may be raised from any method and end the run.
+    Expected errors (GracefulStop, Diverged) may be raised from any method and end the run.
     """
 
     name = "attendant"
@@ -88,7 +88,7 @@ LEAST_RISE = 1.0
 ROWS_NAMED = 12
 
 
-class Diverged(AnswerIsNo):
+class Diverged(NegativeResult):
     """The loss or the gradient went wrong, and stayed wrong."""
 
 
@@ -251,7 +251,7 @@ class DeadlineCallback(TrainingCallback):
         self._begun = now
         needed = self.seconds_needed(number)
         if now + needed > self._at:
-            raise StoppedInOrder(
+            raise GracefulStop(
                 f"stopped in good order after step {number - 1} of {steps}: the deadline is near",
                 why=f"{max(self._at - now, 0):.0f} s are left; one more step with its checkpoint "
                 f"and a margin takes up to {needed:.0f} s",
@@ -539,7 +539,7 @@ class EvaluationCallback(TrainingCallback):
             self._progress()
             if self._stop_requested() and self._running().strategy.size == 1:
                 # No checkpoint of this step: a run resumed from it would lack its evaluation.
-                raise StoppedInOrder(
+                raise GracefulStop(
                     f"stopped in good order during the evaluation after step {step}",
                     fix="run the same command again: it resumes from the last checkpoint",
                 )
@@ -568,7 +568,7 @@ def choose_evaluation_rows(
     if settings.metric == LOSS:
         selected: Sequence[Row] = rows[: settings.cases]
     elif evaluator is None:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"the metric {settings.metric} cannot be measured here",
             why="the training worker was started alone, without an evaluator",
             fix="start the run with `graft train`, or set `train.eval.metric: loss`",
@@ -576,7 +576,7 @@ def choose_evaluation_rows(
     else:
         selected = evaluator.choose(rows, metric=settings.metric, most=settings.cases)
     if not selected:
-        raise UserMistake(
+        raise UserError(
             f"nothing to evaluate: {settings.metric} applies to no validation row"
             if rows
             else "nothing to evaluate: the validation split is empty",

@@ -29,7 +29,7 @@ from graftwork.files.remote import RemoteFiles
 from graftwork.files.safetensors import TYPE_NAMES, TensorEntry, encode_header, in_file_order
 from graftwork.process import clock
 from graftwork.records.base import HIDDEN, hide_login
-from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import Corrupted, EnvironmentFailure, GraftError, UserError
 from graftwork.records.run import TrainJob
 from graftwork.text.redact import redact_login
 from graftwork.train.run_folder import CHECKPOINTS
@@ -121,7 +121,7 @@ class CheckpointManifest:
                 score=None if score is None else float(score),
             )
         except _UNREADABLE as error:
-            raise Damaged("its manifest cannot be read", why=str(error)[:200], where=where) from error
+            raise Corrupted("its manifest cannot be read", why=str(error)[:200], where=where) from error
         return manifest
 
     @property
@@ -155,7 +155,7 @@ def write_checkpoint(
         try:
             # Stopped right after a resume: this step is safe already, and a good one is never removed.
             verify_checkpoint(path)
-        except Damaged:
+        except Corrupted:
             shutil.rmtree(path)
     if not path.exists():
         make_folder(folder)
@@ -200,7 +200,7 @@ def first_good(paths: Iterable[Path], restore: Restore) -> tuple[Checkpoint | No
     for path in paths:
         try:
             return _read_or_restore(path, restore), tuple(complaints)
-        except Damaged as damage:
+        except Corrupted as damage:
             complaints.append(f"checkpoint {path.name} is passed over: {damage.what}")
     return None, tuple(complaints)
 
@@ -208,14 +208,14 @@ def first_good(paths: Iterable[Path], restore: Restore) -> tuple[Checkpoint | No
 def _read_or_restore(path: Path, restore: Restore) -> Checkpoint:
     try:
         return read_checkpoint(path)
-    except Damaged:
+    except Corrupted:
         if not restore(path):
             raise
     return read_checkpoint(path)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint, every byte as its manifest says and all of it readable; else Damaged."""
+    """The checkpoint, every byte as its manifest says and all of it readable; else Corrupted."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -225,9 +225,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
         state = json.loads((path / STATE).read_bytes())
         journal = (path / JOURNAL).read_bytes()
     except (SafetensorError, OSError, *_UNREADABLE) as error:
-        raise Damaged("its content cannot be read", why=str(error)[:200], where=str(path)) from error
+        raise Corrupted("its content cannot be read", why=str(error)[:200], where=str(path)) from error
     if not isinstance(state, dict):
-        raise Damaged(f"{STATE} does not hold a state", where=str(path))
+        raise Corrupted(f"{STATE} does not hold a state", where=str(path))
     return Checkpoint(step=manifest.step, tensors=tensors, state=state, score=manifest.score, journal=journal)
 
 
@@ -236,17 +236,17 @@ def verify_checkpoint(path: Path) -> CheckpointManifest:
     try:
         text = (path / MANIFEST).read_bytes()
     except OSError as error:
-        raise Damaged("its manifest cannot be read", why=str(error), where=str(path)) from error
+        raise Corrupted("its manifest cannot be read", why=str(error), where=str(path)) from error
     manifest = CheckpointManifest.from_json(text, where=str(path))
     if path.name.startswith("step-") and path.name != step_name(manifest.step):
-        raise Damaged(f"its manifest belongs to step {manifest.step}", where=str(path))
+        raise Corrupted(f"its manifest belongs to step {manifest.step}", where=str(path))
     for name in CONTENT:
         try:
             actual = file_digest(path / name)
         except OSError as error:
-            raise Damaged(f"{name} cannot be read", why=str(error), where=str(path)) from error
+            raise Corrupted(f"{name} cannot be read", why=str(error), where=str(path)) from error
         if actual != manifest.sha256[name]:
-            raise Damaged(f"{name} has other bytes than were written", where=str(path))
+            raise Corrupted(f"{name} has other bytes than were written", where=str(path))
     return manifest
 
 
@@ -274,7 +274,7 @@ def _manifests(folder: Path) -> list[tuple[SavedCheckpoint, Path]]:
     for path in _folders(folder):
         try:
             manifest = CheckpointManifest.from_json((path / MANIFEST).read_bytes(), where=str(path))
-        except (OSError, Damaged):
+        except (OSError, Corrupted):
             continue
         checkpoints.append((manifest.saved, path))
     return checkpoints
@@ -286,7 +286,7 @@ def _folders(folder: Path) -> list[Path]:
     )
 
 
-class CheckpointMismatch(UserMistake):
+class CheckpointMismatch(UserError):
     """A checkpoint was made with other settings, other data or for another base."""
 
 
@@ -555,7 +555,7 @@ class FsspecMirror:
             except Exception as error:  # whatever a network library may raise
                 self._messages.put(f"the mirror cannot be read: {self._say(error)}")
                 if attempt == LAST_TRIES:
-                    raise EnvironmentLacks(
+                    raise EnvironmentFailure(
                         f"the mirror cannot be read: {self._say(error)}",
                         why="there is no checkpoint on disk; without the mirror the run would start over",
                         fix="make the mirror readable, or remove `train.run.mirror` to start over",
@@ -591,12 +591,12 @@ class FsspecMirror:
                         source = self._files.path(name_of_copy(step, name, manifest))
                         self._files.system.get_file(source, str(temporary / name))
                 except FileNotFoundError as missing:
-                    raise Damaged("one of its files is missing", why=self._say(missing)) from missing
+                    raise Corrupted("one of its files is missing", why=self._say(missing)) from missing
                 (temporary / MANIFEST).write_text(manifest.to_json())
                 verify_checkpoint(temporary)
                 # Only a damaged one can be there.
                 shutil.rmtree(folder / step_name(step), ignore_errors=True)
-        except Damaged as damage:
+        except Corrupted as damage:
             self._distrusted.add(step)
             self._messages.put(f"checkpoint {step_name(step)} of the mirror is passed over: {damage.what}")
             return False
@@ -681,7 +681,7 @@ class FsspecMirror:
         for step in steps - self._known.keys():
             try:
                 self._known[step] = self._manifest(step).saved
-            except (FileNotFoundError, Damaged):
+            except (FileNotFoundError, Corrupted):
                 continue
         return [self._known[step] for step in steps & self._known.keys()]
 
@@ -746,7 +746,7 @@ def find_mirror(job: TrainJob, settings: TrainSettings, *, passed: Mapping[str, 
     """The mirror's address: from the job, or with its login as it was passed, by the run's id."""
     address = passed.get(job.run_id) or settings.run.mirror
     if address is not None and HIDDEN in address:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the login of the mirror is not known here",
             why="a job's file holds no secrets: `graft train` passes them to the process that it starts",
             fix="start the run with `graft train`",

@@ -39,7 +39,7 @@ from graftwork.project.open_project import OpenProject, load_template, timestamp
 from graftwork.project.reporter import Reporter
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.dataset import Dataset, Row
-from graftwork.records.errors import AnswerIsNo, GraftError, Interrupted, StoppedInOrder, UserMistake
+from graftwork.records.errors import GracefulStop, GraftError, Interrupted, NegativeResult, UserError
 from graftwork.records.interaction import Origin
 from graftwork.records.plan import DeviceFacts, Plan
 from graftwork.records.report import Decision, Verdict
@@ -109,7 +109,7 @@ class FleetSites:
         mine = (self._work.base.revision, template.template_fingerprint, template.tokenizer_fingerprint)
         theirs = (dataset.base_fingerprint, dataset.template_fingerprint, dataset.tokenizer_fingerprint)
         if mine != theirs:
-            raise UserMistake(
+            raise UserError(
                 f"the data of {site.label} was prepared for another base or chat template",
                 why=f"it is for {dataset.base}; this project trains {self._work.base.name}",
                 fix="run `graft data prepare` there with the same `base`",
@@ -146,7 +146,7 @@ def work_at(dataset: Dataset, work: OpenProject) -> WorkAhead:
     settings, train = work.settings.train, dataset.splits.get("train")
     lengths = train.spread_lengths() if train is not None else ()
     if train is None or not lengths:
-        raise UserMistake("the training split of the place is empty", fix="prepare more data there")
+        raise UserError("the training split of the place is empty", fix="prepare more data there")
     chosen_lengths = [
         lengths[index] for index in choose_rows(len(lengths), most=settings.max_rows, seed=settings.seed)
     ]
@@ -196,7 +196,7 @@ def train_round(
             None,
         )
         if same is not None:
-            raise UserMistake(
+            raise UserError(
                 f"{same} and {site.label} have the same data",
                 why="the same rows would be trained on twice and count twice",
                 fix="name each place's own data",
@@ -215,7 +215,7 @@ def train_round(
             for site in due:
                 try:
                     begin(site)
-                except (Interrupted, StoppedInOrder, UserMistake):
+                except (Interrupted, GracefulStop, UserError):
                     raise
                 except GraftError as error:
                     fail(site, error.what)
@@ -475,7 +475,7 @@ class _Federated:
         runs = [trained[site.label] for site in self._settings.places if site.label in trained]
         if len(runs) < self._settings.needed:
             why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-            raise AnswerIsNo(
+            raise NegativeResult(
                 f"round {number} has {len(runs)} of the {self._settings.needed} places that it needs",
                 why=why,
                 fix="run the same command again when they can train: what is trained is kept; or lower "
@@ -528,14 +528,14 @@ def require_possible(work: OpenProject) -> FederatedSettings:
     """The settings, where the project's runs can be federated."""
     settings = work.project.settings.federated
     if settings is None:
-        raise UserMistake(
+        raise UserError(
             "graft.yaml names no places that train together",
             fix="add `federated: {rounds: 3, places: [{name: north, place: local, data: FOLDER}, …]}`",
             where="federated",
         )
     why = why_impossible(work.settings.train)
     if why:
-        raise UserMistake("these runs cannot be averaged", why=why, fix="change `train`", where="train")
+        raise UserError("these runs cannot be averaged", why=why, fix="change `train`", where="train")
     return settings
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from graftwork.files.disk import write_atomic
 from graftwork.process import clock
 from graftwork.records.dataset import Row
-from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
+from graftwork.records.errors import EnvironmentFailure, GracefulStop
 from graftwork.records.run import TrainStep
 from graftwork.train.callbacks import EarlyStop, TrainingCallback
 from graftwork.train.checkpoints import Checkpoint, CheckpointStore, is_better, require_same_run
@@ -36,7 +36,7 @@ DIGEST_SHARE = 0.01
 LAST_LOSSES = 32
 
 
-class StepInterrupted(StoppedInOrder):
+class StepInterrupted(GracefulStop):
     """Raised by the engine's progress function to abandon what is being computed. No weight has changed.
 
     Inside a step the loop catches it and saves a checkpoint. Elsewhere it ends the run: before the first step
@@ -128,7 +128,7 @@ class TrainingLoop:
                 for callback in self._callbacks:
                     try:
                         callback.on_step_begin(number, self.steps)
-                    except StoppedInOrder as stopped:
+                    except GracefulStop as stopped:
                         stop = stop or stopped
                 # All processes stop after the same step.
                 if self._strategy.any_process(stop is not None):
@@ -299,13 +299,13 @@ class TrainingLoop:
         }
         self._store.save(Checkpoint(step, self._engine.state(), state, score, self._log.copy()))
 
-    def _stopped_after(self, step: int) -> StoppedInOrder:
-        return StoppedInOrder(
+    def _stopped_after(self, step: int) -> GracefulStop:
+        return GracefulStop(
             f"stopped in good order after step {step} of {self.steps}",
             fix="run the same command again: it resumes from here",
         )
 
-    def _leave(self, step: int, stopped: StoppedInOrder) -> NoReturn:
+    def _leave(self, step: int, stopped: GracefulStop) -> NoReturn:
         """Save a checkpoint if the last one is older, wait until it is written, and stop."""
         # The checkpoint of this step may still be in the making: wait for it instead of writing it twice.
         self._store.wait()
@@ -315,7 +315,7 @@ class TrainingLoop:
             self._store.settle()
             self._report_saved()
         if step > self._safe:
-            raise StoppedInOrder(
+            raise GracefulStop(
                 f"{stopped.what}, but that checkpoint could not be written",
                 why=f"the last good one is from step {self._safe}",
                 fix=stopped.fix,
@@ -371,7 +371,7 @@ class TrainingLoop:
         if self._strategy.rank:
             mine = find()
         if self._strategy.any_process((mine.step if mine else None) != shared_step):
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 "the processes of this run see different checkpoints",
                 why="they work in folders that are not the same",
                 fix="put the project on a file system that all machines share, under the same path",

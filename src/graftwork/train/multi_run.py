@@ -18,7 +18,7 @@ from graftwork.process import clock
 from graftwork.process.clock import add_waited
 from graftwork.process.machine import explain_exhaustion, is_exhaustion
 from graftwork.process.worker import ERROR_FILE, hold_lock, stop_asked
-from graftwork.records.errors import EnvironmentLacks, GraftError, Interrupted, StoppedInOrder, WorkerFailed
+from graftwork.records.errors import EnvironmentFailure, GracefulStop, GraftError, Interrupted, WorkerFailed
 from graftwork.records.fleet import Moment
 from graftwork.records.run import TrainBatch, TrainJob
 from graftwork.text.redact import publish_text
@@ -105,7 +105,7 @@ def train_many(batch: TrainBatch, train: TrainRun) -> None:
         if is_settled(job):
             continue
         if stop_asked.is_set():
-            raise StoppedInOrder("stopped in good order between two runs", fix="run the same command again")
+            raise GracefulStop("stopped in good order between two runs", fix="run the same command again")
         group = next((group for group in batch.side_by_side if position in group), (position,))
         unsettled = [batch.jobs[index] for index in group if not is_settled(batch.jobs[index])]
         started_at = time.perf_counter()
@@ -153,7 +153,7 @@ def _train_one(
         with hold_lock(Path(job.folder)):
             _require_patience(job, begun=begun)
             train(job, load, strategy)
-    except (StoppedInOrder, Interrupted):
+    except (GracefulStop, Interrupted):
         raise
     except GraftError as error:
         on_failure()
@@ -179,7 +179,7 @@ def _require_patience(job: TrainJob, *, begun: Moment) -> None:
     """A run that cannot start is not begun, and one that kills its process again and again does not keep the
     others from being trained."""
     if job.start_adapter is not None and not Path(job.start_adapter).is_dir():
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the adapter that training should start from is not there",
             why="the run that makes it has failed or was removed",
             fix="fix that run first; `graft train --all` then continues with this one",

@@ -19,7 +19,7 @@ from graftwork.project.open_project import OpenProject
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row, Split
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.live import MeasuredShare, RouterCard, TrainedRouter
 from graftwork.text.classifier import Prediction, TextClassifier, set_threshold, train_classifier
 
@@ -42,14 +42,14 @@ def train_router(work: OpenProject, *, target: float = TARGET) -> TrainedRouter:
     validation, test = _read(folders, ("validation",)), _read(folders, ("test",))
     labels = Counter(model_of(row, settings) for row in train)
     if len(labels) < 2:
-        raise UserMistake(
+        raise UserError(
             "a router needs rows of at least two models",
             why=f"all {len(train)} training rows belong to {next(iter(labels), settings.main_model)}",
             fix="give the models under `models:` their own rows with `keep`",
             where="models",
         )
     if not validation or not test:
-        raise UserMistake(
+        raise UserError(
             "a router needs held-out questions",
             why="its threshold is chosen on the validation split and its accuracy measured on the test split",
             fix="raise data.validation and data.test, or add logs",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.process.worker import ERROR_FILE
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.run import TrainJob, TrainStep
 
 ATTEMPTS = "attempts.jsonl"
@@ -45,7 +45,7 @@ class StepLog:
             while self._waiting:
                 self._journal.append(self._waiting[0].model_dump())
                 self._waiting.pop(0)
-        except EnvironmentLacks as error:
+        except EnvironmentFailure as error:
             # One message for each time that it begins, not one a step.
             first, self._full = not self._full, True
             return f"the journal takes no lines: {error.what}; they are written later" if first else None

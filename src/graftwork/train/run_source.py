@@ -15,7 +15,7 @@ from graftwork.grading.rewards import RewardSpec
 from graftwork.model.shape import read_shape
 from graftwork.process.sandbox import SandboxSettings
 from graftwork.records.dataset import Row
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.plan import Plan
 from graftwork.records.report import Case
 from graftwork.records.run import TrainJob
@@ -242,7 +242,7 @@ class _RolloutRun:
             ]
         prompts = {case.id: (case, template.prompt(case.messages)) for case in asked_cases}
         if not prompts:
-            raise UserMistake(
+            raise UserError(
                 "there are no prompts to answer",
                 why=f"`{settings.rollouts.source}` holds none",
                 fix="set `rl` of the model under `models:` to a share of its rows, or name a JSONL file of "

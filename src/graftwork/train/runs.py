@@ -22,7 +22,7 @@ from graftwork.process.local_workers import LOG_FILE
 from graftwork.process.worker import lock_holder
 from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.base import Record
-from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
+from graftwork.records.errors import EnvironmentFailure, GracefulStop, UserError
 from graftwork.records.fleet import Vitals
 from graftwork.records.plan import Plan, RunParts
 from graftwork.records.run import TrainOutcome, TrainStep
@@ -50,7 +50,7 @@ def find_run(work: OpenProject, prefix: str | None = None) -> RunEntry | None:
         return min(newest_first, key=lambda run: run.state != "running", default=None)
     matches = [run for run in runs if run.id.startswith(prefix)]
     if len(matches) != 1:
-        raise UserMistake(
+        raise UserError(
             f"there is no run {prefix}" if not matches else f"several runs begin with {prefix}",
             why=f"runs: {', '.join(run.id for run in matches or runs) or 'none yet'}",
             fix="`graft status` names the runs",
@@ -78,7 +78,7 @@ def end_at_once(work: OpenProject, run: RunEntry | None, busy: RunProcesses) -> 
     if busy.worker is not None:
         _send(busy.worker, signal.SIGKILL, group=True)
     if run is not None and run.state == "running":
-        ended = StoppedInOrder(
+        ended = GracefulStop(
             "ended at once, as asked", fix="run the same command again: it resumes from the last checkpoint"
         )
         work.runs.update(run.id, state="stopped", when=timestamp(), error=ended.as_json())
@@ -88,7 +88,7 @@ def _send(pid: int | None, number: signal.Signals, *, group: bool = False) -> No
     if pid is None:
         return
     if pid <= 0:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the running process is unknown", why="its lock names no process", fix="try again in a moment"
         )
     try:
@@ -100,7 +100,7 @@ def _send(pid: int | None, number: signal.Signals, *, group: bool = False) -> No
     except ProcessLookupError:
         return
     except PermissionError as error:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"process {pid} belongs to another user",
             why="only its owner may stop it",
             fix="ask them, or do it as that user",

@@ -29,7 +29,7 @@ from graftwork.pipeline.table import run_pipeline
 from graftwork.process.worker import hold_lock
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, OutOfMemory, UserMistake, WorkerFailed
+from graftwork.records.errors import EnvironmentFailure, NegativeResult, OutOfMemory, UserError, WorkerFailed
 from graftwork.records.fleet import FleetJob
 from graftwork.records.hardware import Offer
 from graftwork.records.plan import Plan
@@ -236,9 +236,9 @@ class _Elsewhere(_Here):
     def _offer(self) -> Offer:
         try:
             return choose_offer(open_place(self._work, self._place), "")
-        except AnswerIsNo as no:
+        except NegativeResult as no:
             # Of the place as it is now, not of a trial.
-            raise EnvironmentLacks(no.what, why=no.why, fix=no.fix, where=self._place) from no
+            raise EnvironmentFailure(no.what, why=no.why, fix=no.fix, where=self._place) from no
 
     def plan(self, variant: OpenProject) -> Plan:
         outputs = StepOutputs({**self._made.outputs, "plan": super().plan(variant)})
@@ -264,20 +264,20 @@ def _require_trained(variant: OpenProject, job: FleetJob) -> None:
     except WorkerFailed as error:
         if job.state == "lost" or job.booted_at is None:
             fix = "run the same command again: the sweep resumes with this trial"
-            raise EnvironmentLacks(error.what, why=error.why, fix=fix, where=job.place) from error
+            raise EnvironmentFailure(error.what, why=error.why, fix=fix, where=job.place) from error
         raise
 
 
 def run_sweep(work: OpenProject, request: SweepRequest) -> SweepResult:
     """Search until the last rung or the end of the budget."""
     if (request.minutes is None) == (request.steps is None):
-        raise UserMistake(
+        raise UserError(
             "a sweep needs one budget", fix="give --minutes or --steps, not both", where="--minutes"
         )
     if request.trials < FEWEST_TRIALS:
-        raise UserMistake("a sweep needs at least two trials", where="--trials")
+        raise UserError("a sweep needs at least two trials", where="--trials")
     if work.settings.train.objective != "sft":
-        raise UserMistake(
+        raise UserError(
             f"a sweep cannot compare runs with `objective: {work.settings.train.objective}`",
             why="it compares validation losses, which only supervised runs have in common",
             fix="sweep the supervised run, and set the others by hand",
@@ -310,7 +310,7 @@ class _Sweep:
         validation = prepared.dataset.splits.get("validation")
         checked = min(validation.rows if validation else 0, train.validation_rows)
         if not self._rows or not checked:
-            raise UserMistake(
+            raise UserError(
                 "a sweep needs training rows and validation rows",
                 why=f"there are {self._rows} training rows and {checked} rows for the validation loss",
                 fix="raise `data.validation` or `train.validation_rows`, or add logs",
@@ -406,7 +406,7 @@ class _Sweep:
             minutes_per_row = (minutes_of_all - minutes_of_fewest) / max(self._rows - fewest, 1)
         rungs = plan_rungs(len(settings), rows=self._rows, least=least, budget=budget, cost=cost)
         if not rungs:
-            raise AnswerIsNo(
+            raise NegativeResult(
                 "the budget is too small for a sweep",
                 why=f"{FEWEST_TRIALS} trials of {least} rows, and one of them again on more, take longer",
                 fix="allow more minutes or steps, or sweep smaller batches",
@@ -422,7 +422,7 @@ class _Sweep:
         trial = SweepTrial(settings=settings, rung=level, rows=rung.rows, state="not begun")
         try:
             plan = self._machine.plan(variant)
-        except AnswerIsNo as no:
+        except NegativeResult as no:
             return trial.model_copy(update={"why": f"{no.what}: {no.why}"})
         self._device = plan.device.name
         planned = plan.minutes.value

@@ -16,7 +16,7 @@ from graftwork.grading.rewards import RewardSpec, function_of
 from graftwork.pipeline.preflight import project_prompts, require_listed
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.run import ENVIRONMENT, TASKSET
 from graftwork.train.rollouts.project import make_reward_spec
 from graftwork.version import __version__
@@ -48,7 +48,7 @@ def export_taskset(
     spec = make_reward_spec(work)
     require_exportable(spec)
     if folder.exists():
-        raise UserMistake(
+        raise UserError(
             f"{folder} exists already",
             why="nothing is overwritten",
             fix="name another folder with --out, or remove it",
@@ -86,7 +86,7 @@ def require_name(name: str) -> str:
     """The name with dashes, as `vf-eval` takes it."""
     lowered = name.strip().lower().replace(" ", "-")
     if not _NAME.fullmatch(lowered):
-        raise UserMistake(
+        raise UserError(
             f"{name} is not a name for a package",
             why="it starts with a letter and has letters, digits and single dashes",
             fix="give another one with --name",
@@ -103,7 +103,7 @@ def require_exportable(spec: RewardSpec) -> None:
     for part in spec.parts:
         why = "it compares the answers to one prompt" if part.ranks else reasons.get(part.metric)
         if why is not None:
-            raise UserMistake(
+            raise UserError(
                 f"the reward {part.metric} cannot be exported",
                 why=why,
                 fix="remove it from `train.rewards` for the export",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from graftwork.files.disk import write_atomic
 from graftwork.process.extensions import load_extension
 from graftwork.process.pieces import CallThread
-from graftwork.records.errors import EnvironmentLacks, pip_install
+from graftwork.records.errors import EnvironmentFailure, pip_install
 from graftwork.records.run import TrainingEvaluation, TrainStep
 from graftwork.text.redact import redact_variables
 from graftwork.train.callbacks import TrainingCallback
@@ -232,7 +232,7 @@ def require_installed(names: Sequence[str]) -> None:
     for name in names:
         package = load_tracker(name).PACKAGE
         if importlib.util.find_spec(package) is None:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"the tracker {name} is not installed",
                 why="`train.run.trackers` names it",
                 fix=f"{pip_install(name) if name in BUILT_IN_TRACKERS else f'pip install {package}'}, "

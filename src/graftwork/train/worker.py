@@ -22,7 +22,7 @@ from graftwork.process.heartbeat import Heart
 from graftwork.process.machine import peak_allocated_gib
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.dataset import Row
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.records.plan import Plan
 from graftwork.records.report import Case
 from graftwork.records.run import TrainingEvaluation, TrainJob, TrainOutcome
@@ -107,7 +107,7 @@ def explain_missing_kernels() -> Iterator[None]:
     except RuntimeError as error:
         if "determinis" not in str(error):
             raise
-        raise UserMistake(
+        raise UserError(
             f"this run cannot be deterministic: {str(error).split(', but')[0]}",
             why="`train.deterministic` asks for sums in the same order every time",
             fix="set `train.deterministic: off`; a resumed run then differs in the last bits",
@@ -163,7 +163,7 @@ def train(
     def report(message: str) -> None:
         try:
             messages.append({"at": time.time(), "message": message})
-        except EnvironmentLacks:
+        except EnvironmentFailure:
             # A full disk must not end the run.
             print(message, file=sys.stderr)
 
@@ -255,7 +255,7 @@ class _Run:
         dataset = Path(job.dataset_folder)
         rows = choose_training_rows(read_rows(dataset, "train"), settings=settings)
         if not rows and settings.needs_rows:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 "the training split is empty", fix="prepare more data", where=job.dataset_folder
             )
         self.rows = len(rows)
@@ -348,7 +348,7 @@ class _Run:
         if strategy.rank:
             return None
         if base_hash != self.base_hash:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 "the base weights changed during training",
                 why="an adapter trained on changing weights cannot be served",
                 fix="this is a bug: please report it with the run's folder",

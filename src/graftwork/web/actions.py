@@ -23,7 +23,7 @@ from graftwork.api.project import Project, timestamp
 from graftwork.files.disk import Journal, make_folder
 from graftwork.process import worker
 from graftwork.records.base import Record
-from graftwork.records.errors import AnswerIsNo, Busy, GraftError, UserMistake
+from graftwork.records.errors import Busy, GraftError, NegativeResult, UserError
 from graftwork.web.rendering import LONGEST_NAME, WHO_COOKIE, address, project_of, render, who_of
 from graftwork.web.security import WebOptions
 
@@ -48,7 +48,7 @@ class ActionLine(Record):
     outcome: str
 
 
-class NotAllowed(AnswerIsNo):
+class NotAllowed(NegativeResult):
     """Actions are switched off."""
 
 
@@ -75,7 +75,7 @@ class ActionForm:
     def reason(self) -> str:
         found = self.text("reason")
         if not found:
-            raise UserMistake(
+            raise UserError(
                 "the reason is missing", why="every action is logged with one", fix="go back and give one"
             )
         return found
@@ -117,7 +117,7 @@ def _require_same_rollback(form: ActionForm, alias: str) -> None:
     shown = form.text("from"), form.text("to")
     live = next((item for item in read_overview(form.project).live if item.alias == alias), None)
     if any(shown) and (live is None or shown != (live.release.id, live.back_to)):
-        raise AnswerIsNo(
+        raise NegativeResult(
             f"{alias} has moved since the page was shown",
             why="the rollback would lead to another release",
             fix="reload the page and decide again",
@@ -147,7 +147,7 @@ def _verify(form: ActionForm) -> Done:
 def _stop(form: ActionForm) -> Done:
     run = form.text("run")
     if run and runs.read_run(form.project, run).entry.state != "running":
-        raise AnswerIsNo(
+        raise NegativeResult(
             f"run {run} is not running any more",
             why="it ended since the page was shown",
             fix="reload the page",
@@ -271,7 +271,7 @@ async def act(request: Request) -> Response:
     name = request.path_params["name"]
     action = ACTIONS.get(name)
     if action is None:
-        raise UserMistake(f"there is no action {name!r}", fix="use the buttons of the page")
+        raise UserError(f"there is no action {name!r}", fix="use the buttons of the page")
     form = await read_form(request)
     if action.needs_reason:
         _ = form.reason
@@ -298,7 +298,7 @@ async def read_form(request: Request) -> ActionForm:
     async for part in request.stream():
         body += part
         if len(body) > FORM_BYTES:
-            raise UserMistake(
+            raise UserError(
                 "the form is too large", why=f"it has over {FORM_BYTES:,} bytes", fix="enter less text"
             )
     try:

@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import Busy, Corrupted, EnvironmentFailure, GraftError, UserError
 from graftwork.web import (
     actions,
     components,
@@ -116,9 +116,9 @@ async def _static(request: Request) -> Response:
 
 
 def _status_of(error: GraftError) -> int:
-    if isinstance(error, Busy | Damaged | EnvironmentLacks):
+    if isinstance(error, Busy | Corrupted | EnvironmentFailure):
         return 503
-    return 404 if isinstance(error, UserMistake) else 409
+    return 404 if isinstance(error, UserError) else 409
 
 
 async def _show_error(request: Request, error: Exception) -> Response:
@@ -133,7 +133,7 @@ async def _show_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     reasons = {404: "There is no such page", 405: "This address takes no such request"}
     what = reasons.get(error.status_code, error.detail)
-    explained = UserMistake(what, why=f"nothing is at {request.url.path}", fix="use the navigation")
+    explained = UserError(what, why=f"nothing is at {request.url.path}", fix="use the navigation")
     return render(request, "error.html.jinja", title=what, code=error.status_code, error=explained)
 
 
@@ -142,7 +142,7 @@ async def _show_bug(request: Request, error: Exception) -> Response:
     from graftwork.text.redact import publish_text
 
     sys.stderr.write(publish_text("".join(traceback.format_exception(error))))
-    explained = EnvironmentLacks(
+    explained = EnvironmentFailure(
         "this page could not be made",
         why=f"an unexpected {type(error).__name__}; the terminal of `graft ui` shows where",
         fix="reload; if it stays, report it with the text in the terminal",

@@ -23,7 +23,7 @@ from graftwork.api.cycle import (
     read_week,
     try_terms,
 )
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import GraftError, UserError
 from graftwork.records.week import Scenario, WeekSchedule
 from graftwork.views.cycle import list_cycles, list_facts
 from graftwork.views.document import Document
@@ -159,7 +159,7 @@ def read_terms(dials: Sequence[WeekDial], texts: dict[str, str]) -> WeekTerms:
         if texts[dial.name]:
             value = _number(texts[dial.name], dial.label)
             if value < dial.least:
-                raise UserMistake(
+                raise UserError(
                     f"{dial.label} is {value:g}",
                     why=f"it is {dial.least:g} or more",
                     fix=f"enter {dial.least:g} or more",
@@ -185,7 +185,7 @@ def _number(text: str, label: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UserMistake(f"{label} is {text!r}", why="it must be a number", fix="enter a number")
+        raise UserError(f"{label} is {text!r}", why="it must be a number", fix="enter a number")
     return value
 
 

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from graftwork.api import datasets
 from graftwork.records.dataset import ReviewAction
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.views.charts import draw_lengths
 from graftwork.web.actions import LONGEST_TEXT, ActionForm, log_action, read_form, require_allowed
 from graftwork.web.rendering import address, number_in, project_of, render, text_in, who_of
@@ -214,7 +214,7 @@ def _decide(request: Request, form: ActionForm, action: str) -> str:
         return f"taken back: {undone.action}"
     chosen = DECISIONS.get(action)
     if chosen is None:
-        raise UserMistake(f"there is no decision {action!r}", fix="use the buttons of the page")
+        raise UserError(f"there is no decision {action!r}", fix="use the buttons of the page")
     key = form.text("key")
     reply = _read_reply(form) if chosen == "edit" else None
     if not datasets.decide_review(form.project, key, chosen, who=form.who, reply=reply):
@@ -226,7 +226,7 @@ def _decide(request: Request, form: ActionForm, action: str) -> str:
 def _read_reply(form: ActionForm) -> str:
     reply = form.text("reply", longest=LONGEST_TEXT + 1)
     if len(reply) > LONGEST_TEXT:
-        raise UserMistake(
+        raise UserError(
             "the answer is too long", why=f"it has over {LONGEST_TEXT:,} characters", fix="shorten it"
         )
     return reply.replace("\r\n", "\n")

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from graftwork.api import plans
 from graftwork.records.base import Record
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import GraftError, UserError
 from graftwork.views import view
 from graftwork.web.rendering import project_of, render, text_in
 
@@ -143,7 +143,7 @@ def form(request: Request) -> Response:
     name = request.path_params["form"]
     chosen = FORMS.get(name)
     if chosen is None:
-        raise UserMistake(f"there is no form {name!r}", fix=f"choose one of {', '.join(FORMS)}")
+        raise UserError(f"there is no form {name!r}", fix=f"choose one of {', '.join(FORMS)}")
     values = {field.name: text_in(request, field.name) for field in chosen.fields}
     asked = bool(request.query_params) and (not chosen.needed or bool(values[chosen.needed]))
     needed = next((field.label for field in chosen.fields if field.name == chosen.needed), "")
@@ -179,7 +179,7 @@ def _answer(
         return None, error
     except (ValueError, OverflowError) as error:
         # A ValidationError is a ValueError.
-        return None, UserMistake(
+        return None, UserError(
             "the values cannot be planned with", why=str(error)[:400], fix="enter other values"
         )
 
@@ -194,7 +194,7 @@ def _read(field: PlanField, text: str) -> Any:
         usable = False
     if not usable:
         wanted = "0 or a number above 0" if field.zero else "a number above 0"
-        raise UserMistake(
+        raise UserError(
             f"{field.label} is {text!r}",
             why=f"it must be {wanted}",
             fix=f"enter {wanted}",

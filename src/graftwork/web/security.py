@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from graftwork.files.disk import make_folder, write_atomic
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def make_private_folder(folder: Path) -> None:
         make_folder(folder.parent)
         folder.mkdir(0o700, exist_ok=True)
     except OSError as error:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"the folder for the key of the page cannot be made: {error.strerror}",
             why="the key that signs sessions is kept outside the project",
             fix="set XDG_STATE_HOME to a folder that you may write",

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from graftwork.files.disk import write_atomic
 from graftwork.process.http_client import HttpClient, NoAnswer
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.web.security import ALIVE, SignIn, WebOptions, load_key, sign_in_folder
 
 if TYPE_CHECKING:
@@ -157,13 +157,13 @@ def open_socket(host: str, port: int | None) -> socket.socket:
         return listener
     reason = error.strerror if error is not None else ""
     if port is not None:
-        raise UserMistake(
+        raise UserError(
             f"port {port} cannot be used",
             why=reason or "",
             fix="name another --port, or leave it out",
             where="--port",
         )
-    raise EnvironmentLacks(
+    raise EnvironmentFailure(
         f"no port from {DEFAULT_PORT} to {DEFAULT_PORT + TRIED_PORTS - 1} is free",
         why=reason or "",
         fix="use --port 0",

@@ -26,7 +26,7 @@ from graftwork.pipeline.table import finish_run, get_step, run_pipeline
 from graftwork.process.worker import hold_lock
 from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.errors import Damaged, GraftError, Interrupted, Stale, StoppedInOrder, UserMistake
+from graftwork.records.errors import Corrupted, GracefulStop, GraftError, Interrupted, Stale, UserError
 from graftwork.records.fleet import FleetJob
 from graftwork.records.plan import Plan
 from graftwork.records.report import Verdict
@@ -177,7 +177,7 @@ class WeekFollower:
                 continue
             try:
                 passed = self.desk.judge(session.model)
-            except (Interrupted, StoppedInOrder):
+            except (Interrupted, GracefulStop):
                 raise
             except Stale as error:
                 week = _change(week, session, state="ended", why=error.why or error.what)
@@ -202,7 +202,7 @@ class WeekFollower:
             self.desk.save(week)
             try:
                 job = self.desk.start(due, seconds=(due.ends_at - now).total_seconds())
-            except (Interrupted, StoppedInOrder):
+            except (Interrupted, GracefulStop):
                 raise
             except RunIsComplete:
                 event = WeekEvent(kind="complete", at=now, model=due.model)
@@ -296,7 +296,7 @@ class WeekData:
                 continue
             try:
                 fresh = self._make(name)
-            except (Interrupted, StoppedInOrder):
+            except (Interrupted, GracefulStop):
                 raise
             except GraftError:
                 if name == model:
@@ -384,7 +384,7 @@ class ProjectWeek:
     def _read(self) -> FollowedWeek:
         """The plan in the project's folder; what was begun in it, unless it is another week's."""
         if not self._plan_file.exists():
-            raise UserMistake(
+            raise UserError(
                 "no week is planned",
                 why=f"there is no {WEEK_FILE} in this project",
                 fix=f"graft plan week --now {datetime.now(tz=UTC):%Y-%m-%dT%H:%M%z} --out {WEEK_FILE}; "
@@ -397,7 +397,7 @@ class ProjectWeek:
         try:
             followed = FollowedWeek.from_json(self._state_file.read_bytes())
         except ValidationError as error:
-            raise Damaged(
+            raise Corrupted(
                 f"{self._state_file} cannot be read",
                 why=explain_error(error.errors(include_url=False, include_input=False)[0]),
                 fix="move it away: jobs that run are still listed by `graft fleet list`",
@@ -429,7 +429,7 @@ class ProjectWeek:
         GraftError if the place or the project does not allow it."""
         work, provider = self._of(session.model), self._work.settings.fleet.places.get(session.place)
         if provider is None:
-            raise UserMistake(
+            raise UserError(
                 f"fleet.places has no {session.place}",
                 why="the plan of the week was made with other settings",
                 fix=f"graft plan week --keep {WEEK_FILE} --out {WEEK_FILE}",
@@ -542,7 +542,7 @@ def follow_week(work: OpenProject) -> WeekTick:
         while True:
             try:
                 done = follower.tick(datetime.now(tz=UTC))
-            except (UserMistake, Interrupted, StoppedInOrder):
+            except (UserError, Interrupted, GracefulStop):
                 raise
             except Exception as error:  # nobody else looks after the machines of this week
                 work.reporter.info(f"{what_failed(error)}; trying again")

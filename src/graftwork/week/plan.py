@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, timedelta
 from zoneinfo import ZoneInfo
 
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import NegativeResult
 from graftwork.records.week import (
     CurveCheck,
     ModelWeek,
@@ -196,7 +196,7 @@ LEAST_FOR_SOLVER = 0.3
 """Seconds."""
 
 
-class WeekImpossible(AnswerIsNo):
+class WeekImpossible(NegativeResult):
     """No week keeps every rule."""
 
 

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from graftwork.records.base import Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.week import Scenario, ScenarioResult, Session
 from graftwork.week.calendar import Span, clip, cut_at, overlap, subtract
 
@@ -149,7 +149,7 @@ class WeekProblem(Record):
             for name in ready:
                 del waits[name]
         if waits:
-            raise UserMistake(
+            raise UserError(
                 f"these models wait for each other: {', '.join(sorted(waits))}",
                 why="each would have to be trained before the other",
                 fix="remove one of their `after` or `starts_from`",
@@ -181,10 +181,10 @@ def require_name(name: str, names: Iterable[str], *, kind: str, where: str) -> N
         raise unknown_name(name, listed, kind=kind, where=where)
 
 
-def unknown_name(name: str, names: Sequence[str], *, kind: str, where: str) -> UserMistake:
+def unknown_name(name: str, names: Sequence[str], *, kind: str, where: str) -> UserError:
     near = get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names) or 'none'}"
-    return UserMistake(f"there is no {kind} {name!r}", fix=hint, where=where)
+    return UserError(f"there is no {kind} {name!r}", fix=hint, where=where)
 
 
 class QuotaReading(Record):

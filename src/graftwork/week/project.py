@@ -33,7 +33,7 @@ from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.project.settings import FROM_MAIN, ProjectSettings
 from graftwork.records.base import Record
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import GraftError, UserError
 from graftwork.records.hardware import PlaceTerms
 from graftwork.records.run import TrainStep
 from graftwork.records.week import (
@@ -298,7 +298,7 @@ def week_problem(project: ProjectFolder, request: WeekRequest) -> WeekProblem:
 
 def _require_week(settings: ProjectSettings) -> None:
     if not settings.fleet.places:
-        raise UserMistake(
+        raise UserError(
             "no place has hours to plan",
             why="`graft plan week` divides the hours of the places under fleet.places",
             fix="add them, as examples/week/graft.yaml does",
@@ -361,7 +361,7 @@ def _planned_speed(
     name: str,
 ) -> float:
     if not reference.gpu:
-        raise UserMistake(
+        raise UserError(
             f"the speed of {name} cannot be compared",
             why="it names a GPU, and the reference place does not",
             fix="give the reference place a gpu too, or give both a speed",
@@ -375,7 +375,7 @@ def _planned_speed(
         return 0.0
     reference_hours = _hours(base, reference, settings, "the reference place")
     if reference_hours is None:
-        raise UserMistake(
+        raise UserError(
             f"{base} does not fit {reference.gpu} at the reference place",
             fix="choose another reference place with plan.week.reference",
             where="plan.week.reference",
@@ -393,7 +393,7 @@ def _hours(base: str, provider: PlaceCalendarSettings, settings: ProjectSettings
     try:
         brief = fit_in_brief(question_of(request))
     except GraftError as error:
-        raise UserMistake(
+        raise UserError(
             f"the speed of {name} cannot be computed: {error.what}",
             why=error.why,
             fix=f"{error.fix}; or set fleet.places.{name}.speed"
@@ -479,7 +479,7 @@ RENTED = ("cloud", "managed")
 def _price(name: str, provider: PlaceCalendarSettings, terms: PlaceTerms | None) -> float:
     """Free unless a price is stated; a rented place is not free by being silent."""
     if provider.usd_per_hour is None and terms is not None and terms.kind in RENTED:
-        raise UserMistake(
+        raise UserError(
             f"the place {name} has no price",
             why=f"{terms.title} is rented by the hour; without a price a plan would use it for nothing",
             fix=f"set fleet.places.{name}.usd_per_hour; `graft plan compare` lists prices",
@@ -597,11 +597,11 @@ def read_schedule(path: Path) -> WeekSchedule:
     try:
         return WeekSchedule.from_json(path.read_bytes())
     except OSError as error:
-        raise UserMistake(
+        raise UserError(
             f"{path.name} cannot be read", why=str(error), fix="plan the week again", where=str(path)
         ) from error
     except ValidationError as error:
-        raise UserMistake(
+        raise UserError(
             f"{path.name} is not a planned week",
             why=explain_error(error.errors(include_url=False, include_input=False)[0]),
             fix="name a file that `graft plan week --out FILE` wrote",
@@ -620,7 +620,7 @@ def read_events(texts: Sequence[str]) -> tuple[WeekEvent, ...]:
             try:
                 lines += [line for line in Path(text[1:]).read_text().splitlines() if line.strip()]
             except OSError as error:
-                raise UserMistake(f"{text[1:]} cannot be read", why=str(error), where="--event") from error
+                raise UserError(f"{text[1:]} cannot be read", why=str(error), where="--event") from error
         else:
             lines.append(text)
     events = []
@@ -630,7 +630,7 @@ def read_events(texts: Sequence[str]) -> tuple[WeekEvent, ...]:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             key = ".".join(str(part) for part in first["loc"])
-            raise UserMistake(
+            raise UserError(
                 f"an event cannot be read: {': '.join(filter(None, (key, first['msg'])))}",
                 fix=f"write {EXAMPLE_EVENT}",
                 where="--event",
@@ -686,7 +686,7 @@ def compare_proposal(
     try:
         proposal = WeekProposal.from_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        raise UserMistake(
+        raise UserError(
             f"{path} is not a proposal",
             why=str(error).splitlines()[0],
             fix="write it as examples/week/proposal.json",
@@ -718,7 +718,7 @@ def compare_proposal(
         if best is None or (len(compared.broken), -compared.value) < (len(best.broken), -best.value):
             best = compared
     if best is None:
-        raise UserMistake(f"{path} has no sessions", where="--compare")
+        raise UserError(f"{path} has no sessions", where="--compare")
     return best
 
 
@@ -728,7 +728,7 @@ def _session(problem: WeekProblem, proposed: ProposedSession) -> Session:
     try:
         weekday, minute = parse_moment(proposed.start)
     except ValueError as error:
-        raise UserMistake(str(error), fix="write it as `mon 08:00`", where="--compare") from error
+        raise UserError(str(error), fix="write it as `mon 08:00`", where="--compare") from error
     zone = ZoneInfo(problem.timezone)
     first = problem.start.astimezone(zone)
     day = first.date() + timedelta(days=((weekday or 0) - first.weekday()) % len(DAYS))
@@ -856,7 +856,7 @@ def _plan(problem: str, effort: str) -> WeekSchedule:
 
 
 def change_terms(problem: WeekProblem, terms: WeekTerms) -> WeekProblem:
-    """The problem under other terms. UserMistake for a place or a model that is not there."""
+    """The problem under other terms. UserError for a place or a model that is not there."""
     for name in terms.hours:
         require_name(
             name, {provider.name: provider for provider in problem.places}, kind="place", where="hours"

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from graftwork.records.base import Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.week import Session, WeekSchedule
 from graftwork.week.calendar import minutes_since
 from graftwork.week.problem import QuotaReading, WeekProblem, WeekState, require_name
@@ -56,7 +56,7 @@ def state_after(
     """The state now: what has been, what runs, readings, failed gates."""
     minute_now = minutes_since(problem.start, now)
     if not 0 <= minute_now <= problem.length:
-        raise UserMistake(
+        raise UserError(
             f"{now.isoformat()} is not in the week that starts {problem.start.isoformat()}",
             fix="give a time of this week with --now, or plan another week with --start",
             where="--now",
@@ -91,13 +91,13 @@ def _plain(session: Session, *, fixed: bool) -> Session:
 def _apply(problem: WeekProblem, state: WeekState, event: WeekEvent) -> WeekState:
     missing = [name for name in NEEDED[event.kind] if getattr(event, name) is None]
     if missing:
-        raise UserMistake(
+        raise UserError(
             f"the event {event.kind!r} at {event.at.isoformat()} lacks {', '.join(missing)}",
             fix=f"an event of this kind has: at, {', '.join(NEEDED[event.kind])}",
             where="--event",
         )
     if event.at.tzinfo is None:
-        raise UserMistake(
+        raise UserError(
             f"the time {event.at.isoformat()} of an event has no offset",
             fix="write it as 2026-11-18T09:00:00+01:00",
             where="--event",

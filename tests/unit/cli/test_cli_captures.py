@@ -10,7 +10,7 @@ from graftwork.cli.main import app
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import TRY_OUT_SESSION, Capture, Feedback
 from graftwork.serve import project as exporting
 from graftwork.store.captures import FeedbackStore
@@ -116,5 +116,5 @@ def test_held_out_questions_are_left_out_by_content(export, monkeypatch):
 
 
 def test_a_time_that_is_none_is_named_by_its_option(export):
-    with pytest.raises(UserMistake, match="--since"):
+    with pytest.raises(UserError, match="--since"):
         export("--since", "yesterday")

@@ -13,7 +13,7 @@ from graftwork.cli.data import app
 from graftwork.data.inspect import TokenizerDecoder, show_rows
 from graftwork.model.base import find_base
 from graftwork.records.dataset import Drop
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.records.interaction import Origin
 from graftwork.views.dataset import view_rows
 from graftwork.views.terminal import print_document
@@ -100,19 +100,19 @@ def test_a_folder_needs_no_project(data, dataset, tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["ffffffff-none", "", "no/such/folder"])
 def test_a_dataset_that_is_not_there_is_a_mistake(data, project, dataset, name):
-    with pytest.raises(UserMistake, match="no dataset"):
+    with pytest.raises(UserError, match="no dataset"):
         data("trace", "train:0", "-d", name, "-C", project)
 
 
 def test_a_project_without_a_dataset_is_asked_to_prepare(data, project):
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         data("show", "-C", project)
     assert caught.value.fix == "run `graft data prepare`"
 
 
 def test_an_ambiguous_hash_is_a_mistake(data, project, dataset):
     shutil.copytree(dataset, dataset.with_name(dataset.name[:8] + "0" * 56))
-    with pytest.raises(UserMistake, match="several datasets"):
+    with pytest.raises(UserError, match="several datasets"):
         data("trace", "train:0", "-d", dataset.name[:8], "-C", project)
 
 
@@ -170,7 +170,7 @@ def test_show_as_json_holds_pieces_with_flags(data, prepared, dataset):
 
 def test_show_refuses_a_base_model_that_is_not_the_datasets(data, prepared):
     (prepared / "base" / "model.safetensors").write_bytes(b"other weights")
-    with pytest.raises(EnvironmentLacks, match="another version"):
+    with pytest.raises(EnvironmentFailure, match="another version"):
         data("show", "-C", prepared)
 
 
@@ -203,6 +203,6 @@ def test_export_writes_the_folder_and_says_which_files(data, prepared, tmp_path)
     ],
 )
 def test_an_unknown_format_or_split_is_a_mistake_with_the_known_ones(data, prepared, arguments):
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         data(*arguments, "-C", prepared)
     assert "one of" in caught.value.fix

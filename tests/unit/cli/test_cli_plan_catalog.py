@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from graftwork.api.plans import CATALOG_PARTS, list_catalog
 from graftwork.cli.main import app
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.views.comparison import view_catalog
 from graftwork.views.terminal import print_document
 
@@ -29,7 +29,7 @@ def test_one_document_holds_every_kind_with_source_and_age():
 
 def test_only_what_was_asked_for_is_listed():
     assert list(list_catalog("gpus", overlay=None, today=date(2026, 11, 1))) == ["gpus"]
-    with pytest.raises(UserMistake, match="no part"):
+    with pytest.raises(UserError, match="no part"):
         list_catalog("moons", overlay=None, today=date(2026, 11, 1))
 
 

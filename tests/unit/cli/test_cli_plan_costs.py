@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 CONFIG = {
     "model_type": "llama",
@@ -89,7 +89,7 @@ def test_old_prices_are_flagged_from_the_day_that_is_named():
 
 def test_hours_without_their_card_are_a_mistake():
     result = ask("compare", *RUN, "--hours", "2")
-    assert isinstance(result.exception, UserMistake)
+    assert isinstance(result.exception, UserError)
     assert "must be given together" in result.exception.what
 
 
@@ -127,7 +127,7 @@ def test_a_narrow_terminal_breaks_tables_between_words(monkeypatch):
 @pytest.mark.parametrize("words", [("--have", "RTX 9999"), ("--have", "RTX 4090", "--option", "A100 80GB")])
 def test_a_card_that_is_unknown_or_has_no_price_is_named(words):
     result = ask("buy", *RUN, *words, "--place", "lambda")
-    assert isinstance(result.exception, UserMistake)
+    assert isinstance(result.exception, UserError)
 
 
 def test_nothing_of_an_epoch_is_a_mistake_and_not_one_epoch():
@@ -143,5 +143,5 @@ def test_a_broken_project_next_to_it_is_no_hindrance_where_the_model_is_named(tm
 
 def test_without_a_model_and_a_project_it_says_what_to_give():
     result = ask("compare", "--rows", "10")
-    assert isinstance(result.exception, UserMistake)
+    assert isinstance(result.exception, UserError)
     assert result.exception.where == "--model"

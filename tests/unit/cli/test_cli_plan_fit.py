@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from graftwork.cli.main import app
 from graftwork.plan.fit.answer import ACCELERATE, DEEPSPEED, GRAFT
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 CARD = ("--gpu", "RTX 5060 Ti 16GB", "--ram", "128")
 LARGE = ("--model", "deepseek-coder-6.7b", *CARD)
@@ -52,7 +52,7 @@ def test_a_plan_that_does_not_fit_exits_with_1_and_the_whole_answer():
 
 def test_ppo_is_answered_with_the_algorithm_to_use_instead():
     done = graft(*LARGE, "--algorithm", "ppo")
-    assert isinstance(done.exception, UserMistake)
+    assert isinstance(done.exception, UserError)
     assert "use grpo" in done.exception.fix
 
 
@@ -101,7 +101,7 @@ def test_settings_are_written_where_asked(tmp_path):
 def test_a_mistake_names_the_option(tmp_path, monkeypatch, stated, named):
     monkeypatch.chdir(tmp_path)
     done = graft(*LARGE, *stated)
-    assert isinstance(done.exception, UserMistake)
+    assert isinstance(done.exception, UserError)
     assert done.exception.where == named
     assert done.exception.fix
 
@@ -119,5 +119,5 @@ def test_nothing_and_less_are_refused_instead_of_replaced_by_what_is_usual(optio
 def test_without_a_model_or_a_project_it_says_what_to_give(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = graft(*CARD)
-    assert isinstance(done.exception, UserMistake)
+    assert isinstance(done.exception, UserError)
     assert "--model" in done.exception.fix

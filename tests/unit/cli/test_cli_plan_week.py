@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.records.week import WeekSchedule
 
 PROJECT = """
@@ -144,7 +144,7 @@ def test_only_named_places_are_used():
 def test_unknown_names_are_refused_with_the_nearest(old, new, what, fix):
     change(old, new)
     refused = ask().exception
-    assert isinstance(refused, UserMistake)
+    assert isinstance(refused, UserError)
     assert what in refused.what
     assert refused.fix == fix
 
@@ -161,7 +161,7 @@ def test_unknown_names_are_refused_with_the_nearest(old, new, what, fix):
 def test_settings_that_make_no_sense_name_the_key(old, new, message):
     change(old, new)
     refused = ask().exception
-    assert isinstance(refused, UserMistake)
+    assert isinstance(refused, UserError)
     assert message in f"{refused.what} {refused.why}"
     assert "graft.yaml:" in refused.where
 
@@ -169,7 +169,7 @@ def test_settings_that_make_no_sense_name_the_key(old, new, message):
 def test_a_project_without_places_is_pointed_to_an_example():
     change(PROJECT[PROJECT.index("fleet:") : PROJECT.index("plan:")], "")
     refused = ask().exception
-    assert isinstance(refused, UserMistake)
+    assert isinstance(refused, UserError)
     assert refused.where == "fleet.places"
 
 
@@ -178,7 +178,7 @@ def test_without_or_tools_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     monkeypatch.setitem(sys.modules, "ortools.linear_solver", None)
     refused = ask().exception
-    assert isinstance(refused, EnvironmentLacks)
+    assert isinstance(refused, EnvironmentFailure)
     assert "[week]" in refused.fix
 
 

@@ -7,7 +7,7 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.serve import app
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.serve import project as serving
 from graftwork.serve.settings import ServeSettings
 
@@ -64,7 +64,7 @@ def test_without_a_release_serve_says_that_only_the_base_answers(asked):
 def test_a_reload_without_an_endpoint_says_how_to_start_one(tmp_path):
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump({"project": "p", "data": {"logs": ["x.jsonl"]}}))
     done = CliRunner().invoke(app, ["--reload", "-C", str(tmp_path)])
-    assert isinstance(done.exception, UserMistake)
+    assert isinstance(done.exception, UserError)
     assert "no endpoint of this project runs" in done.exception.what
     assert "graft serve" in done.exception.fix
 
@@ -97,7 +97,7 @@ def test_serve_options_override_single_settings_of_graft_yaml(asked):
     ],
 )
 def test_an_impossible_value_is_refused_with_its_option(asked, options, where):
-    with pytest.raises(UserMistake) as refused:
+    with pytest.raises(UserError) as refused:
         asked(*options)
     assert refused.value.where == where
     assert refused.value.fix

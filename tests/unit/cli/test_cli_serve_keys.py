@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.serve.keys import digest_secret
 from graftwork.serve.project import parse_expiry
 
@@ -54,13 +54,13 @@ def test_a_secret_can_go_to_a_private_file_instead_of_the_terminal(graft, tmp_pa
 
 def test_a_revoked_key_stays_in_the_list_and_frees_its_name(graft):
     graft("create", "ci", "--scope", "metrics")
-    with pytest.raises(UserMistake, match="already"):
+    with pytest.raises(UserError, match="already"):
         graft("create", "ci")
     assert json.loads(graft("revoke", "ci", "--json"))["state"] == "revoked"
     graft("create", "ci")
     states = [(key["name"], key["state"]) for key in json.loads(graft("list", "--json"))["keys"]]
     assert states == [("ci", "revoked"), ("ci", "valid")]
-    with pytest.raises(UserMistake, match="no valid key"):
+    with pytest.raises(UserError, match="no valid key"):
         graft("revoke", "nobody")
 
 
@@ -69,13 +69,13 @@ def test_a_revoked_key_stays_in_the_list_and_frees_its_name(graft):
     [("--scope", "everything"), ("--expires", "soon"), ("--expires", "2020-01-01"), ("--expires", "0d")],
 )
 def test_a_mistake_in_an_option_is_named(graft, options):
-    with pytest.raises(UserMistake) as refused:
+    with pytest.raises(UserError) as refused:
         graft("create", "ci", *options)
     assert refused.value.fix
 
 
 def test_a_name_cannot_forge_labels(graft):
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         graft("create", 'a"} 1\nx{y="')
 
 
@@ -92,6 +92,6 @@ def test_expiry_is_a_span_or_a_time_in_utc():
 def test_any_text_is_an_expiry_or_a_clear_mistake(text):
     try:
         found = parse_expiry(text, now=NOW)
-    except UserMistake:
+    except UserError:
         return
     assert datetime.fromisoformat(found) > NOW

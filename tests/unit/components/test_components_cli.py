@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 CONVERTER = Path(__file__).parents[3] / "examples" / "converter"
 SPEC = str(CONVERTER / "converter.tiki")
@@ -64,7 +64,7 @@ def test_spec_convert_writes_the_other_dialect_and_overwrites_nothing(tmp_path):
     assert run("spec", "convert", SPEC, "--to", "outline", "-o", out).exit_code == 0
     assert run("spec", "diff", SPEC, out).exit_code == 0
     again = run("spec", "convert", SPEC, "--to", "outline", "-o", out)
-    assert isinstance(again.exception, UserMistake)
+    assert isinstance(again.exception, UserError)
 
 
 def test_spec_show_lists_nodes_with_types():
@@ -89,7 +89,7 @@ def test_spec_show_lists_nodes_with_types():
 def test_wrong_input_is_named_before_anything_is_written(arguments, what, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = run("generate", *arguments)
-    assert isinstance(done.exception, UserMistake)
+    assert isinstance(done.exception, UserError)
     assert what in done.exception.what
     assert list(tmp_path.iterdir()) == []
 

@@ -37,7 +37,7 @@ from graftwork.components.stages import StageState, check_stage, write_stub
 from graftwork.components.verifier import Evidence, SourceFacts, SourceVerdict, Verifier
 from graftwork.engines.interface import EngineUnavailable
 from graftwork.files.disk import Journal, write_atomic
-from graftwork.records.errors import Damaged, EnvironmentLacks, StoppedInOrder, UserMistake
+from graftwork.records.errors import Corrupted, EnvironmentFailure, GracefulStop, UserError
 
 QUICK = GenerateSettings(samples=2, rounds=1, hacks=False)
 WRONG = "def double(number: int) -> int:\n    return 3\n"
@@ -102,7 +102,7 @@ def test_a_changed_entry_of_the_journal_is_found(built, tmp_path, kind, field, p
     entry[field] = []
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert any(problem in found for found in verify_package(out).problems)
-    with pytest.raises(Damaged, match="journal is damaged"):
+    with pytest.raises(Corrupted, match="journal is damaged"):
         GenerationJournal(out / "generation")
 
 
@@ -179,7 +179,7 @@ def test_a_foreign_file_stops_the_package_before_the_first_byte(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_double.py").write_text("# mine\n")
     model = ScriptedModel(answers())
-    with pytest.raises(UserMistake, match=r"test_double\.py is there already"):
+    with pytest.raises(UserError, match=r"test_double\.py is there already"):
         generate(job(tmp_path, model, verifier=TrustingVerifier()))
     assert [path.name for path in tmp_path.iterdir()] == ["tests"]
     assert model.asked == []
@@ -235,7 +235,7 @@ def test_a_component_without_cases_is_named(tmp_path):
 def test_a_plan_without_any_case_is_refused_before_anything_is_written(tmp_path):
     bare = DOUBLE.model_copy(update={"cases": ComponentCases()})
     plan = PLAN.model_copy(update={"components": (bare,)})
-    with pytest.raises(UserMistake, match=r"no component has an executable case: 1\.1"):
+    with pytest.raises(UserError, match=r"no component has an executable case: 1\.1"):
         generate(job(tmp_path, plan=plan, verifier=TrustingVerifier()))
     assert list(tmp_path.iterdir()) == []
 
@@ -260,7 +260,7 @@ def test_progress_counts_answers_and_components(tmp_path):
 
 def test_an_endpoint_that_dies_is_named_with_the_component_and_the_run_resumes(tmp_path):
     dying = ScriptedModel(answers() | {("1.2", 1): [EngineUnavailable("connection refused", attempts=5)]})
-    with pytest.raises(EnvironmentLacks, match=r"component 1\.2, stage 1") as stopped:
+    with pytest.raises(EnvironmentFailure, match=r"component 1\.2, stage 1") as stopped:
         generate(job(tmp_path, dying, verifier=TrustingVerifier()))
     assert "connection refused" in stopped.value.why
     alive = ScriptedModel(answers())
@@ -269,7 +269,7 @@ def test_an_endpoint_that_dies_is_named_with_the_component_and_the_run_resumes(t
 
 
 def test_a_spent_budget_stops_in_order_and_a_larger_one_resumes(tmp_path):
-    with pytest.raises(StoppedInOrder, match="50 tokens"):
+    with pytest.raises(GracefulStop, match="50 tokens"):
         generate(job(tmp_path, max_total_tokens=50, verifier=TrustingVerifier()))
     assert generate(job(tmp_path, verifier=TrustingVerifier())).built == ("1.1", "1.2")
 
@@ -360,7 +360,7 @@ def test_a_kill_between_the_files_of_a_package_leaves_no_file_that_counts_as_han
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "numbers_demo", "tests"]
     (tmp_path / names[0]).write_text("mine")
     assert find_handwritten(tmp_path, PLAN) == {"double": "mine"}
-    with pytest.raises(UserMistake, match="is there already"):
+    with pytest.raises(UserError, match="is there already"):
         write("again")
 
 

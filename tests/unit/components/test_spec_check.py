@@ -21,7 +21,7 @@ from graftwork.components.plan import (
 )
 from graftwork.components.read import parse_any, parse_spec
 from graftwork.components.tree import dependencies_of, diff_trees, parameters_of, requirements_of
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 CONVERTER = Path(__file__).parents[3] / "examples" / "converter" / "converter.tiki"
 FAULTY = """\
@@ -93,7 +93,7 @@ def test_a_requirement_becomes_a_case_where_it_states_one(text, case):
 
 def test_a_cycle_is_refused_with_the_ids_of_its_nodes():
     text = FAULTY.replace('  - id: "2"\n    name: Twice\n  - name: Nameless\n', "")
-    with pytest.raises(UserMistake, match="1 → 2 → 1"):
+    with pytest.raises(UserError, match="1 → 2 → 1"):
         make_plan(parse_spec(text, where="spec"), CaseFile(), where="spec")
 
 
@@ -109,7 +109,7 @@ def test_a_cycle_is_refused_with_the_ids_of_its_nodes():
 )
 def test_a_tree_that_cannot_be_built_is_refused_with_node_and_line_and_check_finds_it(leaves, message, line):
     tree = parse_spec(f"id: r\nname: R\nchildren:\n{leaves}", where="spec")
-    with pytest.raises(UserMistake, match=message) as refused:
+    with pytest.raises(UserError, match=message) as refused:
         make_plan(tree, CaseFile(), where="spec")
     assert refused.value.where == f"spec:{line}"
     assert any(each.level == "error" for each in check_tree(tree, CaseFile()))
@@ -130,7 +130,7 @@ def test_a_cycle_through_the_children_of_a_component_is_found():
 def test_cases_of_a_node_that_does_not_exist_stop_the_plan():
     tree = parse_spec('id: r\nname: R\nchildren:\n  - {id: "1.10", name: A}\n', where="spec")
     cases = CaseFile(components={"1.1": ComponentCases(calls=(CallCase(gives=1),))})
-    with pytest.raises(UserMistake, match=r"cases for 1\.1, which is not a node"):
+    with pytest.raises(UserError, match=r"cases for 1\.1, which is not a node"):
         make_plan(tree, cases, where="spec")
 
 
@@ -191,7 +191,7 @@ def test_every_finding_of_a_file_has_a_fix(tmp_path):
 def test_a_property_that_is_no_expression_is_refused_with_its_line(tmp_path):
     path = tmp_path / "a.cases.yaml"
     path.write_text('components:\n  "1":\n    properties:\n      - {name: a, holds: "result =="}\n')
-    with pytest.raises(UserMistake, match="not a Python expression") as refused:
+    with pytest.raises(UserError, match="not a Python expression") as refused:
         read_cases(path)
     assert refused.value.where == f"{path}:4"
 
@@ -215,7 +215,7 @@ def test_calls_that_contradict_each_other_are_refused_with_their_line(tmp_path):
     path.write_text(
         'components:\n  "1":\n    calls:\n      - {args: [1], gives: 1}\n      - {args: [1], gives: 2}\n'
     )
-    with pytest.raises(UserMistake, match="different values") as refused:
+    with pytest.raises(UserError, match="different values") as refused:
         read_cases(path)
     assert refused.value.where == f"{path}:4"
 
@@ -317,6 +317,6 @@ def test_examples_of_a_json_schema_are_requirements_that_can_be_run():
     ],
 )
 def test_a_schema_that_is_given_as_a_specification_is_refused_with_the_command_that_converts_it(text):
-    with pytest.raises(UserMistake, match="OpenAPI") as refused:
+    with pytest.raises(UserError, match="OpenAPI") as refused:
         parse_spec(text, where="api.yaml")
     assert "graft spec convert" in refused.value.fix

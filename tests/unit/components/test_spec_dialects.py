@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from graftwork.components.read import is_outline, parse_spec, write_spec
 from graftwork.components.tree import SpecNode, SpecTree, parameters_of, same_tree
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import GraftError, UserError
 
 YAML = """\
 id: root
@@ -161,7 +161,7 @@ def test_inputs_as_a_list_of_pairs_have_names_types_and_lines():
     ],
 )
 def test_free_text_is_refused_with_the_reason(text, reason):
-    with pytest.raises(UserMistake) as refused:
+    with pytest.raises(UserError) as refused:
         parse_spec(text, where="notes.tiki")
     assert reason in refused.value.what
     assert "numbered headings" in refused.value.why
@@ -169,13 +169,13 @@ def test_free_text_is_refused_with_the_reason(text, reason):
 
 
 def test_broken_yaml_that_is_meant_as_a_tree_is_named_by_its_line():
-    with pytest.raises(UserMistake, match="not valid YAML") as refused:
+    with pytest.raises(UserError, match="not valid YAML") as refused:
         parse_spec('id: root\nname: "A\nchildren: []\n  x: 1\n', where="a.tiki")
     assert refused.value.where.startswith("a.tiki:")
 
 
 def test_a_tree_of_one_node_has_no_outline_form():
-    with pytest.raises(UserMistake, match="one node"):
+    with pytest.raises(UserError, match="one node"):
         write_spec(parse_spec("id: a\nname: A\n", where="a"), "outline")
 
 

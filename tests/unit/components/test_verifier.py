@@ -11,7 +11,7 @@ from graftwork.components.inside import read_facts, refuse, refuse_reach
 from graftwork.components.plan import CallCase, ComponentCases, PropertyCase
 from graftwork.components.session import find_accepted_hacks, list_hacks, require_no_hack
 from graftwork.components.verifier import ALWAYS_ALLOWED, MODULES, Submission, Verifier
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_cases_that_accept_a_hack_are_refused_with_the_id_of_their_component(ver
         plan.components, Verifier(plan, patient_sandbox()), GenerationJournal(tmp_path)
     )
     assert accepted["1.1"][0] == "returns its argument"
-    with pytest.raises(UserMistake, match=r"component 1\.1 .* returns its argument"):
+    with pytest.raises(UserError, match=r"component 1\.1 .* returns its argument"):
         require_no_hack(accepted)
 
 

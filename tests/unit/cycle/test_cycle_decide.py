@@ -40,7 +40,7 @@ from graftwork.cycle.state import (
     skip,
 )
 from graftwork.pipeline.table import STEPS
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 NOW = 1_800_000_000.0
 HERE, THERE = Holder("here 1", "a:/p"), Holder("there 1", "b:/p")
@@ -188,9 +188,9 @@ def test_a_step_waits_until_a_person_approves_it():
 
 
 def test_only_a_step_that_is_to_be_done_can_be_approved():
-    with pytest.raises(UserMistake, match="still to be done"):
+    with pytest.raises(UserError, match="still to be done"):
         approve(do_until("train"), "plan", ADA)
-    with pytest.raises(UserMistake, match="no cycle is open"):
+    with pytest.raises(UserError, match="no cycle is open"):
         approve(CoordinatorState(), "train", ADA)
 
 

@@ -9,7 +9,7 @@ from graftwork.data.prepare import PrepareJob, audit_files, prepare
 from graftwork.data.settings import CaptureSettings, DataSettings
 from graftwork.files.dataset import iterate_drops, read_manifest, read_rows
 from graftwork.records.dataset import SPLITS
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import NegativeResult
 from graftwork.records.interaction import TRY_OUT_SESSION, Capture, CaptureOrigin
 
 ASKS = ("What does the {} cost?", "Who made our {} in 1950?", "Where can one borrow any {} on Sundays?")
@@ -242,7 +242,7 @@ def test_a_time_that_is_none_is_refused(wrong):
 
 def test_captures_alone_leave_no_test_and_the_refusal_says_why(tmp_path):
     captured = [capture(one, f"reply {n}", number=n) for n, one in enumerate(new_questions(18))]
-    with pytest.raises(AnswerIsNo) as refused:
+    with pytest.raises(NegativeResult) as refused:
         make(tmp_path, captured, logged=[])
     assert "18 unconfirmed captured replies" in refused.value.why
 

@@ -14,7 +14,7 @@ from graftwork.data.export import formats, sink
 from graftwork.data.export.formats import EXPORTERS, export_dataset
 from graftwork.data.export.sink import EXPORT_FILE, ExportOptions, ExportRecord, split_calls
 from graftwork.files.disk import file_digest
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import Corrupted, UserError
 from graftwork.text.tool_calls import write_tools
 
 KAGGLE = ExportOptions(name="team/agent-logs")
@@ -308,7 +308,7 @@ def test_kaggle_metadata_keeps_its_rules(folder, tmp_path):
     ],
 )
 def test_kaggle_refuses_what_kaggle_would_refuse_and_writes_nothing(folder, tmp_path, options):
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         export(folder, tmp_path / "out", "kaggle", options=options)
     assert caught.value.fix
     assert not (tmp_path / "out").exists()
@@ -332,7 +332,7 @@ def test_sagemaker_has_a_folder_a_channel_and_names_it(folder, tmp_path):
         assert source["S3Uri"] == f"s3://our-bucket/agent/{name}/"
         assert (source["S3DataType"], source["S3DataDistributionType"]) == ("S3Prefix", "FullyReplicated")
         assert read_lines(tmp_path / "out" / name / f"{name}.jsonl")
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         export(folder, tmp_path / "other", "sagemaker", options=ExportOptions(name="our-bucket"))
 
 
@@ -465,7 +465,7 @@ def test_another_folder_is_not_overwritten_unless_forced_and_then_nothing_else_i
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.txt").write_text("mine")
-    with pytest.raises(UserMistake, match="thesis"):
+    with pytest.raises(UserError, match="thesis"):
         export(folder, out, "openai")
     assert [path.name for path in out.iterdir()] == ["thesis.txt"]
     export(folder, out, "openai", force=True)
@@ -481,7 +481,7 @@ def test_an_export_of_ours_is_replaced_whole(folder, tmp_path):
     assert not (out / "validation.preference.jsonl").exists()
     assert ExportRecord.from_json((out / EXPORT_FILE).read_text()).format == "axolotl"
     (out / "note.md").write_text("mine")
-    with pytest.raises(UserMistake, match=r"note\.md"):
+    with pytest.raises(UserError, match=r"note\.md"):
         export(folder, out, "openai")
     export(folder, out, "openai", force=True)
     assert (out / "note.md").read_text() == "mine"
@@ -492,7 +492,7 @@ def test_nothing_is_left_behind_when_an_export_fails(folder, tmp_path):
     shard = folder / "test-0.parquet"
     shard.write_bytes(b"damaged")
     (tmp_path / "new").mkdir()
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         export(folder, tmp_path / "new" / "out", "huggingface")
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -500,13 +500,13 @@ def test_nothing_is_left_behind_when_an_export_fails(folder, tmp_path):
 def test_a_file_in_the_place_of_the_folder_is_reported(folder, tmp_path):
     (tmp_path / "out").write_text("a file")
     for force in (False, True):
-        with pytest.raises(UserMistake, match="not a folder"):
+        with pytest.raises(UserError, match="not a folder"):
             export(folder, tmp_path / "out", "openai", force=force)
 
 
 def test_an_empty_split_is_nothing_to_export(tmp_path):
     folder = write_dataset(tmp_path, train=[row("q")])
-    with pytest.raises(UserMistake, match="nothing to export"):
+    with pytest.raises(UserError, match="nothing to export"):
         export(folder, tmp_path / "out", "openai", splits=["validation"])
 
 

@@ -18,7 +18,7 @@ from graftwork.data.ingest.read import read_file
 from graftwork.data.render.rows import RenderTask, SubsetRows, init_worker, render_block
 from graftwork.data.settings import DataSettings
 from graftwork.process import extensions
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.records.interaction import Interaction, Message
 
 MOST_MODULES = 20
@@ -79,14 +79,14 @@ def test_an_unknown_format_is_refused_with_the_known_names(declare):
 
 def test_an_incomplete_format_names_what_it_lacks(declare):
     declare("graftwork.formats", half="Incomplete")
-    with pytest.raises(EnvironmentLacks, match="fits, read"):
+    with pytest.raises(EnvironmentFailure, match="fits, read"):
         read.load_format("half")
 
 
 def test_an_exporter_of_an_installed_package_is_loaded_by_its_name(declare):
     declare("graftwork.exporters", ours="EXPORTER")
     assert load_exporter("ours") is EXPORTER
-    with pytest.raises(UserMistake, match="unknown export format: 'theirs'") as caught:
+    with pytest.raises(UserError, match="unknown export format: 'theirs'") as caught:
         load_exporter("theirs")
     assert "openai" in caught.value.fix
     assert "ours" in caught.value.fix

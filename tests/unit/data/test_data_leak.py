@@ -9,7 +9,7 @@ from graftwork.data.settings import DataSettings
 from graftwork.data.split.assignment import assign_splits
 from graftwork.data.split.leakage import find_leaks, require_no_leak
 from graftwork.records.dataset import SPLITS
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import NegativeResult
 from graftwork.records.interaction import Message
 
 SETTINGS = DataSettings(validation=0.2, test=0.3, split_by="task")
@@ -110,7 +110,7 @@ def test_validation_and_test_may_ask_the_same():
 def test_a_leak_blocks_and_names_both_rows():
     columns, assignment = plant("same_turn")
     assignment.split[-2:] = (TEST, TRAIN)
-    with pytest.raises(AnswerIsNo) as refused:
+    with pytest.raises(NegativeResult) as refused:
         require_no_leak(columns, assignment, np.ones(columns.rows, dtype=bool), settings=SETTINGS)
     assert "train and in test" in refused.value.what
     assert "log.jsonl:102 and log.jsonl:101 ask the same" in refused.value.why

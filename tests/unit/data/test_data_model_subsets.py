@@ -22,7 +22,7 @@ from graftwork.data.split.model_subsets import (
     summarize_subsets,
 )
 from graftwork.records.dataset import SPLITS
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.views.dataset import view_portions
 from graftwork.views.terminal import print_document
 
@@ -205,7 +205,7 @@ def test_groups_may_be_numbered_by_any_64_bits():
     ],
 )
 def test_a_filter_that_matches_nothing_names_model_key_and_what_there_is(keep, key, exist):
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         select_subsets(make_facts(), {"special": ModelSettings.model_validate({"keep": keep})}, seed=0)
     assert caught.value.where == f"models.special.keep.{key}"
     assert exist in caught.value.why
@@ -215,7 +215,7 @@ def test_a_filter_that_matches_nothing_names_model_key_and_what_there_is(keep, k
 def test_keys_that_match_only_apart_from_each_other_are_refused():
     facts = make_facts()
     facts = facts._replace(stage=np.where(facts.role == 1, 1, 2).astype(np.int32))
-    with pytest.raises(UserMistake, match=r"models\.m\.keep matches no row"):
+    with pytest.raises(UserError, match=r"models\.m\.keep matches no row"):
         divide_one(facts, keep={"role": ["coder"], "stage": [2]})
 
 

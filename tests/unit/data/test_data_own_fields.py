@@ -12,7 +12,7 @@ from graftwork.data.settings import DataSettings, find_objection
 from graftwork.files.dataset import iterate_drops, read_rows
 from graftwork.project.init import find_own_fields
 from graftwork.records.dataset import SPLITS
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 TOOLS = [{"type": "function", "function": {"name": "run_sql", "parameters": {"type": "object"}}}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "run_sql", "arguments": '{"query": "SELECT 1"}'}}
@@ -139,7 +139,7 @@ def test_rows_that_do_not_meet_the_condition_are_dropped_from_every_split_with_t
     ],
 )
 def test_a_condition_on_a_missing_field_or_on_text_is_an_error_with_the_row(tmp_path, stars, condition, said):
-    with pytest.raises(UserMistake) as raised:
+    with pytest.raises(UserError) as raised:
         run(tmp_path, starred(stars), keep=condition)
     assert said in str(raised.value.why)
     assert "stars" in str(raised.value.fix)

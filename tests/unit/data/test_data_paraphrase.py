@@ -9,7 +9,7 @@ from graftwork.data.settings import DataSettings
 from graftwork.data.split.assignment import assign_splits
 from graftwork.data.split.leakage import find_leaks
 from graftwork.records.dataset import SPLITS
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.text.similarity import number_text
 
 SETTINGS = DataSettings(validation=0.2, test=0.3)
@@ -90,7 +90,7 @@ def test_no_embedder_is_taken_that_was_not_asked_for():
 
 def test_an_embedder_that_is_asked_for_and_not_there_is_named_with_what_installs_it(monkeypatch):
     monkeypatch.setattr(questions, "PACKAGE", "no_such_package_as_this")
-    with pytest.raises(EnvironmentLacks) as caught:
+    with pytest.raises(EnvironmentFailure) as caught:
         find_embedder(ASKED_FOR)
     assert "no_such_package_as_this" in caught.value.what
     assert "[paraphrases]" in caught.value.fix

@@ -16,7 +16,7 @@ from graftwork.data.render import rows
 from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.files.dataset import iterate_drops, read_manifest, read_rows
 from graftwork.records.dataset import SPLITS
-from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
+from graftwork.records.errors import Corrupted, NegativeResult, UserError
 from graftwork.records.interaction import Message
 
 ASKS = ("What does the {} cost?", "Who made our {} in 1950?", "Where can one borrow any {} on Sundays?")
@@ -427,23 +427,23 @@ def test_a_changed_file_is_noticed(tmp_path):
     changed[len(changed) // 2] ^= 1
     path.unlink()
     path.write_bytes(changed)
-    with pytest.raises(Damaged, match="other bytes"):
+    with pytest.raises(Corrupted, match="other bytes"):
         read_rows(folder, "test")
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"base"', '"best"', 1))
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         read_manifest(folder)
 
 
 def test_too_few_rows_are_a_no_with_the_numbers(tmp_path):
-    with pytest.raises(AnswerIsNo, match="no row is left") as caught:
+    with pytest.raises(NegativeResult, match="no row is left") as caught:
         run(tmp_path, good_rows()[:1])
     assert "1 after read" in caught.value.why
     assert not (tmp_path / "out").exists()
 
 
 def test_no_logs_are_the_users_mistake(tmp_path):
-    with pytest.raises(UserMistake, match="no log"):
+    with pytest.raises(UserError, match="no log"):
         run(tmp_path, logs=())
 
 
@@ -453,7 +453,7 @@ class Refusing(WordRenderer):
 
     def render(self, messages, reply):
         if self.word in messages[-1].content:
-            return UserMistake("the reply cannot be shown to be what is trained", where="row")
+            return UserError("the reply cannot be shown to be what is trained", where="row")
         return super().render(messages, reply)
 
 
@@ -463,14 +463,14 @@ def test_a_row_that_the_template_refuses_is_dropped_and_all_of_them_are_a_no(tmp
         "refused by the template: the reply cannot be shown to be what is trained"
     ] * len(ASKS)
     (tmp_path / "other").mkdir()
-    with pytest.raises(AnswerIsNo, match="no row is left") as caught:
+    with pytest.raises(NegativeResult, match="no row is left") as caught:
         run(tmp_path / "other", good_rows(), renderer=Refusing(""))
     assert "cannot be shown" in caught.value.why
 
 
 def test_a_key_to_split_by_that_no_row_has_is_refused_with_those_they_have(tmp_path):
     rows = [{**row, "metadata": {"tenant": f"t{n % 9}"}} for n, row in enumerate(good_rows())]
-    with pytest.raises(UserMistake, match="custmer") as caught:
+    with pytest.raises(UserError, match="custmer") as caught:
         run(tmp_path, rows, split_by="custmer")
     assert "metadata.tenant" in caught.value.fix
     _, folder = run(tmp_path, split_by="metadata.tenant")
@@ -535,7 +535,7 @@ def test_whatever_is_logged_no_question_is_in_two_splits(tmp_path_factory, pairs
     folder = tmp_path_factory.mktemp("any")
     try:
         _, made = run(folder, [chat(question, reply) for question, reply in pairs])
-    except AnswerIsNo as error:
+    except NegativeResult as error:
         if "no row is left" in error.what:
             return
         raise

@@ -11,7 +11,7 @@ from graftwork.data.ingest.blocks import ReadFault, too_long
 from graftwork.data.ingest.files import find_sources
 from graftwork.data.ingest.read import read, read_file, read_row
 from graftwork.data.settings import DataSettings
-from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import EnvironmentFailure, GraftError, UserError
 from graftwork.records.interaction import Capture, Interaction, Origin
 
 GOOD = json.dumps(chat("Where?", "Here.")).encode()
@@ -250,14 +250,14 @@ def test_no_json_crashes_the_reader(tmp_path_factory, rows):
 
 @pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf", b"[]"])
 def test_an_empty_file_is_the_users_mistake(tmp_path, content):
-    with pytest.raises(UserMistake, match="empty"):
+    with pytest.raises(UserError, match="empty"):
         read_bytes(tmp_path, content)
 
 
 def test_a_missing_file_and_a_folder_are_the_users_mistake(tmp_path):
-    with pytest.raises(UserMistake, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         list(read(["nowhere.jsonl"], root=tmp_path))
-    with pytest.raises(UserMistake, match="folder"):
+    with pytest.raises(UserError, match="folder"):
         list(read(["."], root=tmp_path))
 
 
@@ -265,7 +265,7 @@ def test_a_missing_file_and_a_folder_are_the_users_mistake(tmp_path):
 def test_a_file_without_permission_is_named(tmp_path):
     path = write_log(tmp_path / "log.jsonl", [chat("a", "b")])
     path.chmod(0)
-    with pytest.raises(EnvironmentLacks, match="permission"):
+    with pytest.raises(EnvironmentFailure, match="permission"):
         list(read(["log.jsonl"], root=tmp_path))
 
 
@@ -273,9 +273,9 @@ def test_globs_are_resolved_in_order_and_files_come_once(tmp_path):
     for name in ("b.jsonl", "a.jsonl"):
         write_log(tmp_path / name, [chat("a", "b")])
     assert find_sources(["*.jsonl", "a.jsonl"], root=tmp_path) == ("a.jsonl", "b.jsonl")
-    with pytest.raises(UserMistake, match="no file matches"):
+    with pytest.raises(UserError, match="no file matches"):
         find_sources(["*.csv"], root=tmp_path)
-    with pytest.raises(UserMistake, match="no log file"):
+    with pytest.raises(UserError, match="no log file"):
         find_sources([])
 
 

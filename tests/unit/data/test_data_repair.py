@@ -26,7 +26,7 @@ from graftwork.data.split.assignment import assign_splits
 from graftwork.grading.checks import GradeCheck
 from graftwork.grading.interface import CannotGrade, GradeContext
 from graftwork.process.asking import ReplyJournal
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 
 CUT = "This answer was going well until it suddenly stopped and then it was"
 ENDPOINT = {"url": "http://teacher.test/v1", "model": "big"}
@@ -322,10 +322,10 @@ def test_a_teacher_that_is_away_ends_early_and_the_next_run_asks_again(make):
 def test_an_error_that_no_retry_fixes_is_raised_and_keeps_the_answers(make):
     def refuse(number):
         if number == 6:
-            raise EnvironmentLacks("the teacher refuses us")
+            raise EnvironmentFailure("the teacher refuses us")
 
     bench = make(broken_log(), teacher={"concurrency": 1})
-    with pytest.raises(EnvironmentLacks):
+    with pytest.raises(EnvironmentFailure):
         bench.run(StandInTeacher(faults=refuse))
     rest = StandInTeacher()
     assert bench.run(rest).states == {"accepted": PROMPTS}
@@ -400,7 +400,7 @@ def test_a_small_role_gets_rows_from_prompts_of_others_up_to_the_share(make):
 
 
 def test_a_role_that_no_row_has_cannot_be_augmented(make):
-    with pytest.raises(UserMistake, match="nobody"):
+    with pytest.raises(UserError, match="nobody"):
         make(broken_log(), augment=("nobody",)).plan()
 
 

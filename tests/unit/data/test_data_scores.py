@@ -9,7 +9,7 @@ from test_data_prepare import ASKS, all_rows, run
 
 from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.files.dataset import iterate_drops, read_rows
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.train.objectives.epochs import plan_steps
 from graftwork.train.objectives.pairs import make_pairs
 from graftwork.train.settings import TrainSettings
@@ -141,7 +141,7 @@ def test_no_pair_is_made_where_all_scored_rows_are_dropped(tmp_path):
 
 @pytest.mark.parametrize("setting", [{"score_weights": {1: 0, 5: 1}}, {"score_pairs": 1}])
 def test_scores_that_are_missing_or_no_number_are_an_error_with_the_row(tmp_path, setting):
-    with pytest.raises(UserMistake) as missing:
+    with pytest.raises(UserError) as missing:
         run(tmp_path, [chat(asked, "Yes.", lang="de") for asked in QUESTIONS], **MAPPED, **setting)
     assert missing.value.what == "no row has a score"
     assert missing.value.why == "log.jsonl:1 and all others lack `stars`"
@@ -149,7 +149,7 @@ def test_scores_that_are_missing_or_no_number_are_an_error_with_the_row(tmp_path
     assert missing.value.where == f"data.{next(iter(setting))}"
     for fields, mapping in (({"stars": "good"}, MAPPED), ({"score": "good"}, {})):
         rows = [*starred(), chat("What now?", "This.", **fields)]
-        with pytest.raises(UserMistake, match="a score is not a number") as text:
+        with pytest.raises(UserError, match="a score is not a number") as text:
             run(tmp_path, rows, **mapping, **setting)
         assert text.value.why.startswith(f"log.jsonl:{len(rows)}: ")
 

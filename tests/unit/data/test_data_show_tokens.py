@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.data.inspect import TokenizerDecoder, cut_pieces, join_pieces, show_rows
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +71,12 @@ def test_the_first_rows_of_a_split_or_one_by_the_beginning_of_its_id(tmp_path):
 @pytest.mark.parametrize("row_id", ["zzz", "12"])
 def test_a_missing_or_ambiguous_row_id_is_a_mistake(tmp_path, row_id):
     folder = write_dataset(tmp_path, train=[row("q", id="12a"), row("r", id="12b")])
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         show_rows(folder, decoder=ByteDecoder(), row_id=row_id)
     assert caught.value.fix
 
 
 def test_an_empty_split_is_a_mistake(tmp_path):
     folder = write_dataset(tmp_path, train=[row("q")])
-    with pytest.raises(UserMistake, match="validation has no rows"):
+    with pytest.raises(UserError, match="validation has no rows"):
         show_rows(folder, decoder=ByteDecoder(), split="validation")

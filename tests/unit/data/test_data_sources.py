@@ -19,7 +19,7 @@ from graftwork.data.ingest.blocks import ReadFault
 from graftwork.data.ingest.files import cut_blocks, find_sources
 from graftwork.data.ingest.read import read, read_block, read_file
 from graftwork.data.settings import DataSettings, Mapping
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.records.interaction import Interaction
 
 ROWS = [
@@ -91,7 +91,7 @@ def test_every_container_gives_the_same_rows(tmp_path, name, packing):
         else None
     )
     if blocks is None:
-        with pytest.raises(UserMistake, match="Parquet"):
+        with pytest.raises(UserError, match="Parquet"):
             blocks_of(tmp_path, data, name=name + packing)
         return
     expected = [
@@ -371,7 +371,7 @@ def test_standard_input_is_read_whatever_it_is(tmp_path, monkeypatch, pack):
 def test_parquet_on_standard_input_and_an_empty_one_are_refused(tmp_path, monkeypatch):
     for data, named in ((CONTAINERS["log.parquet"], "Parquet"), (b"", "empty")):
         monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(data)))
-        with pytest.raises(UserMistake, match=named):
+        with pytest.raises(UserError, match=named):
             list(read(["-"], root=tmp_path))
 
 
@@ -422,19 +422,19 @@ def test_a_pattern_without_files_is_reported_by_name(tmp_path):
         *(("loop.jsonl", "leads to itself"), ("nowhere.jsonl", "no such file")),
         *(("*.csv", "no file matches"), ("empty", "no log"), ("a\0b", "no path")),
     ):
-        with pytest.raises(UserMistake, match=named):
+        with pytest.raises(UserError, match=named):
             find_sources([path], root=tmp_path)
     (tmp_path / "empty" / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
-    with pytest.raises(UserMistake, match="no log"):
+    with pytest.raises(UserError, match="no log"):
         find_sources(["empty"], root=tmp_path)
-    with pytest.raises(UserMistake, match="no log file"):
+    with pytest.raises(UserError, match="no log file"):
         find_sources([], root=tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_folder_without_permission_is_named(tmp_path):
     (tmp_path / "closed").mkdir(mode=0)
-    with pytest.raises(EnvironmentLacks, match="permission"):
+    with pytest.raises(EnvironmentFailure, match="permission"):
         find_sources(["closed"], root=tmp_path)
 
 
@@ -451,7 +451,7 @@ def test_links_that_lead_nowhere_are_passed_over_and_named(tmp_path, caplog):
         == [True] * 2
     )
     assert find_sources(["b/*.jsonl"], root=tmp_path) == ("b/a.jsonl", "b/good.jsonl")
-    with pytest.raises(UserMistake, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         find_sources(["b/gone.jsonl"], root=tmp_path)
 
 
@@ -463,7 +463,7 @@ def test_pipes_and_sockets_are_passed_over_and_refused_by_name(tmp_path):
     assert find_sources(["b"], root=tmp_path) == ("b/a.jsonl",)
     assert find_sources(["b/*.jsonl"], root=tmp_path) == ("b/a.jsonl",)
     for path in ("b/pipe.jsonl", "b/socket.jsonl", "/dev/null"):
-        with pytest.raises(UserMistake, match="no file"):
+        with pytest.raises(UserError, match="no file"):
             find_sources([path], root=tmp_path)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from graftwork.data.ingest.read import hash_line
 from graftwork.data.inspect import check_line, trace
 from graftwork.records.dataset import Drop
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import Corrupted, UserError
 from graftwork.records.interaction import Origin
 
 LINES = [b'{"n": 1}', b'{"n": 2}', b'{"n": 3}', b'{"n": 4}', b'{"n": 5}']
@@ -118,7 +118,7 @@ def test_a_row_is_found_by_its_id_and_by_the_beginning_of_it(project, folder):
     ],
 )
 def test_a_row_that_is_not_found_is_an_error_with_a_fix(project, folder, what):
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         trace(folder, what, root=project)
     assert caught.value.fix
 
@@ -159,7 +159,7 @@ def test_a_byte_order_mark_does_not_count_as_a_change(tmp_path):
 def test_a_damaged_shard_is_not_traced(project, folder):
     shard = folder / "train-0.parquet"
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         trace(folder, "train:0", root=project)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from graftwork.engines.interface import EngineFacts, EngineSource
 from graftwork.engines.local import agree_on_engine, open_engine
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 
 
 class EchoEngine:
@@ -52,10 +52,10 @@ def test_an_engine_of_a_package_is_opened_with_what_it_shall_load(monkeypatch):
 
 
 def test_an_engine_that_lacks_a_method_is_refused():
-    with pytest.raises(EnvironmentLacks, match="has no answer"):
+    with pytest.raises(EnvironmentFailure, match="has no answer"):
         open_engine("half", EngineSource(Path("base")))
 
 
 def test_an_unknown_engine_is_refused():
-    with pytest.raises(UserMistake, match="unknown engine"):
+    with pytest.raises(UserError, match="unknown engine"):
         open_engine("nobody", EngineSource(Path("base")))

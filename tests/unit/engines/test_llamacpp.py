@@ -8,7 +8,7 @@ import pytest
 
 from graftwork.engines.embedded import EmbeddedEngine
 from graftwork.engines.interface import DecodingSettings, EngineSource
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message
 
 pytest.importorskip("xllamacpp")
@@ -198,7 +198,7 @@ def test_an_adapter_that_llama_cpp_cannot_apply_is_refused(model, tmp_path):
     shutil.copytree(adapter, dora)
     config = json.loads((dora / "adapter_config.json").read_text())
     (dora / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
-    with pytest.raises(UserMistake, match="DoRA"):
+    with pytest.raises(UserError, match="DoRA"):
         adapter_file(dora, base=base)
 
 
@@ -209,7 +209,7 @@ def test_a_family_that_the_writer_does_not_know_is_refused(model, tmp_path):
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "model_type": "phi3"}))
     (other / "graftwork.json").unlink(missing_ok=True)
-    with pytest.raises(UserMistake, match="phi3"):
+    with pytest.raises(UserError, match="phi3"):
         base_file(other, precision="f32")
 
 

@@ -12,7 +12,7 @@ from graftwork.evaluate.gate.settings import GateRule, GateSettings
 from graftwork.evaluate.report import make_rate, make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading.metrics import METRICS
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport
 
@@ -234,7 +234,7 @@ def test_a_report_counts_what_was_answered():
 
 def test_a_case_without_an_answer_is_an_error_not_a_smaller_n():
     cases = make_cases(2)
-    with pytest.raises(UserMistake, match="1 of 2 cases has no answer"):
+    with pytest.raises(UserError, match="1 of 2 cases has no answer"):
         score(
             cases,
             answers=[answer("c0", "{}")],

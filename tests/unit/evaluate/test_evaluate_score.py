@@ -17,7 +17,7 @@ from graftwork.evaluate.statistics.means import (
 from graftwork.evaluate.statistics.significance import mcnemar
 from graftwork.grading.interface import FailedGrade
 from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, PERPLEXITY, TRUNCATED
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Comparison, Generation, Metric, Report, SubjectReport
 
@@ -90,7 +90,7 @@ def test_a_cut_off_repeat_counts_for_its_share():
 
 def test_a_case_without_an_answer_is_a_mistake():
     cases = [make_case(0), make_case(1)]
-    with pytest.raises(UserMistake, match="1 of 2 cases"):
+    with pytest.raises(UserError, match="1 of 2 cases"):
         score(cases, answers=[make_answer(cases[0], RIGHT)], generation=make_generation(), settings=SETTINGS)
 
 

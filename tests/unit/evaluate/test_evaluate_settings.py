@@ -10,7 +10,7 @@ from graftwork.evaluate.settings import EvaluateSettings, known_metrics, require
 from graftwork.grading.checks import KINDS
 from graftwork.grading.metrics import ALWAYS_MEASURED, GRADERS, OPTIONAL_MEASURED, WITH_CONTEXT
 from graftwork.project.load import load_settings
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 START = "project: p\ndata:\n  logs: [log.jsonl]\n"
 DOCS = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text(encoding="utf-8")
@@ -72,10 +72,10 @@ def test_a_rule_about_what_nobody_measures_is_refused_with_the_fix(name, reporte
 
 
 def test_the_gate_may_only_name_what_is_evaluated(load):
-    with pytest.raises(UserMistake, match="json_valid is not evaluated") as caught:
+    with pytest.raises(UserError, match="json_valid is not evaluated") as caught:
         load("evaluate:\n  metrics: [answer_match]\ngate:\n  rules:\n    - {metric: json_valid, over: 0.9}\n")
     assert caught.value.where.endswith(":7")
-    with pytest.raises(UserMistake, match="primary: the metric refusal_correct is not evaluated"):
+    with pytest.raises(UserError, match="primary: the metric refusal_correct is not evaluated"):
         load(
             "evaluate:\n  metrics: [answer_match]\n"
             "gate:\n  rules:\n    - {metric: answer_match, over: 0.9}\n  primary: refusal_correct\n"

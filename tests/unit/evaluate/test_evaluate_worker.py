@@ -25,7 +25,7 @@ from graftwork.evaluate.cases import (
 )
 from graftwork.grading.answers import AnswerFields
 from graftwork.records.dataset import Row
-from graftwork.records.errors import EXIT_RESUME_ME, StoppedInOrder, UserMistake
+from graftwork.records.errors import EXIT_RESUME, GracefulStop, UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.release import PromptVariant
 from graftwork.records.report import Case, EvalJob, Generation
@@ -127,7 +127,7 @@ def test_a_batch_torn_in_the_middle_is_asked_whole_and_kept_once(tmp_path):
 
 def test_a_stop_ends_at_the_next_batch(tmp_path):
     cases, job, model = make_cases(10), make_job(tmp_path), StandInEngine()
-    with pytest.raises(StoppedInOrder, match="4 of 10"):
+    with pytest.raises(GracefulStop, match="4 of 10"):
         make_runner(job, model, stop=lambda: len(model.batches) >= 1).ask_all(cases)
     assert len(texts(tmp_path)) == 4
 
@@ -163,9 +163,9 @@ def test_cases_survive_the_file_and_their_choice_is_stable(tmp_path):
     write_cases(tmp_path / "c.jsonl", cases=chosen)
     assert read_cases(tmp_path / "c.jsonl") == chosen
     assert hash_cases(chosen) != hash_cases(chosen[:-1])
-    with pytest.raises(UserMistake, match="no held-out cases"):
+    with pytest.raises(UserError, match="no held-out cases"):
         choose_cases([])
-    with pytest.raises(UserMistake, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         read_cases(tmp_path / "absent.jsonl")
 
 
@@ -229,8 +229,8 @@ def test_the_real_worker_killed_stopped_and_resumed_says_the_same(tmp_path, tiny
     worker = start_worker(tmp_path / "job.json")
     wait_for_lines(broken / ANSWERS_FILE, lines=12, worker=worker)
     worker.terminate()
-    assert worker.wait(timeout=120) == EXIT_RESUME_ME
-    assert json.loads((broken / "error.json").read_text())["error"] == "StoppedInOrder"
+    assert worker.wait(timeout=120) == EXIT_RESUME
+    assert json.loads((broken / "error.json").read_text())["error"] == "GracefulStop"
 
     assert start_worker(tmp_path / "job.json").wait(timeout=120) == 0
     generation = Generation.from_json((broken / GENERATION_FILE).read_bytes())

@@ -15,7 +15,7 @@ from graftwork.evaluate.inspect_ai import read_mark, write_inspect
 from graftwork.evaluate.lm_eval import write_lm_eval
 from graftwork.evaluate.report import score
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import Corrupted, UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation
 
@@ -197,13 +197,13 @@ def test_two_runs_of_one_model_keep_two_names():
 @pytest.mark.parametrize(
     ("name", "content", "error"),
     [
-        ("a.json", "{", Damaged),
-        ("a.json", "[" * 100_000, Damaged),
-        ("a.json", "{}", UserMistake),
-        ("a.json", "[1]", UserMistake),
-        ("a.jsonl", '{"x": 1}\n', UserMistake),
-        ("a.eval", "no archive", Damaged),
-        ("missing.json", None, UserMistake),
+        ("a.json", "{", Corrupted),
+        ("a.json", "[" * 100_000, Corrupted),
+        ("a.json", "{}", UserError),
+        ("a.json", "[1]", UserError),
+        ("a.jsonl", '{"x": 1}\n', UserError),
+        ("a.eval", "no archive", Corrupted),
+        ("missing.json", None, UserError),
     ],
 )
 def test_an_invalid_result_is_refused_with_its_position(name, content, error, tmp_path):
@@ -225,16 +225,16 @@ def test_a_damaged_archive_is_seen(tmp_path):
     torn[place : place + 8] = bytes(value ^ 0xFF for value in torn[place : place + 8])
     path = tmp_path / "torn.eval"
     path.write_bytes(torn)
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         read_foreign(path)
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         read_foreign(path)
 
 
 def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr("graftwork.evaluate.foreign_runs.MOST_BYTES", 1000)
-    with pytest.raises(UserMistake, match="more than"):
+    with pytest.raises(UserError, match="more than"):
         read_foreign(FILES / "inspect_log.eval")
 
 

@@ -13,7 +13,7 @@ from graftwork.evaluate.settings import JudgeSettings
 from graftwork.grading.checks import grade
 from graftwork.grading.interface import GradeContext
 from graftwork.process.asking import NoReply
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from time_limits import check_with_limits
@@ -166,7 +166,7 @@ def test_a_slow_server_is_left_and_asked_again(endpoint, url):
 )
 def test_a_permanent_failure_is_reported_at_once(endpoint, url, fault, reported):
     endpoint.faults = [fault]
-    with pytest.raises(EnvironmentLacks, match=reported) as caught:
+    with pytest.raises(EnvironmentFailure, match=reported) as caught:
         client_for(url).say(CHAT)
     assert caught.value.fix
     assert len(endpoint.requests) == 1
@@ -183,7 +183,7 @@ def test_the_key_goes_into_the_header_and_nowhere_else(endpoint, url, monkeypatc
     assert "sk-very" not in (tmp_path / REPLIES_FILE).read_text()
     repeated = b'{"error": {"message": "bad key sk-very-secret"}}'
     endpoint.faults = [status(code, repeated)]
-    with pytest.raises(EnvironmentLacks) as caught:
+    with pytest.raises(EnvironmentFailure) as caught:
         judge.compare([make_case()], baseline={"c": "one"}, candidate={"c": "three"})
     assert "sk-very" not in json.dumps(caught.value.as_json())
 
@@ -191,7 +191,7 @@ def test_the_key_goes_into_the_header_and_nowhere_else(endpoint, url, monkeypatc
 @pytest.mark.parametrize("key", ["", "line\nbreak", "schlüssel"])
 def test_a_key_that_is_not_there_or_none_is_reported_by_its_variable(url, monkeypatch, key):
     monkeypatch.setenv("JUDGE_KEY", key)
-    with pytest.raises(EnvironmentLacks, match="JUDGE_KEY"):
+    with pytest.raises(EnvironmentFailure, match="JUDGE_KEY"):
         client_for(url, api_key_env="JUDGE_KEY").say(CHAT)
 
 
@@ -304,7 +304,7 @@ def test_a_wrong_key_stops_those_that_wait_for_a_busy_server_too(endpoint, url):
     cases = [make_case(f"case {n}") for n in range(4)]
     before, after = {case.id: "x" for case in cases}, {case.id: "y" for case in cases}
     judge = open_judge(settings_for(url, concurrency=4), folder=None)
-    with pytest.raises(EnvironmentLacks, match="refuses us"):
+    with pytest.raises(EnvironmentFailure, match="refuses us"):
         judge.compare(cases, baseline=before, candidate=after)
     # Nobody waited for his half minute to ask once more.
     assert len(endpoint.requests) == 4

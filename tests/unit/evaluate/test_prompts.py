@@ -16,7 +16,7 @@ from graftwork.evaluate.settings import EvaluateSettings, PromptSettings
 from graftwork.evaluate.subjects import parse_subject
 from graftwork.grading.answers import AnswerFields
 from graftwork.records.dataset import Row
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.release import PromptVariant, replace_system
 from graftwork.records.report import Case, EvalJob, Generation, Report, SubjectReport
@@ -115,7 +115,7 @@ def test_another_instruction_is_another_question(tmp_path):
 def test_subjects_with_a_prompt_are_named_after_the_base():
     assert parse_subject("base+prompt").kind == "prompt"
     assert parse_subject("base+logged_prompt").kind == "logged_prompt"
-    with pytest.raises(UserMistake, match="not a subject"):
+    with pytest.raises(UserError, match="not a subject"):
         parse_subject("base+promt")
 
 

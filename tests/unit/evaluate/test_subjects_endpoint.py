@@ -14,7 +14,7 @@ from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.ask.runner import ask_endpoint
 from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate
 from graftwork.evaluate.cases import write_cases
-from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
+from graftwork.records.errors import EnvironmentFailure, GracefulStop, UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob, Generation
 
@@ -210,7 +210,7 @@ def test_an_endpoint_that_dribbles_for_ever_is_given_up(stand):
 def test_an_endpoint_that_stays_broken_ends_the_job_and_what_was_answered_stays(stand, tmp_path):
     job, cases = make_job(tmp_path, stand, concurrency=1), make_cases(5)
     stand.faults = ["", "", "", *["status 500 broken"] * 3]
-    with pytest.raises(EnvironmentLacks, match=r"case c3 in 3 attempt.*500 broken"):
+    with pytest.raises(EnvironmentFailure, match=r"case c3 in 3 attempt.*500 broken"):
         ask(job, cases)
     assert len(texts(job)) == 3
     before = len(stand.requests)
@@ -222,7 +222,7 @@ def test_an_endpoint_that_stays_broken_ends_the_job_and_what_was_answered_stays(
 @pytest.mark.parametrize("code", [400, 404])
 def test_a_permanent_failure_is_not_retried(stand, tmp_path, code):
     stand.faults = [f"status {code} no such model"]
-    with pytest.raises(UserMistake, match="no such model"):
+    with pytest.raises(UserError, match="no such model"):
         ask(make_job(tmp_path, stand), make_cases(1))
     assert len(stand.requests) == 1
 
@@ -268,7 +268,7 @@ def test_a_stop_keeps_what_is_on_its_way(stand, tmp_path):
     stop = threading.Event()
     stop.set()
     job = make_job(tmp_path, stand, latency_cases=0, concurrency=2)
-    with pytest.raises(StoppedInOrder):
+    with pytest.raises(GracefulStop):
         ask(job, make_cases(8), stop)
     assert 0 < len(texts(job)) < 8
 
@@ -288,7 +288,7 @@ def test_the_key_goes_into_the_header_and_nowhere_else(stand, tmp_path, monkeypa
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or b"sk-very-secret" not in path.read_bytes(), path
     stand.faults = ["status 401 the key sk-very-secret is not valid"]
-    with pytest.raises(EnvironmentLacks) as refused:
+    with pytest.raises(EnvironmentFailure) as refused:
         client(stand, api_key_env="ACME_KEY").ask_once(make_cases(1)[0].messages, DecodingSettings(16))
     assert "sk-very-secret" not in json.dumps(refused.value.as_json())
 
@@ -296,13 +296,13 @@ def test_the_key_goes_into_the_header_and_nowhere_else(stand, tmp_path, monkeypa
 def test_a_redirect_does_not_carry_the_key_away(stand, monkeypatch):
     monkeypatch.setenv("ACME_KEY", "sk-very-secret")
     stand.faults = ["redirect"]
-    with pytest.raises(UserMistake, match="307"):
+    with pytest.raises(UserError, match="307"):
         client(stand, api_key_env="ACME_KEY").ask_once(make_cases(1)[0].messages, DecodingSettings(16))
 
 
 def test_a_missing_key_is_reported_before_anything_is_sent(stand, monkeypatch):
     monkeypatch.delenv("ACME_KEY", raising=False)
-    with pytest.raises(EnvironmentLacks, match="ACME_KEY"):
+    with pytest.raises(EnvironmentFailure, match="ACME_KEY"):
         client(stand, api_key_env="ACME_KEY").ask_once(make_cases(1)[0].messages, DecodingSettings(16))
     assert stand.requests == []
 

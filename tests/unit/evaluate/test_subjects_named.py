@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from graftwork.evaluate.cases import read_case_file
 from graftwork.evaluate.subjects import parse_subject, parse_subjects
 from graftwork.grading.checks import GradeCheck
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_an_endpoint_names_its_model_and_where_its_key_is():
     ],
 )
 def test_an_invalid_subject_is_refused(text):
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         parse_subject(text)
 
 
@@ -59,7 +59,7 @@ def test_an_invalid_subject_is_refused(text):
     ["https://me:sk-secret@host/v1#m", "https://host/v1?api_key=sk-secret#m", "http://h/v1#m,key=sk-secret"],
 )
 def test_a_key_in_the_wrong_place_is_refused_and_not_repeated(text):
-    with pytest.raises(UserMistake) as refused:
+    with pytest.raises(UserError) as refused:
         parse_subject(text)
     assert "sk-secret" not in json.dumps(refused.value.as_json())
 
@@ -120,7 +120,7 @@ def test_cases_are_read_with_all_their_fields(tmp_path):
 )
 def test_a_wrong_line_is_named_by_file_and_line(tmp_path, line, output):
     path = write(tmp_path, {"prompt": "good", "reference": "y", "id": "a"}, line)
-    with pytest.raises(UserMistake, match=output) as refused:
+    with pytest.raises(UserError, match=output) as refused:
         read_case_file(path)
     assert refused.value.where == "cases.jsonl:2"
 
@@ -141,7 +141,7 @@ def test_a_wrong_line_is_named_by_file_and_line(tmp_path, line, output):
 )
 def test_a_check_that_makes_no_sense_is_refused_before_anybody_is_asked(tmp_path, checks, output):
     path = write(tmp_path, {"prompt": "good", "reference": "y"}, {"prompt": "x", "checks": checks})
-    with pytest.raises(UserMistake, match="makes no sense") as refused:
+    with pytest.raises(UserError, match="makes no sense") as refused:
         read_case_file(path, named=())
     assert output in refused.value.why
     assert refused.value.where == "cases.jsonl:2"
@@ -158,5 +158,5 @@ def test_an_own_function_that_graft_yaml_names_may_be_asked_for(tmp_path):
 def test_whatever_the_file_holds_it_is_read_or_refused(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("any") / "cases.jsonl"
     path.write_bytes(content)
-    with suppress(UserMistake):
+    with suppress(UserError):
         assert read_case_file(path)

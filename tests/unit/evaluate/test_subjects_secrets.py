@@ -12,7 +12,7 @@ from graftwork.engines.interface import DecodingSettings
 from graftwork.evaluate.judge import JudgeClient
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.process.asking import NoReply
-from graftwork.records.errors import EnvironmentLacks, GraftError
+from graftwork.records.errors import EnvironmentFailure, GraftError
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint
 
@@ -134,7 +134,7 @@ def test_a_key_that_is_a_word_does_not_spoil_the_answers(parrot, monkeypatch):
 
 @pytest.mark.parametrize("key", ["two\nlines", "schlüssel", "sk-\u200bx"])
 def test_a_key_that_no_header_can_carry_is_reported_by_its_variable(monkeypatch, key):
-    with pytest.raises(EnvironmentLacks, match="SOME_KEY") as caught:
+    with pytest.raises(EnvironmentFailure, match="SOME_KEY") as caught:
         ask("http://127.0.0.1:9/v1", monkeypatch, key=key)
     assert key not in str(caught.value)
 
@@ -173,7 +173,7 @@ def judge(url, monkeypatch, key=KEY):
     ids=["no HTTP", "long", "short"],
 )
 def test_nothing_that_the_judge_says_holds_the_key(parrot, monkeypatch, output):
-    with pytest.raises((NoReply, EnvironmentLacks)) as caught:
+    with pytest.raises((NoReply, EnvironmentFailure)) as caught:
         judge(parrot(output).url, monkeypatch)
     reported = f"{caught.value} {getattr(caught.value, 'why', '')}"
     assert not [part for part in pieces_of(KEY) if part in reported]

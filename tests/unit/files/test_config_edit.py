@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.files.config_text import set_values
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 COMMENTED = """\
 # A project.
@@ -49,7 +49,7 @@ def test_a_new_key_of_a_flow_mapping_stays_on_its_line():
 
 @pytest.mark.parametrize("model", ["other", "third"])
 def test_a_value_that_models_share_is_refused(model):
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         set_values(COMMENTED, ("models", model, "train"), {"rank": 2}, where="graft.yaml")
 
 

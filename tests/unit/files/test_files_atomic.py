@@ -8,7 +8,7 @@ import pytest
 
 from graftwork.files import disk
 from graftwork.files.disk import Journal, atomic_folder, write_atomic
-from graftwork.records.errors import EnvironmentLacks, GraftError
+from graftwork.records.errors import EnvironmentFailure, GraftError
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -27,7 +27,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_trace(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(disk.os, "fsync", no_space)
-    with pytest.raises(EnvironmentLacks, match="disk is full") as caught:
+    with pytest.raises(EnvironmentFailure, match="disk is full") as caught:
         write_atomic(path, "new")
     assert "free some space" in caught.value.fix
     assert path.read_text() == "old"

@@ -18,7 +18,7 @@ from graftwork.fleet import bootstrap, far_start
 from graftwork.fleet.bundle import BUNDLE_FILE, read_bundle
 from graftwork.fleet.runner import MOST_CRASHES, LogFollower, RunMirror
 from graftwork.process.clock import read_waited
-from graftwork.records.errors import Damaged
+from graftwork.records.errors import Corrupted
 from time_limits import check_with_limits
 
 
@@ -61,10 +61,10 @@ def test_the_same_parts_make_the_same_bundle_and_other_parts_another(tmp_path):
 def test_a_changed_or_missing_file_of_a_bundle_is_found(tmp_path):
     folder, _ = trial_bundle(tmp_path)
     (folder / "job.json").write_text("{}")
-    with pytest.raises(Damaged, match=r"job\.json has other bytes"):
+    with pytest.raises(Corrupted, match=r"job\.json has other bytes"):
         read_bundle(folder)
     (folder / BUNDLE_FILE).unlink()
-    with pytest.raises(Damaged, match="no bundle"):
+    with pytest.raises(Corrupted, match="no bundle"):
         read_bundle(folder)
 
 

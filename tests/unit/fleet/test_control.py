@@ -20,7 +20,7 @@ from graftwork.fleet.control import (
 )
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
 from graftwork.fleet.settings import CapSettings
-from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.errors import Busy, UserError
 from graftwork.records.fleet import FleetJob, JobOrder, JobPoll
 
 SAFETY = Safety(boot_seconds=600, reconcile_seconds=300, settle_seconds=240)
@@ -408,7 +408,7 @@ def test_a_machine_that_has_taken_the_bundle_has_come_up(arrived, state):
 def test_the_affordable_time_and_the_largest_cost_agree():
     seconds = affordable_seconds(3.0, 0.4, SAFETY)
     assert largest_cost(seconds, 0.4, SAFETY) == pytest.approx(3.0)
-    with pytest.raises(UserMistake, match="not enough"):
+    with pytest.raises(UserError, match="not enough"):
         affordable_seconds(0.1, 0.4, SAFETY)
     assert largest_cost(1000, 0.0, SAFETY) == 0.0
 

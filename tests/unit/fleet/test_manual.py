@@ -15,7 +15,7 @@ from graftwork.fleet.control import Controller
 from graftwork.fleet.place import make_label
 from graftwork.fleet.places.manual import BUNDLE_ARCHIVE, NOTEBOOK, RESULTS, ManualPlace
 from graftwork.fleet.settings import CapSettings
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_job_goes_out_as_a_notebook_and_its_results_come_back(place, tmp_path)
     job = place.submit(ordered, secrets={})
     assert place.submit(ordered, secrets={}) == job
     assert place.list() == (job,)
-    with pytest.raises(EnvironmentLacks, match="does not have"):
+    with pytest.raises(EnvironmentFailure, match="does not have"):
         place.fetch(job, tmp_path / "run")
     there = tmp_path / "colab"
     shutil.copytree(place.folder_of(job), there)
@@ -64,21 +64,21 @@ def test_secrets_are_asked_for_by_the_notebook_and_written_nowhere(place, tmp_pa
 def test_what_is_no_result_is_refused_and_nothing_is_lost(place, tmp_path):
     bundle, _ = trial_bundle(tmp_path)
     job = place.submit(order(bundle), secrets={})
-    with pytest.raises(UserMistake, match="not the results of a job"):
+    with pytest.raises(UserError, match="not the results of a job"):
         place.receive(job, place.folder_of(job) / BUNDLE_ARCHIVE)
     (tmp_path / "text").write_text("no archive")
-    with pytest.raises(UserMistake, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         place.receive(job, tmp_path / "text")
     with zipfile.ZipFile(tmp_path / "odd.zip", "w") as archive:
         archive.writestr("../outside", "")
-    with pytest.raises(UserMistake, match="outside"):
+    with pytest.raises(UserError, match="outside"):
         place.receive(job, tmp_path / "odd.zip")
     for content in ("no JSON", "{}", '{"code": "x", "reason": ""}'):
         (tmp_path / "half" / "run").mkdir(parents=True, exist_ok=True)
         (tmp_path / "half" / "exit.json").write_text(content)
-        with pytest.raises(UserMistake, match="not the results of a job"):
+        with pytest.raises(UserError, match="not the results of a job"):
             place.receive(job, tmp_path / "half")
-    with pytest.raises(UserMistake, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         place.receive(job, tmp_path / "not there")
     assert place.list() == (job,)
     place.stop(job)
@@ -129,7 +129,7 @@ def test_results_of_another_run_are_refused_by_name(place, tmp_path):
     other, _ = trial_bundle(tmp_path, run_id="run2")
     job = place.submit(order(first), secrets={})
     results = run_by_hand(place, place.submit(order(other, 2), secrets={}), tmp_path / "colab")
-    with pytest.raises(UserMistake, match="results of the run run2, not of run1"):
+    with pytest.raises(UserError, match="results of the run run2, not of run1"):
         place.receive(job, results)
     assert place.list()[0] == job
     assert place.poll(job).phase == "starting"

@@ -80,7 +80,15 @@ def test_a_dashboard_of_ray_that_refuses_to_list_nodes_is_named_with_its_status(
     assert caught.value.why == "it answers with status 401"
 
 
-ERRORS = {"AnswerIsNo", "Busy", "EnvironmentLacks", "NotThere", "PlaceUnreachable", "Refused", "UserMistake"}
+ERRORS = {
+    "NegativeResult",
+    "Busy",
+    "EnvironmentFailure",
+    "NotThere",
+    "PlaceUnreachable",
+    "Refused",
+    "UserError",
+}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from graftwork.fleet.place import KeepsForJobs, PlaceUnreachable
 from graftwork.fleet.places.ray import SECRETS, RayPlace, RaySettings
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.fleet import JobOrder, PlacedJob
 
 LABEL = "graft-00000000-00000000ffff"
@@ -39,7 +39,7 @@ def test_secrets_of_a_job_that_ray_did_not_take_do_not_stay(error, tmp_path):
     place.lay_out = lambda _order: (tmp_path / "jobs" / LABEL).mkdir(parents=True) or True
     secrets = tmp_path / "jobs" / LABEL / SECRETS
     order = JobOrder(job_id="0" * 8 + "ffff", label=LABEL, run_id="run", bundle="", seconds=60.0)
-    with pytest.raises(EnvironmentLacks) as caught:
+    with pytest.raises(EnvironmentFailure) as caught:
         place.submit(order, secrets={"HF_TOKEN": "hf_s3cr3t"})
     # What may have been taken needs them until the reconciliation has found out.
     assert secrets.exists() == isinstance(caught.value, PlaceUnreachable)

@@ -7,7 +7,7 @@ from place_contract import order
 from graftwork.fleet.jobs import choose_offer
 from graftwork.fleet.place import PlaceUnreachable, Refused
 from graftwork.fleet.places.slurm import SlurmPlace, SlurmSettings
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import NegativeResult
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_controller_that_does_not_answer_is_no_refusal(cluster, tmp_path):
 
 def test_a_machine_without_slurm_and_a_card_that_is_not_there_are_explained(cluster, monkeypatch, tmp_path):
     place = cluster()
-    with pytest.raises(AnswerIsNo, match="slurm offers no H200 now") as caught:
+    with pytest.raises(NegativeResult, match="slurm offers no H200 now") as caught:
         choose_offer(place, "H200")
     assert "a100" in caught.value.why
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))

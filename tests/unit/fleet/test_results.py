@@ -9,7 +9,7 @@ from fleet_samples import LARGE, memory_limit
 
 from graftwork.fleet.bundle import parse_exit, take_files, take_folder, take_results
 from graftwork.fleet.place import NotThere
-from graftwork.records.errors import Damaged
+from graftwork.records.errors import Corrupted
 
 
 def text(content):
@@ -38,7 +38,7 @@ def test_files_that_are_kept_here_are_not_replaced_under_any_spelling(tmp_path, 
 @pytest.mark.parametrize("name", ["outcome.json", "./outcome.json"])
 def test_an_outcome_without_its_adapter_is_refused_under_any_spelling(tmp_path, name):
     outcome = json.dumps({"adapter_hash": "0" * 64, "adapter_folder": "/elsewhere"}).encode()
-    with pytest.raises(Damaged, match="other bytes"):
+    with pytest.raises(Corrupted, match="other bytes"):
         take_results(packed(**{name: outcome}), tmp_path)
     assert not (tmp_path / "outcome.json").exists()
 
@@ -46,7 +46,7 @@ def test_an_outcome_without_its_adapter_is_refused_under_any_spelling(tmp_path, 
 @pytest.mark.parametrize("keep", [0, 100, 600, 1100])
 def test_results_that_end_too_early_or_are_none_are_damaged(tmp_path, keep):
     whole = packed(log=bytes(4000)).read()
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         take_results(io.BytesIO(whole[:keep] or b"no archive" * 100), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -55,20 +55,20 @@ def test_results_that_end_too_early_or_are_none_are_damaged(tmp_path, keep):
     "name", ["../x", "/x", "a/../../x", "lock/x", "job.json/x", "outcome.json/x", "a\0b", "a\udcff\ud800"]
 )
 def test_names_that_would_stand_in_the_way_of_the_run_are_refused(tmp_path, name):
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         take_files([(name, text("there"))], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["a" * 250, "a" * 5000, "a/" * 1500 + "a", f"{'ä' * 120}/b", "log/below/it"])
 def test_a_name_that_no_file_can_have_here_is_damage_and_leaves_no_part(tmp_path, name):
-    with pytest.raises(Damaged, match=r"cannot be|same name"):
+    with pytest.raises(Corrupted, match=r"cannot be|same name"):
         take_results(packed(**{"log": b"1", name: b"2"}), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
 def test_a_folder_and_then_a_file_of_its_name_is_damage(tmp_path):
-    with pytest.raises(Damaged, match="same name"):
+    with pytest.raises(Corrupted, match="same name"):
         take_results(packed(**{"adapter/x": b"1", "adapter": b"2"}), tmp_path)
 
 
@@ -104,13 +104,13 @@ def test_a_file_that_is_mostly_holes_is_refused_before_it_is_read(tmp_path):
     head[483:495] = b"%011o\0" % (8**11 - 1)
     head[148:156] = b"        "
     head[148:156] = b"%06o\0 " % sum(head)
-    with pytest.raises(Damaged, match="no file"):
+    with pytest.raises(Corrupted, match="no file"):
         take_results(io.BytesIO(bytes(head) + bytes(10240 - len(head))), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_outcome_that_is_nested_without_end_is_damaged(tmp_path):
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         take_files([("outcome.json", text("[" * 200_000))], tmp_path)
 
 

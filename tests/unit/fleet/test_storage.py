@@ -6,7 +6,7 @@ from fleet_samples import LARGE, memory_limit
 from graftwork.fleet.place import PlaceUnreachable, Refused
 from graftwork.fleet.places.storage import MachinePrices, UrlStorage, fetch_results, read_file
 from graftwork.fleet.runner import RunMirror
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.hardware import Offer
 
 
@@ -38,7 +38,7 @@ def test_a_package_that_is_missing_here_leaves_no_job_open(monkeypatch):
 
 
 def test_an_address_of_no_known_kind_is_a_mistake_in_the_settings():
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         UrlStorage("nosuch://bucket", setting="fleet.x.storage").sizes("blobs/")
     assert caught.value.where == "fleet.x.storage"
 

@@ -15,7 +15,7 @@ from graftwork.files.disk import atomic_folder, folder_digest, write_atomic
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.base import Record
-from graftwork.records.errors import StoppedInOrder
+from graftwork.records.errors import GracefulStop
 from graftwork.records.fleet import Moment
 
 STATE = "trial.json"
@@ -45,7 +45,7 @@ def work(job: TrialJob) -> None:
             heart.beat("trial", step, job.steps)
             late = job.deadline is not None and time.time() >= job.deadline
             if stop_asked.wait(job.step_seconds) or late:
-                raise StoppedInOrder(
+                raise GracefulStop(
                     f"stopped in good order after step {step}", fix="run the job again to continue"
                 )
             step, state = step + 1, hashlib.sha256(state.encode()).hexdigest()

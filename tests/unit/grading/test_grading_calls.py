@@ -16,7 +16,7 @@ from graftwork.grading.code import (
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.reward_audit import PROGRAMS, TEXTS, function_name, hacks_for
 from graftwork.process.sandbox import SandboxSettings, open_sandbox
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
@@ -46,7 +46,7 @@ def make_case(**checks):
 def context():
     try:
         return GradeContext(sandbox=RememberingRunner(open_sandbox(SandboxSettings())))
-    except EnvironmentLacks:
+    except EnvironmentFailure:
         pytest.skip("no way to shut code in works here")
 
 

@@ -14,7 +14,7 @@ from graftwork.grading.rewards import (
     rank_answers,
 )
 from graftwork.process.sandbox import SandboxSettings, open_sandbox
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from time_limits import check_with_limits
@@ -94,7 +94,7 @@ def test_an_answer_whose_code_hangs_is_wrong_and_counts():
     """It is the answer that hangs, not the reward: left out, it would cost the model nothing."""
     try:
         open_sandbox(SandboxSettings())
-    except EnvironmentLacks:
+    except EnvironmentFailure:
         pytest.skip("no way to shut code in works here")
     check_with_limits(check_hanging_code, 4, 30)
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from graftwork.cli.main import app
 from graftwork.grading.reward_audit import ScoredReply, audit_scores, require_usable
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import NegativeResult
 
 WORDS = ["the", "a", "report", "line", "table", "code", "because", "item", "short", "long", "fine", "test"]
 
@@ -69,7 +69,7 @@ def test_a_score_that_is_lower_for_failed_replies_is_usable():
 def test_few_scores_are_refused():
     found = audit_scores(make_replies(lambda text, *_: len(text), count=7))
     assert [finding.kind for finding in found.findings] == ["few"]
-    with pytest.raises(AnswerIsNo, match="cannot serve as rewards"):
+    with pytest.raises(NegativeResult, match="cannot serve as rewards"):
         require_usable(found)
 
 

@@ -9,7 +9,7 @@ from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading import metrics
 from graftwork.grading.checks import GradeCheck, against_reference, grade
 from graftwork.grading.interface import CannotGrade, GradeContext
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
@@ -84,5 +84,5 @@ def test_a_built_in_metric_cannot_be_replaced_by_a_package():
 def test_an_unknown_metric_is_refused_and_an_incomplete_one_is_named():
     with pytest.raises(ValidationError, match="there is no metric lenght"):
         EvaluateSettings(metrics=("lenght",))
-    with pytest.raises(EnvironmentLacks, match="has no scored, against_reference"):
+    with pytest.raises(EnvironmentFailure, match="has no scored, against_reference"):
         EvaluateSettings(metrics=("incomplete",))

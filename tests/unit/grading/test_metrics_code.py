@@ -27,7 +27,7 @@ from graftwork.process.sandbox import (
     why_not,
 )
 from graftwork.process.sandbox.run import WAYS
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
@@ -199,7 +199,7 @@ def test_a_sandbox_that_could_not_run_is_an_error_for_every_metric(tmp_path, met
     calls = {"python_calls": [{"call": "add", "args": [1, 2], "gives": 3}]}
     case = make_case(calls if metric == "python_calls" else {"python_tests": TESTS})
     name = "task_success" if metric == "python_calls" else metric
-    with pytest.raises(EnvironmentLacks, match="could not be made"):
+    with pytest.raises(EnvironmentFailure, match="could not be made"):
         grade(name, case, RIGHT, context=broken)
     assert broken.failed == []
 
@@ -207,7 +207,7 @@ def test_a_sandbox_that_could_not_run_is_an_error_for_every_metric(tmp_path, met
 def test_a_sandbox_is_tried_with_the_packages_and_limits_that_it_will_have(tmp_path):
     (tmp_path / "module.py").touch(mode=0)
     settings = SandboxSettings(packages=(str(tmp_path),))
-    with pytest.raises(EnvironmentLacks) as refused:
+    with pytest.raises(EnvironmentFailure) as refused:
         open_sandbox(settings)
     assert "cannot read" in refused.value.why
 

@@ -6,7 +6,7 @@ import pytest
 
 from graftwork.grading.checks import GradeCheck, grade, require_gradable
 from graftwork.grading.interface import GradeContext
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
@@ -93,7 +93,7 @@ def test_an_error_names_metric_case_and_line_and_the_evaluation_goes_on(context,
     ],
 )
 def test_a_file_that_cannot_be_loaded_is_reported_before_anything_is_asked(context, source, reported, line):
-    with pytest.raises(UserMistake, match=reported) as caught:
+    with pytest.raises(UserError, match=reported) as caught:
         require_gradable(context("own.py:good", source))
     assert caught.value.where.endswith(f"own.py{line}")
     assert caught.value.fix
@@ -103,17 +103,17 @@ def test_nothing_outside_the_project_is_loaded(context, tmp_path):
     outside = tmp_path / "outside.py"
     outside.write_text("raise AssertionError('loaded')\n")
     for metric in ("../outside.py:f", f"{outside}:f"):
-        with pytest.raises(UserMistake, match="outside the project"):
+        with pytest.raises(UserError, match="outside the project"):
             require_gradable(context(metric))
     (tmp_path / "project" / "link.py").symlink_to(outside)
-    with pytest.raises(UserMistake, match="outside the project"):
+    with pytest.raises(UserError, match="outside the project"):
         require_gradable(context("link.py:f"))
-    with pytest.raises(UserMistake, match="no file"):
+    with pytest.raises(UserError, match="no file"):
         require_gradable(context("missing.py:f"))
 
 
 def test_an_installed_module_is_not_taken_for_one_of_the_project(context):
-    with pytest.raises(UserMistake, match="no file"):
+    with pytest.raises(UserError, match="no file"):
         require_gradable(context("json:loads"))
 
 

@@ -10,7 +10,7 @@ from graftwork.grading.code import RememberingRunner
 from graftwork.grading.interface import GradeContext
 from graftwork.process.sandbox import Limits, Sandbox, why_not
 from graftwork.process.sandbox.run import WAYS
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from graftwork.text.tool_calls import ToolCall, write_call
@@ -123,14 +123,14 @@ def test_without_a_sandbox_no_call_is_run(context, project):
 def test_a_file_that_is_not_of_the_project_is_reported_before_anything_is_asked(project, name):
     (project.parent / "outside.sql").write_text("")
     check = GradeCheck.model_validate({**CHECK, "files": [name]})
-    with pytest.raises(UserMistake, match="no file"):
+    with pytest.raises(UserError, match="no file"):
         require_gradable(GradeContext(checks={"same_rows": check}, folder=project))
 
 
 def test_a_file_that_is_no_text_is_reported_before_anything_is_asked(project):
     (project / "rides.db").write_bytes(b"SQLite format 3\0\xff")
     check = GradeCheck.model_validate({**CHECK, "files": ["rides.db", *FILES]})
-    with pytest.raises(UserMistake, match=r"rides\.db is not text"):
+    with pytest.raises(UserError, match=r"rides\.db is not text"):
         require_gradable(GradeContext(checks={"same_rows": check}, folder=project))
 
 
@@ -138,5 +138,5 @@ def test_a_file_that_is_no_text_is_reported_before_anything_is_asked(project):
 def test_two_files_of_one_name_are_refused(project, name):
     (project / name).write_text("")
     check = GradeCheck.model_validate({**CHECK, "files": [name, *FILES]})
-    with pytest.raises(UserMistake, match="same name"):
+    with pytest.raises(UserError, match="same name"):
         require_gradable(GradeContext(checks={"same_rows": check}, folder=project))

@@ -9,7 +9,7 @@ import torch
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import activate, attach, load_adapter, save_adapter
 from graftwork.model.load import base_digest, load_base
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TOKENS = torch.arange(3, 40).reshape(1, -1)
@@ -103,10 +103,10 @@ def test_an_adapter_of_another_base_is_refused(tiny_base, tmp_path):
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     config["target_modules"] = ["q_proj", "k_proj"]
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(UserMistake, match="has no tensor"):
+    with pytest.raises(UserError, match="has no tensor"):
         load_adapter(load_base(tiny_base), tmp_path / "adapter")
 
 
 def test_unknown_targets_are_refused(tiny_base):
-    with pytest.raises(UserMistake, match="no layer of the model"):
+    with pytest.raises(UserError, match="no layer of the model"):
         attach(load_base(tiny_base), AdapterShape(rank=2, alpha=4, targets=("nothing",), layers=(0,)), seed=0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from graftwork.model.adapter_shape import AdapterShape, from_peft, to_peft
 from graftwork.model.adapters.peft import activate, attach, load_adapter, save_adapter
 from graftwork.model.load import load_base
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TOKENS = torch.arange(3, 40).reshape(1, -1)
@@ -152,7 +152,7 @@ def test_adapters_stay_in_float32_on_a_base_of_less(tiny_base, tmp_path):
 
 
 def test_a_misspelt_name_gets_a_suggestion(tiny_base):
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         attach(load_base(tiny_base), AdapterShape(rank=2, alpha=4, targets=("qproj",), layers=(0,)), seed=0)
     assert caught.value.fix == "did you mean 'q_proj'?"
 
@@ -167,14 +167,14 @@ def test_an_adapter_that_does_not_fit_leaves_nothing_behind(tiny_base, tmp_path)
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
     other = load_base(tiny_base)
     plain = logits(other)
-    with pytest.raises(UserMistake, match="no place for"):
+    with pytest.raises(UserError, match="no place for"):
         load_adapter(other, tmp_path / "adapter")
     activate(other, "default")
     assert torch.equal(logits(other), plain)
 
 
 def test_other_kinds_of_adapters_are_refused():
-    with pytest.raises(UserMistake, match="IA3"):
+    with pytest.raises(UserError, match="IA3"):
         from_peft({"peft_type": "IA3"}, layers=2, paths=(), where="here")
 
 

@@ -20,7 +20,7 @@ from graftwork.model.base import (
     loadable_name,
     note_on_weights,
 )
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 
 
 def test_the_embedded_base_is_named_by_an_id_that_the_hub_knows():
@@ -95,13 +95,13 @@ def test_the_exported_base_overwrites_nothing(tiny_base, tmp_path):
     base = find_base(str(tiny_base), project_folder=tmp_path)
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "mine.txt").write_text("mine")
-    with pytest.raises(UserMistake, match="not empty"):
+    with pytest.raises(UserError, match="not empty"):
         copy_base(base, tmp_path / "copy")
 
 
 def test_a_base_that_changed_is_not_exported(tiny_base, tmp_path):
     base = find_base(str(tiny_base), project_folder=tmp_path)
     wrong = base.model_copy(update={"files": {**base.files, "config.json": "0" * 64}})
-    with pytest.raises(EnvironmentLacks, match="changed"):
+    with pytest.raises(EnvironmentFailure, match="changed"):
         copy_base(wrong, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()

@@ -22,7 +22,7 @@ from graftwork.model.shape import (
     total_parameters,
 )
 from graftwork.records.dataset import Row
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.train.engine import TrainingEngine
 from graftwork.train.settings import TrainSettings
@@ -124,7 +124,7 @@ def test_an_adapter_that_peft_wrote_acts_here_and_lets_the_base_be(family, tmp_p
     # Rows with such an adapter never share a pass with others.
     assert weights_of_adapter(model, "one") == "one"
     assert weights_of_adapter(model, None) is None
-    with pytest.raises(UserMistake, match="experts cannot be merged"):
+    with pytest.raises(UserError, match="experts cannot be merged"):
         merge_into(tmp_path, tmp_path / "adapter", tmp_path)
 
 
@@ -139,7 +139,7 @@ def test_a_dense_model_has_no_experts_to_adapt():
     dense = t.AutoModelForCausalLM.from_config(
         t.LlamaConfig(**{k: v for k, v in SIZES.items() if "exp" not in k})
     )
-    with pytest.raises(UserMistake, match="no experts"):
+    with pytest.raises(UserError, match="no experts"):
         attach(dense, shape_with_experts(), seed=1)
 
 

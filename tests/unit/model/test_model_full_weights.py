@@ -17,7 +17,7 @@ from graftwork.model.adapters.peft import (
     trained_tensors,
 )
 from graftwork.model.load import base_digest, base_files_digest, load_base
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 TOKENS = torch.arange(3, 40).reshape(1, -1)
 FULL = AdapterShape(rank=1, alpha=1, targets=(), layers=(0, 1), kind="full")
@@ -116,7 +116,7 @@ def test_full_weights_do_not_start_from_an_adapter(tiny_base, tmp_path):
     source = load_base(tiny_base)
     attach(source, LORA, seed=1)
     save_adapter(source, tmp_path / "adapter", shape=LORA, base="tiny")
-    with pytest.raises(UserMistake, match="no full weights"):
+    with pytest.raises(UserError, match="no full weights"):
         make_trainable(load_base(tiny_base), FULL, seed=1, start=tmp_path / "adapter")
 
 
@@ -149,7 +149,7 @@ def test_an_adapter_of_another_shape_is_no_start_and_the_setting_is_named(tiny_b
     source = load_base(tiny_base)
     attach(source, LORA, seed=1)
     save_adapter(source, tmp_path / "adapter", shape=LORA, base="tiny")
-    with pytest.raises(UserMistake, match="another shape") as caught:
+    with pytest.raises(UserError, match="another shape") as caught:
         make_trainable(
             load_base(tiny_base), LORA.model_copy(update=change), seed=1, start=tmp_path / "adapter"
         )
@@ -157,7 +157,7 @@ def test_an_adapter_of_another_shape_is_no_start_and_the_setting_is_named(tiny_b
 
 
 def test_a_folder_that_is_no_adapter_is_no_start(tiny_base, tmp_path):
-    with pytest.raises(UserMistake, match="not a PEFT folder"):
+    with pytest.raises(UserError, match="not a PEFT folder"):
         make_trainable(load_base(tiny_base), LORA, seed=1, start=tmp_path)
 
 
@@ -169,9 +169,9 @@ def test_weights_of_another_base_are_refused(tiny_base, learned):
     tensors["model.norm.weight"] = torch.ones(3)
     save_file(tensors, folder / "model.safetensors")
     model = load_base(tiny_base)
-    with pytest.raises(UserMistake, match=r"do not fit model\.norm\.weight"):
+    with pytest.raises(UserError, match=r"do not fit model\.norm\.weight"):
         load_adapter(model, folder)
-    with pytest.raises(UserMistake, match="do not fit"):
+    with pytest.raises(UserError, match="do not fit"):
         load_adapter(load_base(tiny_base, four_bits=True), folder)
 
 

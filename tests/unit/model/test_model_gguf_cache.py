@@ -5,7 +5,7 @@ import os
 import pytest
 
 from graftwork.model import gguf as cache
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 NOW = 1_700_000_000.0
 HOUR = 3600.0
@@ -57,5 +57,5 @@ def test_a_file_that_is_asked_for_counts_as_used_and_a_new_one_makes_room(tmp_pa
 def test_a_limit_that_is_no_number_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("GRAFT_CACHE", str(tmp_path))
     monkeypatch.setenv(cache.LIMIT_VARIABLE, "much")
-    with pytest.raises(UserMistake, match="GRAFT_GGUF_CACHE_GIB is not a number"):
+    with pytest.raises(UserError, match="GRAFT_GGUF_CACHE_GIB is not a number"):
         cache._converted("a.gguf", lambda path: path.write_bytes(b"x"))

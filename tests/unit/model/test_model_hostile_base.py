@@ -6,7 +6,7 @@ import pytest
 
 from graftwork.model.chat.renderer import ChatRenderer, TemplateRunsOn
 from graftwork.model.shape import read_config_shape
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message
 
 CONFIG = {
@@ -38,7 +38,7 @@ QUESTION = (Message(role="user", content="How far is it?"),)
 def test_a_size_without_bounds_is_refused_by_its_name(tmp_path, name, size):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**CONFIG, name: size}))
-    with pytest.raises(UserMistake, match=f"config.json states {name}"):
+    with pytest.raises(UserError, match=f"config.json states {name}"):
         read_config_shape(file)
     file.write_text(json.dumps(CONFIG))
     assert read_config_shape(file).layers == 2
@@ -46,7 +46,7 @@ def test_a_size_without_bounds_is_refused_by_its_name(tmp_path, name, size):
 
 def test_a_config_of_deep_brackets_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("[" * 200_000)
-    with pytest.raises(UserMistake, match="is not JSON"):
+    with pytest.raises(UserError, match="is not JSON"):
         read_config_shape(tmp_path / "config.json")
 
 
@@ -94,7 +94,7 @@ def test_a_template_that_runs_on_is_ended(kind):
     "source", ["{% for", "{{ lipsum(n=9) }}", "{{ range(10 ** 6) }}", "{{ " + "(" * 5000]
 )
 def test_a_template_that_cannot_be_rendered_is_an_expected_error(source):
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         render(source)
 
 

@@ -13,7 +13,7 @@ from graftwork.model.adapters.peft import adapter_tensors, attach, load_adapter,
 from graftwork.model.gguf import find_converter, read_back
 from graftwork.model.load import load_base
 from graftwork.records.dataset import Row
-from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, NegativeResult, UserError
 from graftwork.records.interaction import Message, Origin
 
 SHAPES = {
@@ -119,14 +119,14 @@ def test_an_adapter_of_another_base_is_refused(tiny_base, tmp_path):
     renamed = {name.replace("layers.1.", "layers.7."): t for name, t in load_file(weights).items()}
     save_file(renamed, weights)
     (tmp_path / "merged").mkdir()
-    with pytest.raises(UserMistake, match=r"layers\.7\."):
+    with pytest.raises(UserError, match=r"layers\.7\."):
         merge_into(tiny_base, tmp_path / "adapter", tmp_path / "merged")
 
 
 def test_a_converter_is_found_where_it_is_named_and_its_lack_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("GRAFT_GGUF_CONVERTER", raising=False)
-    with pytest.raises(EnvironmentLacks, match="no converter") as caught:
+    with pytest.raises(EnvironmentFailure, match="no converter") as caught:
         find_converter(tmp_path)
     assert "GRAFT_GGUF_CONVERTER" in caught.value.fix
     script = tmp_path / "llama.cpp" / "convert_hf_to_gguf.py"
@@ -134,7 +134,7 @@ def test_a_converter_is_found_where_it_is_named_and_its_lack_is_reported(tmp_pat
     script.touch()
     assert find_converter(tmp_path) == script
     monkeypatch.setenv("GRAFT_GGUF_CONVERTER", str(tmp_path / "nowhere.py"))
-    with pytest.raises(EnvironmentLacks, match="no converter"):
+    with pytest.raises(EnvironmentFailure, match="no converter"):
         find_converter(tmp_path)
 
 
@@ -153,7 +153,7 @@ def test_a_gguf_file_that_lacks_weights_is_refused(tiny_base, tmp_path):
         writer.write_tensors_to_file()
         writer.close()
         if refused:
-            with pytest.raises(AnswerIsNo, match="does not hold the model"):
+            with pytest.raises(NegativeResult, match="does not hold the model"):
                 read_back(target, tiny_base)
         else:
             assert read_back(target, tiny_base)["tensors"] == len(sizes)

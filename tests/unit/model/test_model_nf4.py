@@ -21,7 +21,7 @@ from graftwork.model.nf4 import (
     quantize_linear,
     scales_of,
 )
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 
 def normal(outputs, inputs, seed=0):
@@ -183,5 +183,5 @@ def test_a_layer_without_whole_blocks_stays_as_it_is():
 def test_a_base_that_has_nothing_to_quantise_is_refused():
     import model_families
 
-    with pytest.raises(UserMistake, match="4 bits"):
+    with pytest.raises(UserError, match="4 bits"):
         quantize_blocks(model_families.make("gpt2"), device="cpu")

@@ -18,7 +18,7 @@ from graftwork.model.parts import (
     logits_reader,
 )
 from graftwork.records.dataset import Row
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.train.loss import TokenBatch, summed_loss
 
@@ -147,7 +147,7 @@ def test_a_model_without_a_decoder_is_refused():
     import transformers as t
 
     config = t.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
-    with pytest.raises(UserMistake, match="not a causal decoder"):
+    with pytest.raises(UserError, match="not a causal decoder"):
         decoder_parts(t.BertModel(config))
-    with pytest.raises(UserMistake, match="not a causal decoder"):
+    with pytest.raises(UserError, match="not a causal decoder"):
         decoder_parts(nn.Linear(2, 2))

@@ -15,7 +15,7 @@ from graftwork.model.shape import (
     read_sizes,
     total_parameters,
 )
-from graftwork.records.errors import Damaged
+from graftwork.records.errors import Corrupted
 from graftwork.records.plan import ModelShape
 
 
@@ -76,5 +76,5 @@ def test_routers_and_experts_are_no_targets():
 
 def test_a_damaged_header_is_reported(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{oops")
-    with pytest.raises(Damaged, match="not a safetensors file"):
+    with pytest.raises(Corrupted, match="not a safetensors file"):
         read_sizes(tmp_path)

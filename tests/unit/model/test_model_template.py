@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from graftwork.model.chat.renderer import CannotProve
 from graftwork.model.chat.template import ChatTemplate
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message
 
 SYSTEM = Message(role="system", content="You answer in JSON.")
@@ -106,7 +106,7 @@ def test_a_model_without_a_template_is_refused_with_a_fix(tiny_base, tmp_path):
 
     shutil.copytree(tiny_base, tmp_path / "base")
     (tmp_path / "base" / "chat_template.jinja").unlink()
-    with pytest.raises(UserMistake, match="no chat template") as caught:
+    with pytest.raises(UserError, match="no chat template") as caught:
         ChatTemplate.from_folder(tmp_path / "base")
     assert "instruct" in caught.value.fix
 
@@ -118,7 +118,7 @@ def test_a_broken_tokenizer_config_is_an_error_that_names_the_file(tiny_base, tm
     file = folder / "tokenizer_config.json"
     for text in ('{"eos_token": ', "[]"):
         file.write_text(text)
-        with pytest.raises(UserMistake, match=r"tokenizer_config\.json") as caught:
+        with pytest.raises(UserError, match=r"tokenizer_config\.json") as caught:
             ChatTemplate.from_folder(folder)
         assert caught.value.where == str(file)
         assert caught.value.fix

@@ -25,7 +25,7 @@ from graftwork.fleet.control import Controller, Safety, affordable_seconds, larg
 from graftwork.fleet.place import make_label
 from graftwork.fleet.settings import CapSettings
 from graftwork.records.base import Record
-from graftwork.records.errors import AnswerIsNo, Busy, EnvironmentLacks, GraftError, WorkerFailed
+from graftwork.records.errors import Busy, EnvironmentFailure, GraftError, NegativeResult, WorkerFailed
 from graftwork.records.fleet import JobOrder
 
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC).timestamp()
@@ -203,7 +203,9 @@ class SimulatedProject:
         if kind == "busy":
             raise Busy("another command works on this project")
         raise (
-            WorkerFailed(f"{step}: {kind}") if kind == "worker killed" else EnvironmentLacks("no space left")
+            WorkerFailed(f"{step}: {kind}")
+            if kind == "worker killed"
+            else EnvironmentFailure("no space left")
         )
 
     def _nothing(self, _cycle: CycleState) -> CycleStepResult:
@@ -263,7 +265,7 @@ class SimulatedProject:
         )
         try:
             controller.start(order, caps=self.caps, now=self.now)
-        except AnswerIsNo:
+        except NegativeResult:
             self.incidents["cap reached"] += 1
             raise
         except GraftError:

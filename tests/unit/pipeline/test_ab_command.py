@@ -19,7 +19,7 @@ from graftwork.evaluate.live import comparison as comparing
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Capture
 from graftwork.registry.project import open_store
 
@@ -129,6 +129,6 @@ def test_a_pair_tried_by_several_metrics_is_reported(tmp_path, pair):
     "words", [("{0}", "{0}"), ("{0}", "{1}", "--metric", "nonsense"), ("{0}", "{1}", "--traffic", "dreams")]
 )
 def test_a_mistake_is_reported_with_its_fix(tmp_path, pair, words):
-    with pytest.raises(UserMistake) as reported:
+    with pytest.raises(UserError) as reported:
         run(tmp_path, *(word.format(*pair) for word in words), code=2)
     assert reported.value.fix

@@ -23,7 +23,7 @@ from graftwork.evaluate.live.comparison import LiveComparison, as_case, compare_
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Capture, Feedback
 from graftwork.registry.project import open_store
 from graftwork.serve.routing import make_experiment
@@ -326,7 +326,7 @@ def test_the_command_watches_shows_and_exits_as_before(work, pair, tmp_path):
     "words", [("--experiment", "nothing"), ("--cases", "x.jsonl", "--watch"), ("--metric", "feedbak")]
 )
 def test_a_metric_that_live_traffic_cannot_answer_is_refused_with_a_fix(work, pair, tmp_path, words):
-    with pytest.raises(UserMistake) as reported:
+    with pytest.raises(UserError) as reported:
         run(tmp_path, *pair, *words, code=2)
     assert reported.value.fix
 

@@ -33,7 +33,7 @@ from graftwork.cycle.state import (
     complete,
 )
 from graftwork.fleet.settings import CapSettings
-from graftwork.records.errors import AnswerIsNo, Busy, StoppedInOrder, UserMistake, WorkerFailed
+from graftwork.records.errors import Busy, GracefulStop, NegativeResult, UserError, WorkerFailed
 
 DEPLOY = {"gate": {"decision": "deploy", "reason": "The rule holds."}, "release": {"id": "r" * 64}}
 PROMOTED = {"promote": {"action": "promoted", "release": "r" * 64, "alias": "champion"}}
@@ -137,14 +137,14 @@ def test_a_bug_counts_as_a_failure_and_does_not_end_the_coordinator():
 
 
 def test_a_mistake_is_not_tried_again():
-    runner = Scripted(prepare=UserMistake("the logs cannot be read", fix="name another file"))
+    runner = Scripted(prepare=UserError("the logs cannot be read", fix="name another file"))
     ended = finish(make(runner))
     assert (ended.outcome, runner.done.count("prepare")) == ("failed", 1)
     assert ("failed", "cycle 1 ended: failed") in runner.sent
 
 
 def test_a_refusal_ends_the_cycle_without_a_failure():
-    ended = finish(make(Scripted(train=AnswerIsNo("the cap of a month is $50.00"))))
+    ended = finish(make(Scripted(train=NegativeResult("the cap of a month is $50.00"))))
     assert (ended.outcome, ended.reason) == ("refused", "train: the cap of a month is $50.00")
 
 
@@ -156,7 +156,7 @@ def test_a_busy_project_is_waited_for():
 
 
 def test_too_many_failed_cycles_pause_the_coordinator():
-    runner = Scripted(prepare=UserMistake("broken"))
+    runner = Scripted(prepare=UserError("broken"))
     coordinator = make(runner, retry=RetrySettings(cycles=2), schedule="0 * * * *")
     for _ in range(40):
         action = coordinator.tick()
@@ -201,7 +201,7 @@ def test_a_stop_gives_the_step_back_and_ends_the_coordinator():
 
 
 def test_a_session_that_ends_by_its_deadline_goes_on_at_the_next_date():
-    runner = Scripted(train=[StoppedInOrder("its time is over")])
+    runner = Scripted(train=[GracefulStop("its time is over")])
     coordinator = make(runner, schedule="0 2 * * *")
     coordinator.request("by hand")
     actions = [coordinator.tick() for _ in range(8)]
@@ -216,7 +216,7 @@ def test_a_session_that_outlasts_a_date_goes_on_at_the_next_one():
 
     def train():
         clock.now += 3 * 86400
-        raise StoppedInOrder("its time is over")
+        raise GracefulStop("its time is over")
 
     coordinator = make(Scripted(train=train), clock=clock, schedule="0 2 * * *")
     coordinator.request("by hand")
@@ -248,7 +248,7 @@ def test_a_step_that_is_superseded_is_abandoned_only_if_its_cycle_was_canceled()
     assert runner.abandoned == [1]
 
 
-@pytest.mark.parametrize("ends", [{}, WorkerFailed("no answer"), StoppedInOrder("stopped")])
+@pytest.mark.parametrize("ends", [{}, WorkerFailed("no answer"), GracefulStop("stopped")])
 def test_what_a_step_left_elsewhere_is_abandoned_however_it_ended_after_the_cancel(ends):
     store = MemoryCycles()
     entry = LogEntry(at=0.0, who="ada", action="cancel")

@@ -10,7 +10,7 @@ from graftwork.pipeline.step import StepOutputs
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import EnvironmentLacks, WorkerFailed
+from graftwork.records.errors import EnvironmentFailure, WorkerFailed
 from graftwork.registry.deploy import Deployed
 from graftwork.registry.project import open_store, promote_release, rollback_alias
 from graftwork.store.releases import ReleaseTable
@@ -26,7 +26,7 @@ class Machines:
 
     def deploy(self, _work, name, *, to, **_options):
         if (to, name) in self.unreachable:
-            raise EnvironmentLacks(f"{to} cannot be reached")
+            raise EnvironmentFailure(f"{to} cannot be reached")
         ok = (to, name) not in self.refused
         previous = self.serving.get(to)
         if ok:

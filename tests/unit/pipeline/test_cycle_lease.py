@@ -13,7 +13,7 @@ from graftwork.cycle.coordinator import ClaimKeeper, Coordinator
 from graftwork.cycle.settings import CycleSettings
 from graftwork.cycle.state import Holder, LogEntry, Superseded, begin, cancel, claim
 from graftwork.process.worker import forget_stop, stoppable
-from graftwork.records.errors import Interrupted, StoppedInOrder
+from graftwork.records.errors import GracefulStop, Interrupted
 
 
 @pytest.fixture(autouse=True)
@@ -175,5 +175,5 @@ def test_a_claim_that_is_lost_in_the_moment_in_which_the_step_ends_does_not_hang
 
 def test_a_signal_from_outside_is_passed_on():
     coordinator = make()
-    with pytest.raises(StoppedInOrder), ClaimKeeper(coordinator).keep("a", 1):
+    with pytest.raises(GracefulStop), ClaimKeeper(coordinator).keep("a", 1):
         signal_and_wait()

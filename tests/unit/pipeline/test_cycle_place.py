@@ -20,7 +20,7 @@ from graftwork.fleet.plans import adopt_plan, find_unpacked, traveling_splits
 from graftwork.grading.checks import GradeCheck
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.plan import run_id_of
-from graftwork.records.errors import Busy, UserMistake
+from graftwork.records.errors import Busy, UserError
 from graftwork.records.fleet import FleetJob, PlacedJob
 from graftwork.records.plan import Plan
 from graftwork.store.cycles import name_cycle
@@ -235,7 +235,7 @@ train: {objective: grpo, rewards: [{metric: "rewards/own.py:short"}]}
 """
     (tmp_path / "graft.yaml").write_text(settings)
     (tmp_path / "log.jsonl").write_text("")
-    with open_project(tmp_path).open() as opened, pytest.raises(UserMistake, match="not sent along"):
+    with open_project(tmp_path).open() as opened, pytest.raises(UserError, match="not sent along"):
         export_bundle(opened, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
 
@@ -256,7 +256,7 @@ def test_a_run_that_needs_files_of_the_project_is_refused_before_a_place_is_aske
     monkeypatch.setattr(fleet_jobs, "control", lambda *_words: None)
     work.settings.train, work.settings.evaluate = grpo("own.py:f"), SimpleNamespace(checks=())
     request = fleet_jobs.FleetRequest("elsewhere")
-    with pytest.raises(UserMistake, match="not sent along"):
+    with pytest.raises(UserError, match="not sent along"):
         fleet_jobs.start_run(work, request, lambda _quote: True, outputs=StepOutputs({"plan": HERE}))
 
 

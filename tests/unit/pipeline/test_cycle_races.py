@@ -21,7 +21,7 @@ from graftwork.cycle.state import (
     resume,
     settle_notice,
 )
-from graftwork.records.errors import AnswerIsNo, WorkerFailed
+from graftwork.records.errors import NegativeResult, WorkerFailed
 from graftwork.store.cycles import CycleTable, name_cycle
 from graftwork.store.database import open_database
 from graftwork.store.runs import StepLedger
@@ -236,7 +236,7 @@ def test_an_approval_holds_for_the_cycle_that_was_looked_at(step):
     open_cycle(store, 2)
     first = next(state for state in store.states if is_at("promote")(state))
     look_at(store, first)
-    with pytest.raises(AnswerIsNo, match="cycle 1 is not open any more"):
+    with pytest.raises(NegativeResult, match="cycle 1 is not open any more"):
         approve_step(SimpleNamespace(cycles=store), step, who="ada")
     assert store.read().open_cycle.approvals == ()
 
@@ -245,7 +245,7 @@ def test_only_the_cycle_that_was_shown_is_canceled():
     """It ends while a person decides to cancel it."""
     store = Recorded()
     open_cycle(store, 2)
-    with pytest.raises(AnswerIsNo, match="cycle 1 is not open any more"):
+    with pytest.raises(NegativeResult, match="cycle 1 is not open any more"):
         decide(SimpleNamespace(cycles=store), "cancel", who="ada", cycle=1)
     assert store.read().open_cycle.number == 2
 

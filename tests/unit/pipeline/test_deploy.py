@@ -15,7 +15,7 @@ from graftwork.process.worker import hold_lock
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.registry.deploy import deploy, deploy_here
 from graftwork.registry.project import open_store, promote_release
 from graftwork.serve.own_endpoint import gateway_folder
@@ -207,5 +207,5 @@ def test_a_release_is_deployed_over_ssh_and_taken_back_there(project, sshd, tmp_
         endpoint.status = 503
         done = deploy(work, second, to=f"127.0.0.1:{far}", graft=graft, requests=1)
         assert (done.ok, champion(far)) == (False, first)
-        with pytest.raises(EnvironmentLacks, match="did not take the release"):
+        with pytest.raises(EnvironmentFailure, match="did not take the release"):
             deploy(work, second, to=f"127.0.0.1:{tmp_path / 'nothing'}", graft=graft)

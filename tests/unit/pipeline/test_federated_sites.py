@@ -6,7 +6,7 @@ import pytest
 
 from graftwork.fleet import jobs as fleet_jobs
 from graftwork.pipeline.step import StepOutputs
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.fleet import Reconciled
 from graftwork.records.plan import Plan
 
@@ -23,7 +23,7 @@ def poll(monkeypatch):
     def ask(now, *, down=False, refuses=False):
         def reconcile(**_asked):
             if refuses:
-                raise EnvironmentLacks("the key is not known there")
+                raise EnvironmentFailure("the key is not known there")
             return Reconciled(unreachable=(place,) if down else ())
 
         if not runs:

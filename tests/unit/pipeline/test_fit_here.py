@@ -20,7 +20,7 @@ from graftwork.plan.fit.project import (
 )
 from graftwork.plan.serving import make_question, serve
 from graftwork.plan.serving_question import ServeLoad
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.plan import DeviceFacts
 
 TWO_T4 = "0, GPU-a, Tesla T4, 15360\n1, GPU-b, Tesla T4, 15360\n"
@@ -71,7 +71,7 @@ def test_no_driver_is_asked_where_the_card_is_named(monkeypatch):
 
 def test_cards_of_no_kind_are_a_mistake(monkeypatch):
     monkeypatch.setattr(fit, "ask_driver", lambda: "")
-    with pytest.raises(UserMistake, match="of which kind"):
+    with pytest.raises(UserError, match="of which kind"):
         named_machine(gpus=2)
 
 
@@ -88,7 +88,7 @@ def test_training_of_experts_is_planned_and_their_serving_refused(tmp_path):
     # Idle experts are weights, and no work.
     dense = model.shape.model_copy(update={"experts_used": 4})
     assert flops_per_token(question) < flops_per_token(question.model_copy(update={"shape": dense}))
-    with pytest.raises(UserMistake, match="experts"):
+    with pytest.raises(UserError, match="experts"):
         make_question(model, ServeLoad(), machine=named_machine(gpu="T4"))
 
 

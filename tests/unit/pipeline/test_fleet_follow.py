@@ -6,7 +6,7 @@ import pytest
 
 from graftwork.fleet import jobs as fleet_jobs
 from graftwork.fleet.place import PlaceUnreachable, Refused
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.fleet import FleetJob, JobPoll, PlacedJob, Reconciled
 
 PLACED = PlacedJob(place="ssh", id="1", label="graft-00000000-000000000001")
@@ -37,7 +37,7 @@ class BrokenPlace:
         raise self.trouble
 
     def fetch(self, _job, _folder):
-        raise EnvironmentLacks("there are no files")
+        raise EnvironmentFailure("there are no files")
 
 
 def make_job(state):
@@ -79,7 +79,7 @@ def test_a_job_that_did_not_finish_keeps_its_reason_if_nothing_can_be_fetched(fo
 
 
 def test_a_finished_job_without_its_files_is_an_error(follow):
-    with pytest.raises(EnvironmentLacks, match="no files"):
+    with pytest.raises(EnvironmentFailure, match="no files"):
         follow(state="done", reason="done")
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from graftwork.fleet import jobs as fleet_jobs
 from graftwork.fleet.jobs import RunQuote
-from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.errors import NegativeResult, UserError
 from graftwork.records.hardware import Offer
 
 HERE = SimpleNamespace(minutes=SimpleNamespace(high=60.0))
@@ -20,7 +20,7 @@ class Planner:
 
     def plan(self, offer):
         if offer.gpu == "GTX 1050":
-            raise AnswerIsNo("it does not fit into 4 GiB")
+            raise NegativeResult("it does not fit into 4 GiB")
         return offer.gpu
 
     def knows(self, offer):
@@ -36,7 +36,7 @@ def offers(*cards):
 def list_with(monkeypatch, *cards):
     def quote(_work, plan, request, offer):
         if offer.gpu == "H200":
-            raise UserMistake("$5.00 is not enough")
+            raise UserError("$5.00 is not enough")
         assert plan == offer.gpu
         return RunQuote(place=request.place, gpu=request.gpu, planned_hours=1.0, seconds=60.0)
 

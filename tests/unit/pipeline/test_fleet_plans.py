@@ -4,7 +4,7 @@ import pytest
 
 from graftwork.fleet.jobs import RunQuote, choose_place
 from graftwork.fleet.plans import setup_minutes
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import NegativeResult
 
 HOUR = 3600.0
 LOCAL = RunQuote(place="local", planned_hours=20.0, seconds=81.0 * HOUR)
@@ -41,7 +41,7 @@ def test_a_paid_place_is_taken_where_the_free_ones_are_too_slow():
 
 
 def test_the_largest_possible_cost_counts_against_the_budget_not_the_planned_one():
-    with pytest.raises(AnswerIsNo, match="no place finishes") as caught:
+    with pytest.raises(NegativeResult, match="no place finishes") as caught:
         chosen(KAGGLE, RUNPOD, budget=2, deadline=5 * HOUR)
     assert "runpod, RTX 4090: may cost $4.90, more than the budget" in caught.value.why
     assert "--budget" in caught.value.fix

@@ -8,7 +8,7 @@ from graftwork.fleet import jobs as fleet_jobs
 from graftwork.fleet.jobs import FleetRequest, start_run
 from graftwork.fleet.place import Refused
 from graftwork.fleet.project import open_place
-from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.errors import NegativeResult, UserError
 from graftwork.records.hardware import Offer
 
 
@@ -50,13 +50,13 @@ def test_a_wrong_login_is_found_before_the_data_is_prepared(begin):
 
 
 def test_a_card_that_is_not_there_is_found_before_the_data_is_prepared(begin):
-    with pytest.raises(AnswerIsNo, match="offers no H9000 now"):
+    with pytest.raises(NegativeResult, match="offers no H9000 now"):
         begin(one_card, gpu="H9000")
     assert begin.asked == ["offer"]
 
 
 def test_an_address_that_is_no_mirror_is_found_before_the_place_is_asked(begin):
-    with pytest.raises(UserMistake, match="the address of the mirror cannot be used") as caught:
+    with pytest.raises(UserError, match="the address of the mirror cannot be used") as caught:
         begin(one_card, mirror="nowhere://bucket")
     assert caught.value.where == "train.run.mirror"
     assert begin.asked == []
@@ -66,6 +66,6 @@ def test_an_unknown_place_is_named_with_the_places_that_exist(tmp_path):
     work = SimpleNamespace(
         project=SimpleNamespace(state=tmp_path), settings=SimpleNamespace(fleet=SimpleNamespace())
     )
-    with pytest.raises(UserMistake, match="there is no place 'runpot'") as caught:
+    with pytest.raises(UserError, match="there is no place 'runpot'") as caught:
         open_place(work, "runpot")
     assert "runpod" in caught.value.why

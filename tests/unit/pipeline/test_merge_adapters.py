@@ -8,7 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 from graftwork.api.project import open_project
 from graftwork.model.adapter_shape import AdapterShape, to_peft
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.registry.export import MergeRequest, merge_adapters
 
 PATH = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -53,7 +53,7 @@ def test_the_average_of_two_adapters_changes_as_much_as_both_together(work, tmp_
 def test_factors_of_different_ranks_are_refused_where_the_method_needs_one(work, tmp_path):
     one, _ = make_adapter(tmp_path / "one", rank=4)
     two, _ = make_adapter(tmp_path / "two", rank=8)
-    with pytest.raises(UserMistake, match="rank"):
+    with pytest.raises(UserError, match="rank"):
         merge_adapters(work, MergeRequest((one, two), tmp_path / "out", method="ties"))
     assert not (tmp_path / "out").exists()
 
@@ -61,7 +61,7 @@ def test_factors_of_different_ranks_are_refused_where_the_method_needs_one(work,
 @pytest.mark.parametrize("weights", ["nan,1", "inf,1", "1", "0,1", "-1,2", "a,b"])
 def test_weights_that_are_no_positive_numbers_are_refused(work, tmp_path, weights):
     names = tuple(make_adapter(tmp_path / str(at), seed=at)[0] for at in range(2))
-    with pytest.raises(UserMistake, match="positive weights"):
+    with pytest.raises(UserError, match="positive weights"):
         merge_adapters(work, MergeRequest(names, tmp_path / "out", weights=weights))
 
 
@@ -70,7 +70,7 @@ def test_an_adapter_with_other_trained_weights_is_refused_by_name(work, tmp_path
     two, _ = make_adapter(
         tmp_path / "two", more={"base_model.model.lm_head.weight": np.ones((2, 2), np.float32)}
     )
-    with pytest.raises(UserMistake, match="besides its LoRA factors"):
+    with pytest.raises(UserError, match="besides its LoRA factors"):
         merge_adapters(work, MergeRequest((one, two), tmp_path / "out"))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from graftwork.pipeline.preflight import find_missing_keys
 from graftwork.project.settings import ProjectSettings
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.serve.settings import ServeSettings, require_upstream_keys
 
 ENDPOINT = {"url": "http://127.0.0.1:9/v1", "model": "large", "api_key_env": "KEY_OF_A_TEST"}
@@ -46,7 +46,7 @@ def test_keys_that_a_run_will_need_are_looked_for_before_training(monkeypatch):
 def test_keys_of_servers_that_are_asked_are_looked_for_before_serving(monkeypatch, settings, where):
     serve = ServeSettings.model_validate(settings)
     monkeypatch.setenv("KEY_OF_A_TEST", " ")
-    with pytest.raises(EnvironmentLacks, match="KEY_OF_A_TEST") as missing:
+    with pytest.raises(EnvironmentFailure, match="KEY_OF_A_TEST") as missing:
         require_upstream_keys(serve)
     assert missing.value.where == where
     monkeypatch.setenv("KEY_OF_A_TEST", "k")

@@ -15,7 +15,7 @@ from graftwork.evaluate.live.answer_checks import LiveChecks, find_live_checks
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.live import (
     EscalationCurve,
     EscalationForecast,
@@ -64,7 +64,7 @@ def test_an_own_function_sees_no_reference_in_a_live_request(work):
 def test_a_check_that_runs_calls_is_none_of_live_answers(work):
     assert "own" in find_live_checks(work)
     assert "runs" not in find_live_checks(work)
-    with pytest.raises(UserMistake, match="runs runs calls in the sandbox"):
+    with pytest.raises(UserError, match="runs runs calls in the sandbox"):
         LiveChecks(work, ["runs"])
 
 
@@ -82,7 +82,7 @@ def serving(**escalate):
 
 
 def test_streams_by_prefix_without_a_check_that_can_judge_one_are_refused(work):
-    with pytest.raises(UserMistake, match="no check can judge the beginning of an answer: own"):
+    with pytest.raises(UserError, match="no check can judge the beginning of an answer: own"):
         open_checks(work, serving(checks=("own",), stream="prefix"))
     assert open_checks(work, serving(checks=("own", "starts"), stream="prefix")) is not None
     assert open_checks(work, serving(checks=("own",), min_logprob=-1.0, stream="prefix")) is not None
@@ -135,5 +135,5 @@ def test_a_threshold_holds_for_the_tokens_that_it_was_chosen_for(work, chosen_fo
     if fits:
         assert with_threshold(work, asked).escalate.min_logprob == -0.7
     else:
-        with pytest.raises(UserMistake, match="was not chosen for"):
+        with pytest.raises(UserError, match="was not chosen for"):
             with_threshold(work, asked)

@@ -24,7 +24,7 @@ from graftwork.evaluate.statistics.anytime import TwoArms
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import AnswerIsNo, Busy, UserMistake
+from graftwork.records.errors import Busy, NegativeResult, UserError
 from graftwork.records.interaction import Capture
 from graftwork.registry.project import open_store, promote_release
 from graftwork.serve.routing import make_experiment
@@ -296,11 +296,11 @@ def test_canaries_of_other_aliases_keep_their_entries(work, pair):
 
 
 def test_what_cannot_be_a_canary_is_refused_by_name(work, pair):
-    with pytest.raises(UserMistake, match="already points at"):
+    with pytest.raises(UserError, match="already points at"):
         run_canary(work, pair[0], CanaryRequest(share=0.1))
-    with pytest.raises(UserMistake, match="points at no release yet"):
+    with pytest.raises(UserError, match="points at no release yet"):
         run_canary(work, pair[1], CanaryRequest(share=0.1, alias="staging"))
-    with pytest.raises(UserMistake, match="not graded"):
+    with pytest.raises(UserError, match="not graded"):
         run_canary(work, pair[1], CanaryRequest(share=0.1, metric="nonsense"))
 
 
@@ -310,7 +310,7 @@ def test_a_release_that_the_gate_refused_needs_force_for_a_canary_too(work, pair
         index=work.releases,
         **parts(write_adapter(root / "three", weights=b"three"), decision="abort"),
     )
-    with pytest.raises(AnswerIsNo):
+    with pytest.raises(NegativeResult):
         run_canary(work, refused.id, CanaryRequest(share=0.1))
     assert find_canary(work) is None
 
@@ -322,7 +322,7 @@ def test_a_share_is_a_percentage_or_a_fraction(text, share):
 
 @pytest.mark.parametrize("text", ["0%", "100%", "1", "five", "-5%", "", "5%%"])
 def test_a_share_of_none_all_or_nonsense_is_refused(text):
-    with pytest.raises(UserMistake, match="not a share"):
+    with pytest.raises(UserError, match="not a share"):
         parse_share(text)
 
 

@@ -30,7 +30,7 @@ from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.base import Figure
-from graftwork.records.errors import Damaged
+from graftwork.records.errors import Corrupted
 from graftwork.records.plan import DeviceFacts, Plan
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.report import Generation, Metric, Report, SubjectReport
@@ -229,7 +229,7 @@ def test_a_champions_report_that_was_tampered_with_is_refused(tmp_path):
     with opened(write_project(tmp_path / "p", LAX)) as work:
         champion = release_of(work, report(97), adapter_hash="old")
         (work.project.releases / champion.id / "report.json").write_text(report(1).to_json())
-        with pytest.raises(Damaged, match="was changed"):
+        with pytest.raises(Corrupted, match="was changed"):
             with_champion(work, report(60), champion)
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from graftwork.evaluate import project_subjects
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message
 from graftwork.train.settings import TrainSettings
 
@@ -61,7 +61,7 @@ def grpo(source):
     ],
 )
 def test_cases_that_are_trained_on_are_refused(read, question, train):
-    with pytest.raises(UserMistake, match="c0 is a training row"):
+    with pytest.raises(UserError, match="c0 is a training row"):
         read(question, **train)
 
 

@@ -17,7 +17,7 @@ from graftwork.plan.fit import project as project_fit
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import make_question
 from graftwork.plan.settings import PlanSettings
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import NegativeResult
 from graftwork.records.plan import DeviceFacts, FitOptions, PlainStep, RolloutLoad, Workload
 from graftwork.records.run import TrainJob
 from graftwork.train.run_folder import REPLANNED
@@ -94,7 +94,7 @@ def test_dora_on_one_card_computes_again_where_it_would_not_fit(tmp_path):
     found = step.plan_passes(opened_project(tmp_path, limit=4.5), CARD, SHAPE, LOAD, "bfloat16", rates=None)
     assert found.checkpointed
     forbidden = opened_project(tmp_path, limit=4.5, gradient_checkpointing="off")
-    with pytest.raises(AnswerIsNo, match="does not fit") as refused:
+    with pytest.raises(NegativeResult, match="does not fit") as refused:
         step.plan_passes(forbidden, CARD, SHAPE, LOAD, "bfloat16", rates=None)
     assert "1 row at a time" in refused.value.why
     roomy = step.plan_passes(opened_project(tmp_path), CARD, SHAPE, LOAD, "bfloat16", rates=None)
@@ -120,7 +120,7 @@ def test_the_plain_step_on_a_card_leaves_room_for_sampled_answers(tmp_path):
     assert between.parts_gib["rollouts"] == pytest.approx(sampled)
     assert between.peak_gib == pytest.approx(alone.peak_gib + sampled)
     assert (between.micro_rows, between.checkpointed) == (alone.micro_rows, alone.checkpointed)
-    with pytest.raises(AnswerIsNo, match="GiB for sampled answers leave"):
+    with pytest.raises(NegativeResult, match="GiB for sampled answers leave"):
         step.plan_passes(
             opened_project(tmp_path, limit=sampled + 0.5), CARD, SHAPE, load, "bfloat16", rates=None
         )
@@ -191,7 +191,7 @@ def test_what_the_host_has_no_room_for_is_refused(tmp_path, monkeypatch):
     host = project_fit.this_host().model_copy(update={"ram_gib": 8.0})
     monkeypatch.setattr(step, "this_host", lambda: host)
     load = LOAD.model_copy(update={"method": "full"})
-    with pytest.raises(AnswerIsNo, match="of the host") as refused:
+    with pytest.raises(NegativeResult, match="of the host") as refused:
         step.plan_streamed(streamed_project(tmp_path, limit=8.0), CARD, SHAPE, load, "bfloat16", rates=None)
     assert "layers streamed" in refused.value.why
 

@@ -4,7 +4,7 @@ import pytest
 
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.pipeline.steps.plan import describe_adapter
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.plan import ModelShape
 from graftwork.train.settings import TrainSettings
 
@@ -66,6 +66,6 @@ def test_settings_become_a_shape():
     ],
 )
 def test_a_name_that_no_layer_has_is_refused_with_the_nearest(settings, hint):
-    with pytest.raises(UserMistake, match="no layer of the model") as caught:
+    with pytest.raises(UserError, match="no layer of the model") as caught:
         resolve(**settings)
     assert caught.value.fix == hint

@@ -12,7 +12,7 @@ from graftwork.model.probe import name_device
 from graftwork.plan import probe as probing
 from graftwork.plan.probe import keep_probe, run_probe, shape_to_probe, stored_probe
 from graftwork.project.load import open_project
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.records.plan import DeviceName, ModelShape, ProbeFacts, ProbeJob
 from graftwork.train.probe_process import probe
 
@@ -96,7 +96,7 @@ def test_a_probe_of_another_version_is_ignored():
 
 
 def test_without_a_project_and_a_name_there_is_nothing_to_probe():
-    with pytest.raises(UserMistake, match="no model"):
+    with pytest.raises(UserError, match="no model"):
         shape_to_probe(None, None)
 
 
@@ -171,7 +171,7 @@ def test_the_childs_line_becomes_facts_and_its_progress_is_heard(tmp_path, monke
 
 def test_a_child_that_fails_is_reported_with_its_last_message(tmp_path, monkeypatch):
     make_child(tmp_path, monkeypatch, "echo No module named torch >&2; exit 1")
-    with pytest.raises(EnvironmentLacks, match="found nothing out") as reported:
+    with pytest.raises(EnvironmentFailure, match="found nothing out") as reported:
         run_probe(ProbeJob(shape=TINY, folder=str(tmp_path)))
     assert reported.value.why == "No module named torch"
 
@@ -180,6 +180,6 @@ def test_a_child_that_fails_is_reported_with_its_last_message(tmp_path, monkeypa
 def test_a_probe_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypatch, script):
     make_child(tmp_path, monkeypatch, f"echo waiting for the driver >&2; {script}")
     job = ProbeJob(shape=TINY, folder=str(tmp_path), seconds=0.1)
-    with pytest.raises(EnvironmentLacks, match="hangs") as reported:
+    with pytest.raises(EnvironmentFailure, match="hangs") as reported:
         run_probe(job)
     assert "waiting for the driver" in reported.value.why

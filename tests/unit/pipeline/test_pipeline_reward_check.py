@@ -19,7 +19,7 @@ from graftwork.pipeline.preflight import (
     spread,
 )
 from graftwork.pipeline.table import run_pipeline
-from graftwork.records.errors import AnswerIsNo, EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, NegativeResult, UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from graftwork.train.rollouts.project import make_reward_spec
@@ -46,14 +46,14 @@ def test_rewards_hold_if_only_the_gold_answer_gets_something():
 def test_a_rewarded_hack_is_named():
     found = judged(**{GOLD: 0.8, "empty": 0.4, "long": 0.3})
     assert [item.name for item in found.rewarded] == ["empty"]
-    with pytest.raises(AnswerIsNo, match="cannot be trusted") as refused:
+    with pytest.raises(NegativeResult, match="cannot be trusted") as refused:
         require_sound(found)
     assert "empty" in refused.value.why
 
 
 @pytest.mark.parametrize(("gold", "why"), [(0.1, "reference itself"), (None, "no reward applies")])
 def test_a_gold_answer_without_a_reward_is_refused(gold, why):
-    with pytest.raises(AnswerIsNo) as refused:
+    with pytest.raises(NegativeResult) as refused:
         require_sound(judged(**{GOLD: gold, "empty": 0.0}))
     assert why in refused.value.why
 
@@ -64,13 +64,13 @@ def test_a_reward_that_cannot_grade_is_named_once_with_its_reason():
     found = judge(asked, graded, cases=1)
     assert [[answer.name for answer in answers].count(GOLD) for answers in found.failures.values()] == [1]
     assert [len(answers) for answers in found.failures.values()] == [3]
-    with pytest.raises(AnswerIsNo) as refused:
+    with pytest.raises(NegativeResult) as refused:
         require_sound(found)
     assert refused.value.why == "own.py:f cannot grade the reference: it returned nan"
 
 
 def test_prompts_without_a_reference_are_named():
-    with pytest.raises(AnswerIsNo) as refused:
+    with pytest.raises(NegativeResult) as refused:
         require_sound(judged(empty=0.0))
     assert "no prompt has a reference" in refused.value.why
 
@@ -88,7 +88,7 @@ def test_rewards_of_another_model_are_pointed_out(tmp_path):
     )
     with (
         open_project(tmp_path).open() as work,
-        pytest.raises(UserMistake, match="taught has no rewards") as no,
+        pytest.raises(UserError, match="taught has no rewards") as no,
     ):
         check_rewards(work)
     assert no.value.fix == "--model rewarded"
@@ -132,7 +132,7 @@ def test_the_example_rewards_right_functions_and_no_others_whatever_the_umask(tm
         with RewardRunner(spec, processes=1) as runner:
             graded = runner.grade_all(RewardQuestion("a", case, text) for case, text in texts)
             assert [parts.reward for parts in graded] == [1.0, 0.0, 1.0, 0.0]
-    except EnvironmentLacks:
+    except EnvironmentFailure:
         pytest.skip("no way to shut code in works here")
     finally:
         os.umask(before)

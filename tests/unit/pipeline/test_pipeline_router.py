@@ -6,7 +6,7 @@ import pytest
 
 from graftwork.api.project import open_project
 from graftwork.files.safetensors import read_router, router_path
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import Corrupted, UserError
 from graftwork.serve.project import open_family
 from graftwork.serve.settings import FamilySettings, ServeSettings
 
@@ -58,12 +58,12 @@ def test_a_router_is_measured_on_the_test_split_and_read_back_equal(tmp_path):
 
     path = router_path(project.folder.state)
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(Damaged, match="is not a router"):
+    with pytest.raises(Corrupted, match="is not a router"):
         read_router(path)
 
 
 def test_a_family_without_rows_of_their_own_is_refused(tmp_path):
     project = write_project(tmp_path, models="all: {keep: {role: [people, storage]}}")
-    with pytest.raises(UserMistake, match="at least two models") as refused:
+    with pytest.raises(UserError, match="at least two models") as refused:
         project.train_router()
     assert "keep" in refused.value.fix

@@ -17,7 +17,7 @@ from graftwork.evaluate.live.traffic import compare_shadow, summarize_shadow
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Capture
 from graftwork.registry.project import open_store, promote_release
 from graftwork.serve.project import CaptureExport
@@ -111,7 +111,7 @@ def test_interrupted_copies_are_not_compared_and_many_of_them_are_a_remark(work,
 
 def test_nothing_copied_is_a_remark_and_an_unknown_challenger_is_refused(work, pair):
     assert "serve.shadow" in compare_shadow(work, *pair).remarks[0]
-    with pytest.raises(UserMistake) as refused:
+    with pytest.raises(UserError) as refused:
         compare_shadow(work, pair[0], "nobody")
     assert "large" in refused.value.why
 

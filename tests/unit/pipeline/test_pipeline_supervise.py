@@ -27,7 +27,7 @@ from graftwork.project.supervise import (
     run_job,
 )
 from graftwork.records.base import Record
-from graftwork.records.errors import OutOfMemory, StoppedInOrder, UserMistake, WorkerFailed
+from graftwork.records.errors import GracefulStop, OutOfMemory, UserError, WorkerFailed
 from graftwork.records.fleet import JobStatus
 
 WORKER = """
@@ -36,7 +36,7 @@ from pathlib import Path
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.base import Record
-from graftwork.records.errors import StoppedInOrder, UserMistake
+from graftwork.records.errors import GracefulStop, UserError
 
 class Task(Record):
     folder: str
@@ -44,7 +44,7 @@ class Task(Record):
     rows: int = 8
     heart: str = "."
 
-class GivenUp(StoppedInOrder):
+class GivenUp(GracefulStop):
     pass
 
 def work(task):
@@ -62,7 +62,7 @@ def work(task):
         if what == "break":
             raise RuntimeError("a fault of the program")
         if what == "mistake":
-            raise UserMistake("a mistake of the user", fix="fix it")
+            raise UserError("a mistake of the user", fix="fix it")
         if what == "memory" and task.rows > int(number or 2):
             raise MemoryError("tried to allocate 1.00 GiB")
         if what == "freeze":
@@ -73,7 +73,7 @@ def work(task):
         if what == "wait":
             (folder / "ready").touch()
             stop_asked.wait(600)
-            raise StoppedInOrder("stopped")
+            raise GracefulStop("stopped")
         if what in ("save", "deaf", "frozen"):
             if what != "deaf":
                 heart.move("checkpoint")
@@ -87,7 +87,7 @@ def work(task):
             while not (folder / "saved").exists():
                 threading.Event().wait(0.01)
             heart.move()
-            raise StoppedInOrder("stopped")
+            raise GracefulStop("stopped")
         if what == "give_up":
             raise GivenUp("stopped in the middle of it")
     (folder / "done").write_text(str(task.rows))
@@ -171,7 +171,7 @@ def test_a_fault_of_the_program_is_tried_once_more_only(job):
 
 def test_messages_of_a_worker_are_forwarded_and_logged(job):
     watcher = watcher_of(job)
-    with pytest.raises(UserMistake, match="of the user"):
+    with pytest.raises(UserError, match="of the user"):
         job("mistake", watcher=watcher)
     assert alerts(job.folder) == ["failed"]
 
@@ -239,10 +239,10 @@ def test_a_stop_request_to_the_supervisor_stops_the_worker_in_order(job):
             os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(StoppedInOrder) as caught, stoppable():
+    with pytest.raises(GracefulStop) as caught, stoppable():
         job("wait", on_poll=ask)
     assert caught.value.exit_code == 75
-    assert json.loads((job.folder / "error.json").read_text())["error"] == "StoppedInOrder"
+    assert json.loads((job.folder / "error.json").read_text())["error"] == "GracefulStop"
     assert lock_holder(job.folder) is None
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -289,7 +289,7 @@ class LetsItSave(Heard):
 @pytest.mark.parametrize("heart", [".", "another run"])
 def test_a_worker_that_still_writes_its_checkpoint_is_waited_for(job, ask_to_stop, monkeypatch, heart):
     reported = LetsItSave(job.folder, monkeypatch)
-    with pytest.raises(StoppedInOrder), stoppable():
+    with pytest.raises(GracefulStop), stoppable():
         job(
             "save",
             on_poll=ask_to_stop,
@@ -304,7 +304,7 @@ def test_a_worker_that_still_writes_its_checkpoint_is_waited_for(job, ask_to_sto
 @pytest.mark.parametrize("what", ["deaf", "frozen"])
 def test_a_worker_that_does_not_stop_and_saves_nothing_is_ended(job, ask_to_stop, monkeypatch, what):
     monkeypatch.setattr(supervise, "FRESH_SECONDS", 0.3)
-    with pytest.raises(StoppedInOrder), stoppable():
+    with pytest.raises(GracefulStop), stoppable():
         job(what, on_poll=ask_to_stop)
     assert not (job.folder / "error.json").exists()
     assert lock_holder(job.folder) is None
@@ -325,7 +325,7 @@ def test_progress_is_seen_where_the_runs_at_work_say_it(job):
 
 def test_any_kind_of_orderly_stop_counts_as_one(job):
     watcher = watcher_of(job)
-    with pytest.raises(StoppedInOrder, match="in the middle") as caught:
+    with pytest.raises(GracefulStop, match="in the middle") as caught:
         job("give_up", watcher=watcher)
     assert caught.value.exit_code == 75
     assert alerts(job.folder) == []
@@ -336,7 +336,7 @@ def test_sigterm_outside_of_a_worker_is_a_stop_in_good_order_too():
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(300)
 
-    with pytest.raises(StoppedInOrder), stoppable():
+    with pytest.raises(GracefulStop), stoppable():
         stop_me()
 
 

@@ -7,7 +7,7 @@ import pytest
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.week.project import (
     WeekRequest,
     fit_project_curves,
@@ -71,5 +71,5 @@ def test_a_project_that_never_ran_is_left_as_it_is(tmp_path):
 
 def test_a_rented_place_without_a_price_is_refused_instead_of_used_for_nothing(tmp_path):
     (tmp_path / "graft.yaml").write_text(PROJECT.replace("local: {speed: 1.0}", "runpod: {speed: 1.0}"))
-    with pytest.raises(UserMistake, match="runpod has no price"):
+    with pytest.raises(UserError, match="runpod has no price"):
         week_problem(open_project(tmp_path), WeekRequest())

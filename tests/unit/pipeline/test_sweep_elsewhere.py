@@ -6,7 +6,7 @@ import pytest
 
 from graftwork.fleet import jobs as fleet_jobs
 from graftwork.pipeline.step import StepOutputs
-from graftwork.records.errors import EnvironmentLacks, WorkerFailed
+from graftwork.records.errors import EnvironmentFailure, WorkerFailed
 from graftwork.records.hardware import Offer
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainOutcome
@@ -92,7 +92,7 @@ def test_a_machine_that_was_taken_away_says_nothing_of_the_settings(
     place.ends = SimpleNamespace(
         id="new", place="cloud", run_id="r", state=state, reason=reason, booted_at=booted_at, fetched=False
     )
-    with pytest.raises(EnvironmentLacks, match=reason) as caught:
+    with pytest.raises(EnvironmentFailure, match=reason) as caught:
         place.train(monkeypatch)
     # Only this one would be noted as the result of a trial.
     assert isinstance(caught.value, WorkerFailed) == is_failed

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from graftwork.project.settings import ProjectSettings
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.train.all_models import with_train
 
 
@@ -44,7 +44,7 @@ def test_changes_apply_to_the_model_that_is_worked_on(models):
     [({}, {"rank": 1024}), ({}, {"learning_rate": 2.0}), ({"strategy": "ddp"}, {"proximal": 0.1})],
 )
 def test_impossible_settings_are_a_mistake_with_its_reason(models, train, changes):
-    with pytest.raises(UserMistake, match="not possible") as mistake:
+    with pytest.raises(UserError, match="not possible") as mistake:
         with_train(make_work(train, models), changes)
     assert next(iter(changes)) in mistake.value.why
     assert mistake.value.where == "train"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.fleet.place import PlaceUnreachable
-from graftwork.records.errors import AnswerIsNo, Stale, StoppedInOrder, WorkerFailed
+from graftwork.records.errors import GracefulStop, NegativeResult, Stale, WorkerFailed
 from graftwork.records.week import ShownSession, WeekSchedule
 from graftwork.week import follow as followed_week
 from graftwork.week.follow import FollowedWeek, RunIsComplete, WeekFollower, WeekTick, due_sessions
@@ -75,7 +75,7 @@ class SimulatedDesk:
     def start(self, session, *, seconds):
         def order():
             if session.place in self.refuses:
-                raise AnswerIsNo("the quota is used up", why="30 of 30 hours")
+                raise NegativeResult("the quota is used up", why="30 of 30 hours")
             running = [job for job in self.jobs if job.is_open]
             assert session.model not in {job.model for job in running}, "two sessions of one model"
             assert session.place not in {job.place for job in running}, "two sessions at one place"
@@ -213,8 +213,8 @@ def test_a_place_that_does_not_answer_is_asked_again_and_a_complete_run_is_not_o
 
 def test_a_stop_ends_the_follower_and_changed_logs_end_a_session_without_training_here():
     desk = SimulatedDesk(schedule(shown("own", "main", 0, 4)), {"main": 1.0})
-    desk.judge = lambda model: raise_error(StoppedInOrder("SIGTERM"))
-    with pytest.raises(StoppedInOrder):
+    desk.judge = lambda model: raise_error(GracefulStop("SIGTERM"))
+    with pytest.raises(GracefulStop):
         follow(desk, until=4)
     desk.judge = lambda model: raise_error(Stale("the logs have changed"))
     follow(desk, until=5)

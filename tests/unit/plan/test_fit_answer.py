@@ -17,7 +17,7 @@ from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import gpu_room, make_question, rollout_load
 from graftwork.plan.fit.search import takes_own_step
 from graftwork.records.base import Figure
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import FitOptions
 from graftwork.train.settings import TrainSettings
@@ -281,7 +281,7 @@ def test_a_slower_link_is_not_faster():
 
 @pytest.mark.parametrize("stated", [{"seq": 0}, {"batch_size": 0}, {"rank": -1}, {"epochs": 0.0}])
 def test_numbers_that_no_run_can_have_are_refused_by_name(stated):
-    with pytest.raises(UserMistake, match="--"):
+    with pytest.raises(UserError, match="--"):
         question(**stated)
 
 

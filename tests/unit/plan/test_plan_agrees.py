@@ -11,7 +11,7 @@ from graftwork.plan.fit.project import FitRequest, answer_fit, named_machine, qu
 from graftwork.plan.purchase import Use, read_purchase_option, weigh_purchase
 from graftwork.plan.serving import make_question, serve
 from graftwork.plan.serving_question import ServeLoad
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 CARD = "RTX 5060 Ti 16GB"
 RUN = {"model": "deepseek-coder-6.7b", "method": "qlora", "seq": "2048", "rows": 5000, "epochs": 3}
@@ -63,7 +63,7 @@ def test_a_processor_can_be_named_by_its_number_of_cores(name, cores, gflops):
 
 
 def test_no_cores_are_no_processor():
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         find_cpu("0 cores")
 
 

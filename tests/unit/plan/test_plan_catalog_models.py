@@ -7,7 +7,7 @@ import pytest
 
 from graftwork.model.shape import linear_names, total_parameters
 from graftwork.plan.catalog.models import find_model, list_models
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 PUBLISHED = {
     "deepseek-coder-1.3b": 1.346e9,
@@ -155,7 +155,7 @@ def test_experts_are_counted_all_and_take_no_adapter(tmp_path: Path):
 
 
 def test_a_wrong_name_is_answered_with_near_ones():
-    with pytest.raises(UserMistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         find_model("deepseek-coder-7b")
     assert "deepseek-coder-6.7b" in mistake.value.fix
 
@@ -163,6 +163,6 @@ def test_a_wrong_name_is_answered_with_near_ones():
 @pytest.mark.parametrize("body", ["{", "[]", '{"model_type": "llama"}'])
 def test_a_broken_config_is_a_mistake_with_its_place(tmp_path: Path, body: str):
     (tmp_path / "config.json").write_text(body)
-    with pytest.raises(UserMistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         find_model(tmp_path)
     assert "config.json" in mistake.value.where

@@ -15,7 +15,7 @@ from graftwork.plan.catalog.prices import (
     list_places,
     list_quoted_offers,
 )
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 WRITTEN = {
     "RTX 5060 Ti 16GB": "RTX 5060 Ti 16GB",
@@ -172,7 +172,7 @@ def test_the_folder_of_the_environment_is_used(tmp_path: Path, monkeypatch: pyte
 def test_a_bad_row_is_named_with_file_line_and_key(tmp_path: Path, row: str, key: str):
     good = "Good,48,12,300,2000,63,400,ours,2026-11-01\n"
     (tmp_path / "gpus.csv").write_text(HEADER + good + row + "\n")
-    with pytest.raises(UserMistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         list_gpus(overlay=tmp_path)
     assert "gpus.csv, line 3" in mistake.value.what
     assert f"`{key}`" in mistake.value.what
@@ -182,23 +182,23 @@ def test_a_bad_row_is_named_with_file_line_and_key(tmp_path: Path, row: str, key
 
 def test_a_wrong_header_is_reported_with_the_expected_one(tmp_path: Path):
     (tmp_path / "gpus.csv").write_text("name,vram\nMine,48\n")
-    with pytest.raises(UserMistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         list_gpus(overlay=tmp_path)
     assert "memory_gib" in mistake.value.what
     (tmp_path / "gpus.csv").write_text(
         HEADER.replace("name,", "name,vram,") + "Mine,1,2,3,4,5,6,7,s,2026-11-01\n"
     )
-    with pytest.raises(UserMistake, match="vram"):
+    with pytest.raises(UserError, match="vram"):
         list_gpus(overlay=tmp_path)
 
 
 def test_a_value_that_its_record_refuses_is_a_mistake_of_that_row(tmp_path: Path):
     (tmp_path / "places.csv").write_text("name,title,kind,source,dated\nx,X,planet,s,2026-11-01\n")
-    with pytest.raises(UserMistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         list_places(overlay=tmp_path)
     assert "`kind`" in mistake.value.what
 
 
 def test_a_missing_overlay_folder_is_a_mistake(tmp_path: Path):
-    with pytest.raises(UserMistake, match="no folder"):
+    with pytest.raises(UserError, match="no folder"):
         find_model("olmo-7b", overlay=tmp_path / "nowhere")

@@ -3,7 +3,7 @@
 import pytest
 
 from graftwork.plan.lint.configuration import detect, read_foreign, read_written
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 AXOLOTL = """\
 base_model: NousResearch/Llama-3.2-1B
@@ -125,13 +125,13 @@ def test_fp16_off_says_nothing_about_the_precision():
     [("a: [1\nb: 2\n", "c.yaml", "2"), ('{"a": 1,\n "b": }', "c.json", "2"), ("- a\n", "c.yaml", "")],
 )
 def test_a_file_that_cannot_be_read_is_a_mistake_with_its_line(text, file, line):
-    with pytest.raises(UserMistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         read(text, file=file)
     assert mistake.value.where.startswith(f"{file}:{line}" if line else file)
 
 
 def test_a_file_that_is_no_training_configuration_is_refused():
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         read("services:\n  web:\n    image: nginx\n")
 
 

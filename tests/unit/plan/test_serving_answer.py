@@ -16,7 +16,7 @@ from serving_samples import (
 from graftwork.plan.catalog.hardware import guess_cpu
 from graftwork.plan.serving import find_form, serve
 from graftwork.plan.serving_question import say_seconds
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 CARDS = (RTX_5060_TI, RTX_4090)
 
@@ -92,7 +92,7 @@ def test_all_is_well_needs_no_advice():
 
 
 def test_weights_that_the_engine_does_not_serve_are_a_mistake():
-    with pytest.raises(UserMistake, match="32 bits"):
+    with pytest.raises(UserError, match="32 bits"):
         serve(ask(SMOLLM2, RTX_4090, form="32 bits"))
 
 

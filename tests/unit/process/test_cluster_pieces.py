@@ -18,7 +18,7 @@ from graftwork.process.pieces import (
     unpack,
     work_on,
 )
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -114,7 +114,7 @@ def test_a_single_piece_does_not_wait_for_a_cluster(squares, tmp_path):
 def test_nodes_that_do_not_share_the_folder_are_noticed(squares, tmp_path):
     _, work, _ = squares
     engine = MapEngine(StandIn(lambda _number: None), folder=tmp_path / "engine")
-    with pytest.raises(EnvironmentLacks, match="its file is not here"):
+    with pytest.raises(EnvironmentFailure, match="its file is not here"):
         list(engine.map(range(5), work))
 
 

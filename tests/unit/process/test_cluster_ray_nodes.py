@@ -7,7 +7,7 @@ import pytest
 
 from graftwork.process import ray_cluster
 from graftwork.process.ray_cluster import check_nodes
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 
 HERE = {"node": "a", "stamp": "1", "shared": True}
 
@@ -49,5 +49,5 @@ def test_a_node_that_dies_during_the_check_is_left_out():
 
 def test_a_node_that_lives_and_does_not_answer_is_named(monkeypatch):
     monkeypatch.setattr(ray_cluster, "NOTICE_SECONDS", 0.0)
-    with pytest.raises(EnvironmentLacks, match="the node b does not answer"):
+    with pytest.raises(EnvironmentFailure, match="the node b does not answer"):
         check_nodes(FakeRay(notices_after=10**9), "1", "/shared")

@@ -5,7 +5,7 @@ from importlib import metadata
 import pytest
 
 from graftwork.process import extensions
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 
 GROUP = "graftwork.formats"
 
@@ -33,21 +33,21 @@ def test_load_extension_returns_the_declared_object(declare):
 
 def test_unknown_extension_names_the_known_ones(declare):
     declare(decimal="decimal:Decimal")
-    with pytest.raises(UserMistake, match="unknown format: 'decimla'") as error:
+    with pytest.raises(UserError, match="unknown format: 'decimla'") as error:
         extensions.load_extension(GROUP, "decimla")
     assert "decimal" in error.value.why
 
 
 def test_extension_that_cannot_be_imported_names_its_declaration(declare):
     declare(broken="no.such.module:Thing")
-    with pytest.raises(EnvironmentLacks, match="cannot be imported") as error:
+    with pytest.raises(EnvironmentFailure, match="cannot be imported") as error:
         extensions.load_extension(GROUP, "broken")
     assert "no.such.module:Thing" in error.value.why
 
 
 def test_extension_without_required_attributes_is_refused(declare):
     declare(decimal="decimal:Decimal")
-    with pytest.raises(EnvironmentLacks, match="has no read_rows"):
+    with pytest.raises(EnvironmentFailure, match="has no read_rows"):
         extensions.load_extension(GROUP, "decimal", attributes=["read_rows"])
 
 
@@ -56,5 +56,5 @@ def test_name_that_two_packages_declare_is_refused(monkeypatch):
         [metadata.EntryPoint("x", "decimal:Decimal", GROUP), metadata.EntryPoint("x", "fractions:F", GROUP)]
     )
     monkeypatch.setattr(extensions.metadata, "entry_points", points.select)
-    with pytest.raises(UserMistake, match="several packages"):
+    with pytest.raises(UserError, match="several packages"):
         extensions.load_extension(GROUP, "x")

@@ -9,7 +9,7 @@ import pytest
 
 from graftwork.files.disk import Journal
 from graftwork.process.alert import Alarm, post, run_command
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.fleet import Alert
 
 
@@ -136,12 +136,12 @@ def test_a_command_that_fails_is_reported():
 
 @pytest.mark.parametrize("wrong", ["ftp://host/x", "host/x", "file:///etc/passwd", "http://"])
 def test_only_web_addresses_are_taken(tmp_path, wrong):
-    with pytest.raises(UserMistake, match="http"):
+    with pytest.raises(UserError, match="http"):
         Alarm(tmp_path, run="r", webhook=wrong)
 
 
 @pytest.mark.parametrize("wrong", ["echo 'open", "   "])
 def test_a_command_that_cannot_be_read_is_a_mistake_with_a_fix(tmp_path, wrong):
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         Alarm(tmp_path, run="r", command=wrong)
     assert "shell" in caught.value.fix

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from graftwork.process.pieces import work_in_order
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 
 _said: list[int] = []
 
@@ -21,7 +21,7 @@ def add_offset(piece: int) -> tuple[int, int]:
 
 def refuse_three(piece: int) -> int:
     if piece == 3:
-        raise UserMistake("three is refused")
+        raise UserError("three is refused")
     return piece
 
 
@@ -50,11 +50,11 @@ def test_no_pieces_give_no_results() -> None:
 def test_an_error_of_the_work_arrives_as_it_was_raised_after_the_results_before_it() -> None:
     results = work_in_order(range(6), refuse_three, processes=2)
     assert [next(results) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(UserMistake, match="three is refused"):
+    with pytest.raises(UserError, match="three is refused"):
         next(results)
 
 
 def test_a_killed_process_is_an_error_with_a_fix() -> None:
-    with pytest.raises(EnvironmentLacks) as caught:
+    with pytest.raises(EnvironmentFailure) as caught:
         list(work_in_order(range(4), kill_myself, processes=2))
     assert "again" in caught.value.fix

@@ -25,21 +25,21 @@ import sys
 import threading
 from pathlib import Path
 from graftwork.process.worker import run_worker, stop_asked, stop_at_once
-from graftwork.records.errors import StoppedInOrder, UserMistake
+from graftwork.records.errors import GracefulStop, UserError
 from graftwork.records.fleet import Job
 
 def work(job):
     if job.module == "wait":
         (Path(job.folder) / "ready").touch()
         stop_asked.wait(600)
-        raise StoppedInOrder("stopped")
+        raise GracefulStop("stopped")
     if job.module == "locked":
         with stop_asked._cond:  # as within `wait`, before it sleeps
             signal.raise_signal(signal.SIGTERM)
         stop_asked.wait(600)
-        raise StoppedInOrder("stopped")
+        raise GracefulStop("stopped")
     if job.module == "loading":
-        with stop_at_once(StoppedInOrder("stopped while it loaded")):
+        with stop_at_once(GracefulStop("stopped while it loaded")):
             (Path(job.folder) / "ready").touch()
             threading.Event().wait(600)
     if job.module == "missing":
@@ -48,7 +48,7 @@ def work(job):
         import torch
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has …")
     if job.module == "mistake":
-        raise UserMistake("what", why="why", fix="fix", where="where")
+        raise UserError("what", why="why", fix="fix", where="where")
 
 sys.exit(run_worker(Job, lambda job: Path(job.folder), work))
 """
@@ -76,7 +76,7 @@ def test_an_expected_error_ends_in_its_exit_code_and_a_file(tmp_path):
     child, folder = start(tmp_path, "mistake")
     assert child.wait() == 2
     output = json.loads((folder / "error.json").read_text())
-    assert (output["what"], output["fix"], output["error"]) == ("what", "fix", "UserMistake")
+    assert (output["what"], output["fix"], output["error"]) == ("what", "fix", "UserError")
 
 
 def test_a_missing_package_is_reported_with_the_command_that_installs_it(tmp_path):
@@ -207,7 +207,7 @@ def test_a_worker_stops_in_order_when_its_parent_is_killed(tmp_path):
     while lock_holder(tmp_path / "work") is not None:
         pass
     assert worker is not None
-    assert json.loads((tmp_path / "work" / "error.json").read_text())["error"] == "StoppedInOrder"
+    assert json.loads((tmp_path / "work" / "error.json").read_text())["error"] == "GracefulStop"
 
 
 def test_a_heart_beats_while_a_long_operation_does_not_move(tmp_path):

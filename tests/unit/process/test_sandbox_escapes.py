@@ -308,13 +308,13 @@ def test_the_sandbox_ends_with_its_parent(kind):
 
 
 def test_files_get_into_the_box_only_below_its_own_folder():
-    from graftwork.records.errors import UserMistake
+    from graftwork.records.errors import UserError
 
     kind = next((way for way in WAYS if not why_not(way)), None)
     if kind is None:
         pytest.skip("no way to shut code in works here")
     for name in ("../x", "/x", "a/../../x", "", "a\0b"):
-        with pytest.raises(UserMistake):
+        with pytest.raises(UserError):
             Sandbox(kind).run("pass", files={name: "text"})
     source = "import helper; print(helper.word, open('data/words.txt').read())"
     result = Sandbox(kind, PATIENT).run(source, files={"helper.py": "word = 'é'", "data/words.txt": "ü\r\n"})

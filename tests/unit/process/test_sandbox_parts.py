@@ -18,7 +18,7 @@ from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, SandboxSetti
 from graftwork.process.sandbox.command import choose_uid, list_views, scrubbed_environment
 from graftwork.process.sandbox.inside import walls as call_filter
 from graftwork.process.sandbox.run import Talk, follow, frame, memory_of_tree
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
@@ -152,7 +152,7 @@ def test_where_no_way_works_the_code_is_refused_with_the_reasons(monkeypatch):
     monkeypatch.setattr(module, "why_not", lambda kind, *_: f"no {kind} today")
     available.cache_clear()
     try:
-        with pytest.raises(EnvironmentLacks) as refused:
+        with pytest.raises(EnvironmentFailure) as refused:
             open_sandbox(SandboxSettings())
     finally:
         available.cache_clear()
@@ -195,14 +195,14 @@ def test_a_box_that_cannot_be_made_runs_nothing(tmp_path, monkeypatch):
     broken.write_text("#!/bin/sh\necho 'bwrap: no permission today' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(EnvironmentLacks, match="no permission today"):
+    with pytest.raises(EnvironmentFailure, match="no permission today"):
         Sandbox(SandboxKind.BUBBLEWRAP).run("print(1)")
 
 
 def _some_way() -> SandboxKind:
     try:
         return available()
-    except EnvironmentLacks as lacking:
+    except EnvironmentFailure as lacking:
         pytest.skip(f"no way to shut code in works here: {lacking.why}")
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from graftwork.project.load import load_settings
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 HEAD = "project: small\ndata: {logs: [logs/*.jsonl]}\n"
 
@@ -45,7 +45,7 @@ def test_without_the_section_nothing_begins_by_itself(tmp_path):
     ],
 )
 def test_a_mistake_names_its_key(tmp_path, text, what):
-    with pytest.raises(UserMistake) as mistake:
+    with pytest.raises(UserError) as mistake:
         load(tmp_path, text)
     assert what in f"{mistake.value.what} {mistake.value.fix}"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from graftwork.project.load import load_settings
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 START = "project: x\ndata:\n  logs: [a.jsonl]\n"
 
@@ -33,7 +33,7 @@ START = "project: x\ndata:\n  logs: [a.jsonl]\n"
 def test_a_look_that_is_not_possible_is_refused_at_its_line(tmp_path, more, output, line):
     path = tmp_path / "graft.yaml"
     path.write_text(START + more)
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         load_settings(path)
     assert output in caught.value.what
     assert caught.value.where == f"{path}:{line}"

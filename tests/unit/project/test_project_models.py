@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from graftwork.project.load import load_settings
 from graftwork.project.settings import ProjectSettings, merge, part_of
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.train.settings import TrainSettings
 
 HEAD = "project: p\ndata: {logs: [a.jsonl]}\n"
@@ -75,13 +75,13 @@ def test_start_from_main_for_all_means_the_specialists(tmp_path):
     ],
 )
 def test_a_mistake_in_a_models_training_is_named_with_its_place(tmp_path, text, words):
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         settings_of(tmp_path, text)
     assert words in caught.value.what
     assert caught.value.where.endswith(":3")
 
 
 def test_a_misspelt_key_of_a_models_training_gets_the_nearest_one(tmp_path):
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         settings_of(tmp_path, "models: {main: {}, a: {train: {epoch: 4}}}")
     assert "models.a.train.epochs" in caught.value.fix

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from graftwork.project.load import load_settings
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import HIDDEN, hide_login, hide_path, marks_of
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob
 from graftwork.text.redact import publishable
@@ -141,7 +141,7 @@ def test_a_record_that_is_printed_shows_no_secret():
 )
 def test_a_mistake_in_settings_is_named_without_the_secret(tmp_path, line, secret):
     (tmp_path / "graft.yaml").write_text(f"project: p\ndata: {{logs: [log.jsonl]}}\n{line}\n")
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         load_settings(tmp_path / "graft.yaml")
     assert secret not in str(caught.value.as_json())
 
@@ -194,7 +194,7 @@ def test_the_worker_gets_the_login_of_its_mirror_from_the_environment_and_not_fr
     (passed,) = pass_mirrors({"r1": settings.run.mirror, "r2": "file:///plain", "r3": None}).values()
     assert json.loads(passed) == {"r1": settings.run.mirror}
     assert find_mirror(job, reported, passed=json.loads(passed)) == settings.run.mirror
-    with pytest.raises(EnvironmentLacks, match="login of the mirror"):
+    with pytest.raises(EnvironmentFailure, match="login of the mirror"):
         find_mirror(job, reported, passed={})
 
 

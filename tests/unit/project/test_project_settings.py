@@ -5,7 +5,7 @@ import pytest
 from graftwork.data.settings import ModelSettings
 from graftwork.project.load import load_settings
 from graftwork.project.settings import OneModel, ProjectSettings
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 START = "project: p\ndata:\n  logs: [log.jsonl]\n"
 
@@ -63,7 +63,7 @@ def test_the_first_model_named_is_the_main_one_and_the_order_stays(load):
     ],
 )
 def test_a_mistake_in_models_is_named_by_its_key_and_line(load, models, named, line):
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         load(models)
     assert named in caught.value.what
     assert caught.value.where.endswith(f"graft.yaml:{line}")
@@ -124,7 +124,7 @@ def test_a_single_text_is_read_as_a_list_of_one(tmp_path):
 def test_a_rule_about_several_keys_is_reported_with_its_keys_and_never_with_all_settings(
     load, data, what, fix, line
 ):
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         load(data)
     assert what in caught.value.what
     assert "{" not in caught.value.what
@@ -149,7 +149,7 @@ REWARDED = "objective: grpo, rewards: [{metric: task_success}]"
     ],
 )
 def test_a_setting_of_another_objective_is_refused_by_its_key(load, settings, named):
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         load(settings)
     assert named in str(caught.value)
 

@@ -18,7 +18,7 @@ from graftwork.model import probe
 from graftwork.project.init import start_project
 from graftwork.project.load import PROJECT_FILE, load_settings, open_project
 from graftwork.project.propose import Size, choose_test_size, find_field, propose
-from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.errors import NegativeResult, UserError
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.records.report import Case
 from tickets import write_tickets
@@ -297,7 +297,7 @@ def test_the_test_split_is_large_enough_for_a_gain_to_show(rows, share, reported
 
 def test_too_few_rows_are_reported_instead_of_guessed_from(tmp_path):
     write_log(tmp_path / "log.jsonl", chat, count=5)
-    with pytest.raises(UserMistake, match="5 usable rows are too few"):
+    with pytest.raises(UserError, match="5 usable rows are too few"):
         start_project(tmp_path, [str(tmp_path / "log.jsonl")], base="smollm2-135m-instruct")
     assert not (tmp_path / "graft.yaml").exists()
 
@@ -316,7 +316,7 @@ def test_too_few_rows_are_reported_instead_of_guessed_from(tmp_path):
 )
 def test_a_log_of_which_no_row_can_be_read_is_refused_with_its_own_fix(tmp_path, written, why, fix):
     (tmp_path / "log.jsonl").write_bytes(written)
-    with pytest.raises(UserMistake, match="no row of the log can be read") as refused:
+    with pytest.raises(UserError, match="no row of the log can be read") as refused:
         start_project(tmp_path, [str(tmp_path / "log.jsonl")], base="smollm2-135m-instruct")
     assert why in refused.value.why
     assert fix in refused.value.fix
@@ -417,23 +417,23 @@ def test_the_counts_say_what_each_step_leaves(tmp_path):
 @pytest.mark.parametrize("base", ["qwen3", "someone/no-such-model"])
 def test_a_base_that_there_is_not_is_refused_before_graft_yaml_is_written(tmp_path, monkeypatch, base):
     def refuse(name, _place):
-        raise UserMistake(f"there is no base model {name}", fix="check the name")
+        raise UserError(f"there is no base model {name}", fix="check the name")
 
     monkeypatch.setattr("graftwork.model.base.resolve", refuse)
     log = write_log(tmp_path / "log.jsonl", chat)
-    with pytest.raises(UserMistake, match="there is no base model"):
+    with pytest.raises(UserError, match="there is no base model"):
         start_project(tmp_path, [str(log)], base=base)
     assert not (tmp_path / PROJECT_FILE).exists()
 
 
 def test_an_unchanged_starter_gives_way_to_a_file_that_fits_the_log(tmp_path):
     start_project(tmp_path, [], base="smollm2-135m-instruct")
-    with pytest.raises(UserMistake, match="already"):
+    with pytest.raises(UserError, match="already"):
         start_project(tmp_path, [], base="smollm2-135m-instruct")
     (tmp_path / "logs").mkdir()
     write_log(tmp_path / "logs" / "log.jsonl", chat)
     assert start_project(tmp_path, [], base="smollm2-135m-instruct").proposal is not None
-    with pytest.raises(UserMistake, match="already"):
+    with pytest.raises(UserError, match="already"):
         start_project(tmp_path, [], base="smollm2-135m-instruct")
 
 
@@ -471,7 +471,7 @@ def test_reasoning_is_dropped_where_the_template_refuses_the_answers_otherwise(
 def test_prepare_names_the_reasoning_setting_where_trying_it_helps(tmp_path, reasoning_base):
     write_tickets(tmp_path / "log.jsonl")
     (tmp_path / PROJECT_FILE).write_text(f"project: p\nbase: {reasoning_base}\ndata: {{logs: [log.jsonl]}}\n")
-    with pytest.raises(AnswerIsNo, match="no row is left") as caught:
+    with pytest.raises(NegativeResult, match="no row is left") as caught:
         Project(open_project(tmp_path)).prepare()
     assert "set data.reasoning to drop" in caught.value.fix
     assert "max_tokens" not in caught.value.fix
@@ -502,6 +502,6 @@ def test_prepare_refuses_rows_longer_than_the_base_reads(tmp_path, tiny_base):
     write_tickets(tmp_path / "log.jsonl")
     data = "{logs: [log.jsonl], max_tokens: 7500064}"
     (tmp_path / PROJECT_FILE).write_text(f"project: p\nbase: {tiny_base}\ndata: {data}\n")
-    with pytest.raises(UserMistake, match="reads 2,048 tokens") as caught:
+    with pytest.raises(UserError, match="reads 2,048 tokens") as caught:
         Project(open_project(tmp_path)).prepare()
     assert "set data.max_tokens to 2048" in caught.value.fix

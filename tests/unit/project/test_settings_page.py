@@ -8,7 +8,7 @@ import pytest
 from graftwork.project.load import load_settings
 from graftwork.project.other_tools import OTHER_NAMES
 from graftwork.project.settings import ProjectSettings
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 START = "project: x\ndata:\n  logs: [a.jsonl]\n"
@@ -50,7 +50,7 @@ def test_every_setting_with_other_names_exists(generator):
 def test_a_key_of_another_tool_is_answered_with_ours(tmp_path, more, fix):
     path = tmp_path / "graft.yaml"
     path.write_text(f"{START}train:\n  {more}\n")
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         load_settings(path)
     assert caught.value.fix == fix
     assert caught.value.where == f"{path}:5"

@@ -6,7 +6,7 @@ import pytest
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.records.errors import Busy, Damaged
+from graftwork.records.errors import Busy, Corrupted
 from graftwork.records.release import Release
 from graftwork.registry import store as locks
 from graftwork.registry.store import ReleaseStore
@@ -41,7 +41,7 @@ def test_a_signature_never_comes_alone(store, make, monkeypatch):
     assert store.sign(release.id, b"signature").is_file()
     monkeypatch.undo()
     store.collect_garbage([])
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         store.sign(release.id, b"signature")
     assert not store.folder(release.id).exists()
 

@@ -6,7 +6,7 @@ import pytest
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.records.errors import Damaged
+from graftwork.records.errors import Corrupted
 from graftwork.registry.folder import verify_release
 
 
@@ -34,17 +34,17 @@ def test_full_weights_are_released_under_their_own_names(tmp_path, weights, inde
 
 def test_a_pickle_in_their_place_is_refused(tmp_path, weights, index):
     (weights / "model.safetensors").write_bytes(b"\x80\x04surprise")
-    with pytest.raises(Damaged, match="not a safetensors file"):
+    with pytest.raises(Corrupted, match="not a safetensors file"):
         publish_parts(folder=tmp_path / "releases", index=index, **parts(weights))
 
 
 def test_a_config_of_no_model_is_refused(tmp_path, weights, index):
     (weights / "config.json").write_text("{}")
-    with pytest.raises(Damaged, match="does not describe a model"):
+    with pytest.raises(Corrupted, match="does not describe a model"):
         publish_parts(folder=tmp_path / "releases", index=index, **parts(weights))
 
 
 def test_a_folder_with_both_is_neither(tmp_path, weights, index):
     (weights / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    with pytest.raises(Damaged, match="nothing else"):
+    with pytest.raises(Corrupted, match="nothing else"):
         publish_parts(folder=tmp_path / "releases", index=index, **parts(weights))

@@ -8,7 +8,7 @@ from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.files.disk import file_digest
-from graftwork.records.errors import Damaged, EnvironmentLacks
+from graftwork.records.errors import Corrupted, EnvironmentFailure
 from graftwork.records.release import Release
 from graftwork.registry.archive import read_archive, write_archive
 from graftwork.registry.folder import verify_release
@@ -88,7 +88,7 @@ def test_a_full_disk_while_signing_is_reported_and_keeps_the_signature_there_was
         raise OSError(28, "No space left on device")
 
     before_each(monkeypatch, "fsync", fill)
-    with pytest.raises(EnvironmentLacks, match="disk is full"):
+    with pytest.raises(EnvironmentFailure, match="disk is full"):
         store.sign(release.id, b"second\n")
     assert (store.folder(release.id) / SIGNATURE).read_bytes() == b"first\n"
     assert not list(store.root.glob(".*.part"))
@@ -97,14 +97,14 @@ def test_a_full_disk_while_signing_is_reported_and_keeps_the_signature_there_was
 @pytest.mark.parametrize("name", [".manifest.json.minisig.part", ".x.0123abcd.part", LEFT, "a.part"])
 def test_a_file_that_the_manifest_does_not_name_is_refused(store, release, name):
     (store.folder(release.id) / name).write_bytes(b"half")
-    with pytest.raises(Damaged, match="does not belong here"):
+    with pytest.raises(Corrupted, match="does not belong here"):
         store.verify(release.id)
 
 
 def test_a_link_beside_the_files_is_refused(store, release, tmp_path):
     (tmp_path / "elsewhere").write_bytes(b"half")
     (store.folder(release.id) / LEFT).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(Damaged, match="does not belong here"):
+    with pytest.raises(Corrupted, match="does not belong here"):
         store.verify(release.id)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, WHEN
 
-from graftwork.records.errors import AnswerIsNo, Busy, UserMistake
+from graftwork.records.errors import Busy, NegativeResult, UserError
 from graftwork.records.release import Release
 from graftwork.records.report import Decision
 from graftwork.registry import index as aliases
@@ -77,10 +77,10 @@ def test_promoting_what_is_live_changes_and_logs_nothing(index):
 def test_a_release_without_a_passing_verdict_is_promoted_only_by_force_with_a_reason(index, decision):
     doubtful = release("e", decision)
     index.add(doubtful)
-    with pytest.raises(AnswerIsNo) as refused:
+    with pytest.raises(NegativeResult) as refused:
         promote(index, doubtful)
     assert decision.replace("_", " ") in refused.value.why
-    with pytest.raises(UserMistake, match="reason"):
+    with pytest.raises(UserError, match="reason"):
         promote(index, doubtful, force=True, why="  ")
     assert index.aliases() == {}
     move = promote(index, doubtful, force=True, why="the old one is down")
@@ -105,7 +105,7 @@ def test_repeated_rollbacks_walk_back_instead_of_to_and_fro(index):
     assert live(index) == "b"
     rollback(index)
     assert live(index) == "a"
-    with pytest.raises(UserMistake, match="nothing to roll"):
+    with pytest.raises(UserError, match="nothing to roll"):
         rollback(index)
     assert live(index) == "a"
 
@@ -137,7 +137,7 @@ def test_a_rollback_that_was_decided_on_another_history_is_refused(index, meanwh
 
 
 def test_an_alias_that_never_was_cannot_be_rolled_back(index):
-    with pytest.raises(UserMistake, match="nothing to roll"):
+    with pytest.raises(UserError, match="nothing to roll"):
         rollback(index)
 
 
@@ -158,7 +158,7 @@ def test_promotions_and_rollbacks_behave_like_a_stack(actions):
             rollback(index)
             stack.pop()
         else:
-            with pytest.raises(UserMistake):
+            with pytest.raises(UserError):
                 rollback(index)
         if stack:
             assert live(index) == stack[-1]
@@ -167,7 +167,7 @@ def test_promotions_and_rollbacks_behave_like_a_stack(actions):
 def test_a_release_is_found_by_alias_id_or_beginning(index):
     promote(index, B)
     assert find_release(index, "champion") == find_release(index, B.id) == find_release(index, "bb") == B
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         find_release(index, "../../etc")
 
 
@@ -175,7 +175,7 @@ def test_a_release_is_found_by_alias_id_or_beginning(index):
 def test_only_harmless_names_pass(name):
     try:
         passed = require_name(name, kind="alias")
-    except UserMistake:
+    except UserError:
         assert not NAME.fullmatch(name)
     else:
         assert passed == name

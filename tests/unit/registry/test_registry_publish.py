@@ -8,7 +8,7 @@ from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, verdict, write_adapter
 
 from graftwork.files.disk import folder_digest
-from graftwork.records.errors import Damaged, GraftError, UserMistake
+from graftwork.records.errors import Corrupted, GraftError, UserError
 from graftwork.registry.folder import release_folder, verify_release
 from graftwork.registry.store import ReleaseStore
 
@@ -99,7 +99,7 @@ def corrupt_adapter(adapter: Path) -> None:
 def test_an_adapter_that_is_not_the_one_trained_is_refused(root, adapter, index):
     known = parts(adapter)
     corrupt_adapter(adapter)
-    with pytest.raises(Damaged, match="not the one"):
+    with pytest.raises(Corrupted, match="not the one"):
         publish_parts(folder=root, index=index, **known)
     assert not root.exists()
     assert index.list() == ()
@@ -117,7 +117,7 @@ def test_an_adapter_that_is_not_the_one_trained_is_refused(root, adapter, index)
 )
 def test_weights_that_are_not_safetensors_are_refused_whatever_their_name(root, adapter, index, weights):
     (adapter / "adapter_model.safetensors").write_bytes(weights)
-    with pytest.raises(Damaged, match="not a safetensors file"):
+    with pytest.raises(Corrupted, match="not a safetensors file"):
         publish_parts(folder=root, index=index, **parts(adapter))
     assert not root.exists()
 
@@ -125,18 +125,18 @@ def test_weights_that_are_not_safetensors_are_refused_whatever_their_name(root, 
 @pytest.mark.parametrize("config", ["no json", "[]", "{}"])
 def test_a_config_that_describes_no_adapter_is_refused(root, adapter, index, config):
     (adapter / "adapter_config.json").write_text(config)
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         publish_parts(folder=root, index=index, **parts(adapter))
 
 
 def test_a_stranger_in_the_adapter_folder_is_refused(root, adapter, index):
     (adapter / "adapter_model.bin").write_bytes(pickle.dumps("surprise"))
-    with pytest.raises(Damaged, match="nothing else"):
+    with pytest.raises(Corrupted, match="nothing else"):
         publish_parts(folder=root, index=index, **parts(adapter))
 
 
 def test_a_missing_adapter_folder_is_a_clear_error(root, adapter, index, tmp_path):
-    with pytest.raises(UserMistake):
+    with pytest.raises(UserError):
         publish_parts(folder=root, index=index, **{**parts(adapter), "adapter_folder": tmp_path / "none"})
 
 
@@ -150,7 +150,7 @@ def test_a_missing_adapter_folder_is_a_clear_error(root, adapter, index, tmp_pat
     ],
 )
 def test_parts_that_do_not_belong_together_are_refused(root, adapter, index, change):
-    with pytest.raises(Damaged, match="do not belong together"):
+    with pytest.raises(Corrupted, match="do not belong together"):
         publish_parts(folder=root, index=index, **{**parts(adapter), **change})
     assert not root.exists()
 
@@ -158,7 +158,7 @@ def test_parts_that_do_not_belong_together_are_refused(root, adapter, index, cha
 def test_a_base_that_changed_in_training_is_refused(root, adapter, index):
     known = parts(adapter)
     known["outcome"] = known["outcome"].model_copy(update={"base_hash_after": "0" * 64})
-    with pytest.raises(Damaged, match="base weights"):
+    with pytest.raises(Corrupted, match="base weights"):
         publish_parts(folder=root, index=index, **known)
 
 
@@ -190,34 +190,34 @@ def json_equal(one: bytes, other: bytes) -> bool:
 def test_a_missing_file_is_found(root, adapter, index, name):
     folder = root / publish_parts(folder=root, index=index, **parts(adapter)).id
     (folder / name).unlink()
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         verify_release(folder)
 
 
 def test_an_added_file_or_link_is_found(root, adapter, index, tmp_path):
     folder = root / publish_parts(folder=root, index=index, **parts(adapter)).id
     (folder / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(Damaged, match="does not belong"):
+    with pytest.raises(Corrupted, match="does not belong"):
         verify_release(folder)
     (folder / "pytorch_model.bin").unlink()
     copy = tmp_path / "copy.json"
     copy.write_bytes((folder / "plan.json").read_bytes())
     (folder / "plan.json").unlink()
     (folder / "plan.json").symlink_to(copy)
-    with pytest.raises(Damaged, match="link"):
+    with pytest.raises(Corrupted, match="link"):
         verify_release(folder)
 
 
 def test_publishing_over_a_damaged_release_says_so_instead_of_hiding_it(root, adapter, index):
     release = publish_parts(folder=root, index=index, **parts(adapter))
     (root / release.id / "plan.json").unlink()
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         publish_parts(folder=root, index=index, **parts(adapter))
 
 
 def test_a_release_id_cannot_lead_out_of_the_store(root):
     for name in ("..", "../x", "/etc", "a/b", "", "blobs", ".lock", ".leases"):
-        with pytest.raises(UserMistake):
+        with pytest.raises(UserError):
             release_folder(root, name)
 
 

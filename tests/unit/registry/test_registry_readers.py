@@ -15,7 +15,7 @@ import pytest
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.registry import store as locks
 from graftwork.registry.store import LockState, ReleaseStore
 
@@ -178,7 +178,7 @@ def test_a_reader_that_holds_nothing_keeps_nothing_open(store, make, number, mon
         if number is None:
             held.add(release)
         else:
-            with pytest.raises(EnvironmentLacks):
+            with pytest.raises(EnvironmentFailure):
                 held.add(release)
         assert (held._ids, len(locked), open_files_in(store.root)) == (set(), 1, before)
 
@@ -251,7 +251,7 @@ def test_a_file_system_without_locks_is_reported(store, make, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(EnvironmentLacks, match="locks"):
+    with pytest.raises(EnvironmentFailure, match="locks"):
         store.collect_garbage([])
 
 

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.registry.hub import Hub
 from graftwork.registry.settings import ReleaseSettings
 
@@ -15,7 +15,7 @@ def test_a_token_at_the_edge_of_a_cut_message_is_not_shown_in_part():
     def ask() -> None:
         raise RuntimeError("x" * 270 + " " + hub._token)
 
-    with pytest.raises(EnvironmentLacks) as caught:
+    with pytest.raises(EnvironmentFailure) as caught:
         hub._call(ask)
     assert "s3cret" not in caught.value.what
 

@@ -9,7 +9,7 @@ import pytest
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.records.errors import AnswerIsNo, Damaged, GraftError, UserMistake
+from graftwork.records.errors import Corrupted, GraftError, NegativeResult, UserError
 from graftwork.registry import signatures
 from graftwork.registry.folder import MINISIGN
 from graftwork.registry.signatures import (
@@ -114,7 +114,7 @@ def test_keys_are_written_once_and_readable_to_their_owner_only(tmp_path):
     secret = load_secret_key(pair.secret)
     assert signatures.read_public_key(pair.text) == signatures.public_of(secret)
     assert load_public_key("keys/graft.pub", root=tmp_path).strip().endswith(pair.text)
-    with pytest.raises(UserMistake, match="already exists"):
+    with pytest.raises(UserError, match="already exists"):
         create_key_pair(tmp_path / "keys")
 
 
@@ -127,17 +127,17 @@ def test_a_key_without_a_checksum_is_read_as_minisign_writes_it_and_a_damaged_on
         damaged = bytearray(raw[:-32] + bytes(32))
         damaged[place] ^= 1
         path.write_text(f"untrusted comment: a key\n{base64.b64encode(damaged).decode()}\n")
-        with pytest.raises(UserMistake, match="cannot be read"):
+        with pytest.raises(UserError, match="cannot be read"):
             load_secret_key(path)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense!", KEY[:-4], "RWQ=", OF_FILE])
 def test_an_invalid_key_is_refused_with_its_path(text, tmp_path):
-    with pytest.raises(UserMistake, match="cannot be read") as reported:
+    with pytest.raises(UserError, match="cannot be read") as reported:
         load_public_key(text, root=tmp_path)
     assert reported.value.where == "release.public_key"
     (tmp_path / "key").write_text(text)
-    with pytest.raises(UserMistake, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         load_secret_key(tmp_path / "key")
 
 
@@ -153,15 +153,15 @@ def signed(tmp_path):
 
 def test_where_a_key_is_trusted_only_what_it_signed_is_given_out(signed):
     store, release, key = signed
-    with pytest.raises(AnswerIsNo, match="is not signed") as reported:
+    with pytest.raises(NegativeResult, match="is not signed") as reported:
         store.get(release.id)
     assert "graft release edit" in reported.value.fix
     folder = store.folder(release.id)
     (folder / "manifest.json.sigstore.json").write_text("{}")
-    with pytest.raises(AnswerIsNo, match="sigstore signature only"):
+    with pytest.raises(NegativeResult, match="sigstore signature only"):
         store.get(release.id)
     store.sign(release.id, sign_manifest(folder, key=SECRET, comment="by another"))
-    with pytest.raises(AnswerIsNo, match="another key"):
+    with pytest.raises(NegativeResult, match="another key"):
         store.get(release.id)
     store.sign(release.id, sign_manifest(folder, key=key, comment="by us"))
     assert store.get(release.id) == folder
@@ -192,7 +192,7 @@ def test_bytes_are_verified_whatever_the_signature(signed):
     store.sign(release.id, sign_manifest(folder, key=key, comment="ours"))
     (folder / "plan.json").chmod(0o644)
     (folder / "plan.json").write_bytes(b"{}")
-    with pytest.raises(Damaged, match="does not match its hash"):
+    with pytest.raises(Corrupted, match="does not match its hash"):
         store.get(release.id)
 
 

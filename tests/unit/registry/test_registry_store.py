@@ -14,7 +14,7 @@ from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.files.disk import file_digest
-from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import Busy, Corrupted, EnvironmentFailure, GraftError, UserError
 from graftwork.records.release import Release
 from graftwork.registry import folder as blobs
 from graftwork.registry import store as locks
@@ -71,10 +71,10 @@ def test_a_manifest_with_false_hashes_is_refused(store, make, tmp_path):
     made = make("one")
     sources = {file.path: store.folder(made.id) / file.path for file in made.files}
     fresh = ReleaseStore.open(tmp_path / "other")
-    with pytest.raises(Damaged, match="is not valid") as refused:
+    with pytest.raises(Corrupted, match="is not valid") as refused:
         fresh.put(made.model_copy(update={"decision": "abort"}), sources=sources)
     assert "not the hash" in refused.value.why
-    with pytest.raises(Damaged, match="is not valid") as refused:
+    with pytest.raises(Corrupted, match="is not valid") as refused:
         fresh.put(made, sources={})
     assert "is missing" in refused.value.why
     assert fresh.ids() == ()
@@ -87,13 +87,13 @@ def test_a_manifest_cannot_name_a_file_outside_its_folder(store, make, tmp_path,
     evil = made.model_copy(update={"files": (*made.files, made.files[0].model_copy(update={"path": name}))})
     evil = evil.model_copy(update={"id": content_id(evil)})
     sources = {file.path: b"x" for file in evil.files}
-    with pytest.raises(Damaged, match="is not valid"):
+    with pytest.raises(Corrupted, match="is not valid"):
         ReleaseStore.open(tmp_path / "other").put(evil, sources=sources)
     folder = store.root / evil.id
     shutil.copytree(store.folder(made.id), folder)
     (folder / "manifest.json").chmod(0o644)
     (folder / "manifest.json").write_text(evil.to_json())
-    with pytest.raises(Damaged, match="the manifest names"):
+    with pytest.raises(Corrupted, match="the manifest names"):
         store.verify(evil.id)
 
 
@@ -102,14 +102,14 @@ def test_no_name_leads_out_of_the_store(name):
     root = Path("/store/releases")
     try:
         found = release_folder(root, name)
-    except UserMistake:
+    except UserError:
         pass
     else:
         assert found.parent == root
         assert os.path.normpath(found) == str(found)
     try:
         require_alias(name)
-    except UserMistake:
+    except UserError:
         pass
     else:
         assert os.path.normpath(f"/aliases/{name}") == f"/aliases/{name}"
@@ -122,19 +122,19 @@ def test_a_damaged_blob_is_found_where_it_is_used_and_does_not_reach_the_next_re
     blob = store.blobs.path(shared)
     blob.chmod(0o644)
     blob.write_bytes(b"\0" * blob.stat().st_size)
-    with pytest.raises(Damaged, match="does not match its hash") as reported:
+    with pytest.raises(Corrupted, match="does not match its hash") as reported:
         store.get(one.id)
     assert reported.value.why
     assert reported.value.fix
     assert reported.value.where.endswith("adapter_model.safetensors")
     two = make("two", versions={"graftwork": "1"})
     assert store.verify(two.id) == two
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupted):
         store.verify(one.id)
 
 
 def test_a_missing_release_is_reported_as_missing(store):
-    with pytest.raises(Damaged, match="not in this store") as reported:
+    with pytest.raises(Corrupted, match="not in this store") as reported:
         store.get("a" * 64)
     assert "import" in reported.value.fix
 
@@ -150,7 +150,7 @@ def test_a_full_disk_leaves_the_store_as_it_was(store, make, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(blobs, "copy_with_progress", fill_up)
-    with pytest.raises(EnvironmentLacks, match="disk is full") as reported:
+    with pytest.raises(EnvironmentFailure, match="disk is full") as reported:
         make("two", weights=b"other")
     assert calls
     assert reported.value.fix
@@ -181,7 +181,7 @@ def test_a_read_only_store_gives_out_what_it_has_and_says_why_it_takes_nothing(s
         held.add(release.id)
         assert store.get(release.id).is_dir()
     for change in (lambda: store.collect_garbage([]), lambda: store.blobs.put(b"x", "0" * 64)):
-        with pytest.raises(EnvironmentLacks, match="no permission") as reported:
+        with pytest.raises(EnvironmentFailure, match="no permission") as reported:
             change()
         assert reported.value.fix
         assert reported.value.where
@@ -265,7 +265,7 @@ def test_the_next_collection_ends_what_a_killed_one_began(store, make):
 def test_a_folder_under_another_ids_name_is_refused(store, make):
     one = make("one")
     store.folder(one.id).rename(store.root / ("a" * 64))
-    with pytest.raises(Damaged, match="this folder contains release"):
+    with pytest.raises(Corrupted, match="this folder contains release"):
         store.get("a" * 64)
 
 

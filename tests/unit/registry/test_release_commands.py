@@ -11,7 +11,7 @@ from graftwork.cli import main as cli
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.registry.project import open_store
 from graftwork.serve.project import engine_job
 
@@ -118,7 +118,7 @@ def test_an_edit_that_cannot_sign_adds_no_note_so_that_it_can_be_repeated(place,
 
 def test_promotion_needs_the_verdict_or_force_with_a_reason_and_the_log_keeps_both(place):
     release = place.make(verdict=parts_verdict("iterate"))
-    assert place.ask("promote", release, code=1)["error"] == "AnswerIsNo"
+    assert place.ask("promote", release, code=1)["error"] == "NegativeResult"
     assert place.ask("promote", release, "--force", code=2)["what"].endswith("needs a reason")
     move = place.ask("promote", release, "--force", "--reason", "the old one is down")
     assert (move["forced"], move["why"]) == (True, "the old one is down")
@@ -135,7 +135,7 @@ def test_damaged_bytes_are_neither_promoted_nor_rolled_back_to(place):
     path.write_bytes(path.read_bytes() + b" ")
     for words in (("rollback",), ("promote", first), ("verify", first)):
         reported = place.ask(*words, code=3)
-        assert reported["error"] == "Damaged"
+        assert reported["error"] == "Corrupted"
         assert reported["why"]
         assert reported["fix"]
     assert place.ask("list")["aliases"] == {"champion": second}
@@ -259,7 +259,7 @@ def test_a_missing_base_stops_what_needs_it_and_nothing_else(place):
     with (
         use_project(open_project(place.root), NullReporter()) as work,
         open_store(work).lease() as held,
-        pytest.raises(UserMistake, match="no base model") as reported,
+        pytest.raises(UserError, match="no base model") as reported,
     ):
         engine_job(work, held, work.settings.serve)
     assert reported.value.why

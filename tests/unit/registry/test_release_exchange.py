@@ -13,7 +13,7 @@ from graftwork.cli import release
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
+from graftwork.records.errors import Corrupted, NegativeResult, UserError
 from graftwork.registry.project import open_store
 
 app = typer.Typer()
@@ -80,7 +80,7 @@ def test_a_release_of_another_project_leaves_nothing(here, tmp_path):
     release = here.make()
     here.ask("export", release, "--to", str(tmp_path / "one.tar"))
     other = Place(tmp_path / "other", project="another")
-    with pytest.raises(UserMistake, match="belongs to project"):
+    with pytest.raises(UserError, match="belongs to project"):
         other.ask("import", str(tmp_path / "one.tar"))
     assert other.known() == {}
     assert not (other.root / ".graft" / "releases" / release).exists()
@@ -102,7 +102,7 @@ def test_a_store_at_a_url_takes_and_gives(here, there, tmp_path):
 
 def test_an_alias_moves_elsewhere_only_where_it_was_moved_here(here):
     release = here.make(verdict=verdict("iterate"))
-    with pytest.raises(AnswerIsNo, match="does not point"):
+    with pytest.raises(NegativeResult, match="does not point"):
         here.ask("push", release, "--ssh", "host:/srv", "--alias", "champion")
 
 
@@ -120,16 +120,16 @@ def test_an_alias_moves_elsewhere_only_where_it_was_moved_here(here):
 )
 def test_a_mistake_is_reported_with_its_fix(here, words):
     release = here.make()
-    with pytest.raises(UserMistake) as reported:
+    with pytest.raises(UserError) as reported:
         here.ask(*(word.format(release) for word in words))
     assert reported.value.fix
 
 
 def test_a_file_that_is_no_archive_is_refused(here, tmp_path):
     (tmp_path / "x.tar").write_bytes(b"nonsense" * 200)
-    with pytest.raises(Damaged, match="not an archive"):
+    with pytest.raises(Corrupted, match="not an archive"):
         here.ask("import", str(tmp_path / "x.tar"))
-    with pytest.raises(UserMistake, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         here.ask("import", str(tmp_path / "missing.tar"))
 
 

@@ -10,7 +10,7 @@ import pytest
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import Corrupted, EnvironmentFailure, GraftError, UserError
 from graftwork.registry.mlflow import QUIET, push_to_mlflow
 from graftwork.registry.store import ReleaseStore
 
@@ -148,7 +148,7 @@ def test_a_signature_that_changed_on_its_way_to_mlflow_is_reported(made, mlflow)
     push_to_mlflow(store, release.id, name="answers")
     store.sign(release.id, b"signed\n")
     mlflow.spoil = lambda data: data + b"!"
-    with pytest.raises(Damaged, match="other bytes"):
+    with pytest.raises(Corrupted, match="other bytes"):
         push_to_mlflow(store, release.id, name="answers")
 
 
@@ -169,7 +169,7 @@ def test_a_store_that_cannot_be_written_can_be_pushed_to_mlflow(made, mlflow, mo
 def test_mlflow_goes_on_in_the_run_that_broke_off(made, mlflow):
     store, release = made
     whole, mlflow.create_model_version = mlflow.create_model_version, None
-    with pytest.raises(EnvironmentLacks):
+    with pytest.raises(EnvironmentFailure):
         push_to_mlflow(store, release.id, name="answers")
     del mlflow.files["plan.json"]
     mlflow.files["report.json"] = b"half"
@@ -184,7 +184,7 @@ def test_mlflow_goes_on_in_the_run_that_broke_off(made, mlflow):
 def test_a_file_that_changed_on_its_way_to_mlflow_makes_no_version(made, mlflow):
     store, release = made
     mlflow.spoil = lambda data: data.replace(b"small", b"SMALL")
-    with pytest.raises(Damaged, match="other bytes"):
+    with pytest.raises(Corrupted, match="other bytes"):
         push_to_mlflow(store, release.id, name="answers", aliases=["champion"])
     assert not mlflow.versions
     assert not mlflow.aliases
@@ -197,7 +197,7 @@ def test_an_mlflow_error_is_reported_without_the_password(made, mlflow):
         raise RuntimeError(f"request to {ADDRESS}/api failed")
 
     mlflow.get_registered_model = fail
-    with pytest.raises(EnvironmentLacks, match="MLflow failed") as caught:
+    with pytest.raises(EnvironmentFailure, match="MLflow failed") as caught:
         push_to_mlflow(store, release.id, name="answers")
     assert "pass-word" not in str(caught.value.as_json())
     assert caught.value.__suppress_context__
@@ -206,7 +206,7 @@ def test_an_mlflow_error_is_reported_without_the_password(made, mlflow):
 def test_without_an_address_mlflow_makes_no_database_here(made, mlflow, monkeypatch):
     store, release = made
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    with pytest.raises(UserMistake, match="address of MLflow is not set"):
+    with pytest.raises(UserError, match="address of MLflow is not set"):
         push_to_mlflow(store, release.id, name="answers")
     assert mlflow.calls == []
 
@@ -215,7 +215,7 @@ def test_a_missing_package_is_reported_with_how_to_install_it(made, monkeypatch)
     store, release = made
     monkeypatch.setenv("MLFLOW_TRACKING_URI", ADDRESS)
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(EnvironmentLacks, match="not installed") as reported:
+    with pytest.raises(EnvironmentFailure, match="not installed") as reported:
         push_to_mlflow(store, release.id, name="answers")
     assert "[mlflow]" in reported.value.fix
 

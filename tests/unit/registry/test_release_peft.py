@@ -9,7 +9,7 @@ from in_memory_index import InMemoryReleaseIndex
 from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, WHEN, write_adapter
 
 from graftwork.files.disk import folder_digest
-from graftwork.records.errors import AnswerIsNo, GraftError
+from graftwork.records.errors import GraftError, NegativeResult
 from graftwork.records.report import Verdict
 from graftwork.registry.index import Change, promote
 from graftwork.registry.manifest import ReleaseContext
@@ -38,7 +38,7 @@ def test_a_peft_folder_becomes_a_release_without_a_deploy_verdict(folder, tmp_pa
     assert store.verify(release.id) == release
     index = InMemoryReleaseIndex(project=PROJECT)
     index.add(release)
-    with pytest.raises(AnswerIsNo, match="not cleared"):
+    with pytest.raises(NegativeResult, match="not cleared"):
         promote(index, release, alias="champion", change=Change("me", WHEN))
 
 

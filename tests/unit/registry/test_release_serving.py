@@ -24,7 +24,7 @@ from graftwork.model.base import BaseFolder
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.registry import store as locks
 from graftwork.registry.project import collect_garbage, open_store, promote_release, rollback_alias
 from graftwork.serve import project as serving
@@ -98,7 +98,7 @@ def test_specialists_on_the_same_base_are_served_and_others_are_left_out_in_word
 
 def test_the_main_models_own_release_must_have_its_base(work, make):
     make("main", base=OTHER)
-    with open_store(work).lease() as held, pytest.raises(UserMistake, match="another base") as reported:
+    with open_store(work).lease() as held, pytest.raises(UserError, match="another base") as reported:
         serving.engine_job(work, held, ServeSettings())
     assert reported.value.fix
 
@@ -113,7 +113,7 @@ def test_a_release_of_another_chat_template_is_refused_by_name_and_the_old_one_s
     assert book.routes.refused == {new: f"release {new[:12]} was trained with another chat template"}
     with pytest.raises(ApiError, match="another chat template"):
         replace(book.routes, aliases={}).resolve("champion")
-    with open_store(work).lease() as held, pytest.raises(UserMistake, match="another chat template"):
+    with open_store(work).lease() as held, pytest.raises(UserError, match="another chat template"):
         serving.engine_job(work, held, ServeSettings())
 
 
@@ -124,7 +124,7 @@ def test_a_release_that_was_trained_with_another_form_of_calls_is_refused(work, 
     with open_store(work).lease() as held:
         assert serving.engine_job(work, held, ServeSettings()).adapters
         template.tool_template = None
-        with pytest.raises(UserMistake, match="another form of tool calls"):
+        with pytest.raises(UserError, match="another form of tool calls"):
             serving.engine_job(work, held, ServeSettings())
 
 

@@ -18,7 +18,7 @@ from graftwork.http.client import Client
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.serve.captures import (
     COUNTS_FILE,
     JOURNAL_FILE,
@@ -68,7 +68,7 @@ class Switch(ListSink):
     def add_many(self, captures):
         self.asked.set()
         if not self.on:
-            raise EnvironmentLacks("the state could not be written to disk")
+            raise EnvironmentFailure("the state could not be written to disk")
         super().add_many(captures)
 
 

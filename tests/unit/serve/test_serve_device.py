@@ -4,7 +4,7 @@ import pytest
 
 from graftwork.engines.embedded import choose_device
 from graftwork.engines.settings import EngineSettings
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ def test_a_gpu_is_used_where_there_is_one_unless_the_settings_say_otherwise(want
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_an_error():
-    with pytest.raises(EnvironmentLacks, match="no GPU"):
+    with pytest.raises(EnvironmentFailure, match="no GPU"):
         choose_device("cuda", has_gpu=lambda: False)
 
 

@@ -24,7 +24,7 @@ from graftwork.http.client import Client
 from graftwork.http.messages import Response
 from graftwork.http.server import Server
 from graftwork.pipeline.status import ask_endpoint
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.serve.captures import read_totals
 from graftwork.serve.keys import ApiKey, KeyRing, digest_secret
 from graftwork.serve.request_log import AccessLog, BackgroundBatches, log_as_json
@@ -94,7 +94,7 @@ def test_an_admin_listener_that_others_can_reach_needs_a_key(run):
     async def main():
         for settings in (ServeSettings(), ServeSettings(admin_host="0.0.0.0")):
             assert not (await open_keys(settings, tuple)).required  # there is no admin listener
-        with pytest.raises(UserMistake) as refused:
+        with pytest.raises(UserError) as refused:
             await open_keys(ServeSettings(admin_port=0, admin_host="0.0.0.0"), tuple)
         assert refused.value.where == "serve.admin_host"
 
@@ -161,7 +161,7 @@ def test_https_answers_and_plain_http_does_not(run, tmp_path):
 
 
 def test_a_certificate_that_cannot_be_read_is_a_clear_mistake(tmp_path):
-    with pytest.raises(UserMistake) as refused:
+    with pytest.raises(UserError) as refused:
         open_tls(str(tmp_path / "no"), str(tmp_path / "no"))
     assert refused.value.fix
 

@@ -18,7 +18,7 @@ from free_ports import free_port
 from graftwork.engines.protocol import EngineJob
 from graftwork.http.client import Client
 from graftwork.process.worker import hold_lock, lock_holder
-from graftwork.records.errors import Busy, UserMistake, WorkerFailed
+from graftwork.records.errors import Busy, UserError, WorkerFailed
 from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.run import run as run_loop
 from graftwork.serve.settings import ServeSettings
@@ -230,7 +230,7 @@ def test_a_port_that_is_taken_is_the_users_mistake(run, tmp_path):
     async def main():
         async with serving(tmp_path) as http:
             settings = ServeSettings(port=http._port)
-            with pytest.raises(UserMistake, match="cannot listen on"):
+            with pytest.raises(UserError, match="cannot listen on"):
                 async with serving(tmp_path / "second", settings=settings):
                     pass
 
@@ -242,10 +242,10 @@ def test_other_machines_are_served_only_with_a_key(run, tmp_path, monkeypatch):
         async with serving(tmp_path, settings=settings):
             pass
 
-    with pytest.raises(UserMistake, match="needs a key"):
+    with pytest.raises(UserError, match="needs a key"):
         run(lambda: main(ServeSettings(host="0.0.0.0", port=0)))
     monkeypatch.delenv("GRAFT_TEST_KEY", raising=False)
-    with pytest.raises(UserMistake, match="GRAFT_TEST_KEY is not set"):
+    with pytest.raises(UserError, match="GRAFT_TEST_KEY is not set"):
         run(lambda: main(ServeSettings(host="0.0.0.0", port=0, api_key_env="GRAFT_TEST_KEY")))
     monkeypatch.setenv("GRAFT_TEST_KEY", "k")
     run(lambda: main(ServeSettings(host="0.0.0.0", port=0, api_key_env="GRAFT_TEST_KEY")))

@@ -13,7 +13,7 @@ from serve_harness import DEADLINE, RELEASE
 from graftwork.engines.protocol import EngineJob
 from graftwork.http.client import Client
 from graftwork.process.worker import lock_holder
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.serve.own_endpoint import reload_endpoint
 from graftwork.serve.run import ServedProject, SettingsReloader, plan_reload, serve
 from graftwork.serve.settings import ServeSettings
@@ -40,7 +40,7 @@ class Endpoint:
 
     def read_settings(self):
         if self.settings is None:
-            raise UserMistake("graft.yaml is not valid")
+            raise UserError("graft.yaml is not valid")
         return self.settings
 
     @asynccontextmanager
@@ -178,7 +178,7 @@ def test_replicas_and_settings_change_under_load_without_a_failed_request(run, t
             while (await endpoint.ask())[1]["x-graft-replica"] != "2":
                 pass
             endpoint.settings = None
-            with pytest.raises(UserMistake, match="old settings: graft\\.yaml is not valid"):
+            with pytest.raises(UserError, match="old settings: graft\\.yaml is not valid"):
                 await endpoint.reload()
             endpoint.settings = endpoint.read()
             assert (await endpoint.reload()).changed == ("max_new_tokens", "engine.replicas")

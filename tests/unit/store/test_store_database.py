@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError, StatementError
 
-from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import Corrupted, EnvironmentFailure, GraftError, UserError
 from graftwork.store.database import open_database
 from graftwork.store.schema import captures, json_text
 
@@ -29,7 +29,7 @@ def test_a_path_and_a_url_open_the_same_file(tmp_path: Path):
     ["sqlite://", "sqlite:///:memory:", "sqlite:///x.db?mode=ro", "mysql://u:secret@h/d", "no url:secret@"],
 )
 def test_a_url_that_cannot_keep_state_is_refused_without_repeating_it(url: str):
-    with pytest.raises(UserMistake) as refused:
+    with pytest.raises(UserError) as refused:
         open_database(url)
     assert refused.value.fix
     assert "secret" not in str(refused.value.as_json())
@@ -39,26 +39,26 @@ def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path: Path):
     path = tmp_path / "state.db"
     path.write_bytes(b"these are notes, not a database\n" * 100)
     before = path.read_bytes()
-    with pytest.raises(Damaged) as refused:
+    with pytest.raises(Corrupted) as refused:
         open_database(path)
     assert refused.value.where == str(path)
     assert path.read_bytes() == before
 
 
 def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path):
-    with pytest.raises(EnvironmentLacks) as refused:
+    with pytest.raises(EnvironmentFailure) as refused:
         open_database(tmp_path)
     assert refused.value.fix
 
 
 def test_a_file_where_the_folder_should_be_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(EnvironmentLacks):
+    with pytest.raises(EnvironmentFailure):
         open_database(tmp_path / "file" / "state.db")
 
 
 def test_a_server_that_is_not_there_is_reported_without_the_password(tmp_path: Path):
-    with pytest.raises(EnvironmentLacks, match="cannot be reached") as refused:
+    with pytest.raises(EnvironmentFailure, match="cannot be reached") as refused:
         open_database(f"postgresql://ada:secret@/graft?host={tmp_path}")
     assert "secret" not in str(refused.value.as_json())
 
@@ -91,7 +91,7 @@ def test_no_error_repeats_a_secret_of_the_url(tmp_path: Path, url: str):
     assert refused.value.fix
 
 
-@pytest.mark.parametrize("way", [IntegrityError, StatementError, EnvironmentLacks])
+@pytest.mark.parametrize("way", [IntegrityError, StatementError, EnvironmentFailure])
 def test_no_failure_shows_the_values_of_a_statement(tmp_path: Path, way: type[Exception]):
     database = open_database(tmp_path / "state.db")
     add = text("INSERT INTO looks VALUES (:c, :n, :s, 't', 'w')")
@@ -126,7 +126,7 @@ def test_a_full_disk_undoes_the_change_and_says_so(tmp_path: Path):
                     text("INSERT INTO looks VALUES ('c', :n, :s, 't', 'w')"), {"n": number, "s": "x" * 4000}
                 )
 
-    with pytest.raises(EnvironmentLacks, match="could not be written"):
+    with pytest.raises(EnvironmentFailure, match="could not be written"):
         fill()
     with database.read() as connection:
         assert connection.execute(text("SELECT count(*) FROM looks")).scalar() == 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from graftwork.records.errors import StoppedInOrder
+from graftwork.records.errors import GracefulStop
 from graftwork.train.callbacks import (
     SAVE_ALLOWANCE,
     STEP_ALLOWANCE,
@@ -39,7 +39,7 @@ class Place:
         for number in range(1, STEPS):
             try:
                 self.deadline.on_step_begin(number, STEPS)
-            except StoppedInOrder as stopped:
+            except GracefulStop as stopped:
                 decided = self.now
                 if safe < number - 1:
                     # As the loop does: what is safe is not written again.
@@ -100,7 +100,7 @@ def test_a_look_is_allowed_for_before_the_first_one_was_taken():
     for number in (1, 2):
         deadline.on_step_begin(number, 10)
         now[0] += 1
-    with pytest.raises(StoppedInOrder):
+    with pytest.raises(GracefulStop):
         deadline.on_step_begin(3, 10)
 
 

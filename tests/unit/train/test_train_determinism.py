@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from graftwork.model.generate.sampling import any_order
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.train.settings import TrainSettings
 from graftwork.train.worker import (
     AUTO,
@@ -76,7 +76,7 @@ def test_sampling_may_use_kernels_without_a_deterministic_version():
 
 def test_a_missing_kernel_names_the_setting():
     torch_says = "cumsum_cuda_kernel does not have a deterministic implementation, but you set …"
-    with pytest.raises(UserMistake, match="cumsum_cuda_kernel") as found, explain_missing_kernels():
+    with pytest.raises(UserError, match="cumsum_cuda_kernel") as found, explain_missing_kernels():
         raise RuntimeError(torch_says)
     assert "train.deterministic: off" in found.value.fix
     with pytest.raises(RuntimeError, match="out of memory"), explain_missing_kernels():

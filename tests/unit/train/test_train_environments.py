@@ -10,7 +10,7 @@ from test_train_rollouts import make_cases, make_grpo_job, run_training  # noqa:
 from graftwork.files.disk import Journal
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.process.sandbox import SandboxSettings
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message
 from graftwork.train.objectives.policy import PolicyGradient
 from graftwork.train.objectives.samples import TrainingSample, scale_policy
@@ -141,7 +141,7 @@ def test_characters_that_no_prompt_can_hold_are_replaced_in_what_an_environment_
 def test_an_environment_whose_tools_are_no_objects_is_refused(environment, tmp_path):
     echo = environment(command=("python", "envs/echo.py"), files=("envs/echo.py",))
     (tmp_path / "envs" / "echo.py").write_text('print(\'{"text": "a", "tools": 5}\')')
-    with pytest.raises(UserMistake, match="does not start") as refused:
+    with pytest.raises(UserError, match="does not start") as refused:
         echo.open([CASE])
     assert "tools" in refused.value.why
 
@@ -190,10 +190,10 @@ def test_a_command_answers_json_lines_and_its_end_is_named(environment):
 
 
 def test_an_environment_that_does_not_start_is_refused_with_the_case(environment, tmp_path):
-    with pytest.raises(UserMistake, match="case0") as refused:
+    with pytest.raises(UserError, match="case0") as refused:
         environment(python="envs/game.py:Missing").open([CASE])
     assert "Missing" in refused.value.why
-    with pytest.raises(UserMistake, match="not in the project's folder"):
+    with pytest.raises(UserError, match="not in the project's folder"):
         environment(python="../outside.py:Guess").open([CASE])
 
 

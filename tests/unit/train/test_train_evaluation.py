@@ -9,7 +9,7 @@ from test_train_loop import SETTINGS, SHAPE, Before, Killed, final, make_rows
 from graftwork.files.disk import Journal
 from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
-from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
+from graftwork.records.errors import EnvironmentFailure, GracefulStop, UserError
 from graftwork.train.callbacks import EvaluationCallback, choose_evaluation_rows, read_evaluations
 from graftwork.train.distributed.strategies import SingleProcess
 from graftwork.train.engine import TrainingEngine
@@ -164,7 +164,7 @@ def test_asked_to_stop_during_a_look_it_stops_and_the_look_is_not_lost(tiny_base
         evaluator=Scripted((0, 1)),
         stop_requested=lambda: True,
     )
-    with pytest.raises(StoppedInOrder, match="during the evaluation after step 4"):
+    with pytest.raises(GracefulStop, match="during the evaluation after step 4"):
         cut.run()
     resumed, _ = make_loop(tiny_base, tmp_path / "b", settings=settings, evaluator=Scripted((0, 1), (1, 1)))
     resumed.run()
@@ -173,11 +173,11 @@ def test_asked_to_stop_during_a_look_it_stops_and_the_look_is_not_lost(tiny_base
 
 
 def test_a_missing_requirement_of_evaluations_is_reported_before_the_run():
-    with pytest.raises(EnvironmentLacks, match="the metric json_valid cannot be measured here"):
+    with pytest.raises(EnvironmentFailure, match="the metric json_valid cannot be measured here"):
         choose_evaluation_rows(
             make_rows(2), settings=EvalSettings(every=1, metric="json_valid"), evaluator=None
         )
-    with pytest.raises(UserMistake, match="the validation split is empty"):
+    with pytest.raises(UserError, match="the validation split is empty"):
         choose_evaluation_rows([], settings=EvalSettings(every=1), evaluator=None)
 
 

@@ -10,7 +10,7 @@ from distributed_child import make_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.train.distributed.launch import (
     NodeGroup,
     _require_possible,
@@ -84,7 +84,7 @@ def test_an_address_is_a_host_and_perhaps_a_port(text, address):
 
 @pytest.mark.parametrize("text", ["", ":5", "host:", "host:x", "host:70000", "::1", "[]:5"])
 def test_an_invalid_address_is_refused(text):
-    with pytest.raises(UserMistake, match="not the address"):
+    with pytest.raises(UserError, match="not the address"):
         parse_address(text)
 
 
@@ -120,7 +120,7 @@ def test_offload_and_clipping_reach_deepspeed():
     ],
 )
 def test_incompatible_settings_are_refused_before_a_model_is_loaded(settings, dtype):
-    with pytest.raises(UserMistake, match="strategy"):
+    with pytest.raises(UserError, match="strategy"):
         _require_possible(TrainSettings.model_validate(settings), dtype, on_cpu=True)
 
 

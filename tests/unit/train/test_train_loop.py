@@ -16,7 +16,7 @@ from train_samples import SETTINGS, SHAPE, make_engine, make_rows
 from graftwork.files.disk import Journal
 from graftwork.model.adapters.peft import attach
 from graftwork.model.load import base_digest, load_base
-from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
+from graftwork.records.errors import EnvironmentFailure, GracefulStop
 from graftwork.records.run import TrainStep
 from graftwork.train import checkpoints as checkpoint_tensors
 from graftwork.train.callbacks import (
@@ -136,7 +136,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later(tiny_base, tmp_path):
         asked.append(1)
         return len(asked) == 6
 
-    with pytest.raises(StoppedInOrder, match="after step 5 of 8"):
+    with pytest.raises(GracefulStop, match="after step 5 of 8"):
         make_loop(tiny_base, tmp_path / "cut", stop_requested=stop).run()
     resumed = make_loop(tiny_base, tmp_path / "cut")
     assert resumed.run() is None
@@ -303,7 +303,7 @@ def test_a_stop_request_during_the_repetition_resumes_to_the_same_bytes(tiny_bas
         return backward(rows)
 
     cut._engine.backward = interrupted
-    with pytest.raises(StoppedInOrder, match="after step 4 of 8"):
+    with pytest.raises(GracefulStop, match="after step 4 of 8"):
         cut.run()
     resumed = make_loop(tiny_base, tmp_path / "cut", callbacks=[DivergenceCallback(SETTINGS.watch)])
     resumed.run()
@@ -470,7 +470,7 @@ def test_a_run_that_finished_early_is_finished_after_a_kill_too(tiny_base, tmp_p
 def test_a_checkpoint_of_another_run_is_refused(tiny_base, tmp_path, change, output):
     stop = iter([False] * 4 + [True])
     identity = {"identity": {"dataset": "one"}}
-    with pytest.raises(StoppedInOrder):
+    with pytest.raises(GracefulStop):
         make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop), **identity).run()
     with pytest.raises(CheckpointMismatch) as caught:
         make_loop(tiny_base, tmp_path, **(identity | change)).run()
@@ -480,7 +480,7 @@ def test_a_checkpoint_of_another_run_is_refused(tiny_base, tmp_path, change, out
 
 def test_how_a_run_is_kept_may_change(tiny_base, tmp_path):
     stop = iter([False] * 4 + [True])
-    with pytest.raises(StoppedInOrder):
+    with pytest.raises(GracefulStop):
         make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop)).run()
     run = SETTINGS.run.model_copy(update={"max_restarts": 9})
     kept = {"run": run, "checkpoint_every": 2, "keep_checkpoints": 5}
@@ -493,7 +493,7 @@ def test_how_a_run_is_kept_may_change(tiny_base, tmp_path):
 
 def test_other_versions_are_a_warning(tiny_base, tmp_path):
     stop = iter([False] * 4 + [True])
-    with pytest.raises(StoppedInOrder):
+    with pytest.raises(GracefulStop):
         make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop), versions={"torch": "2.11"}).run()
     words: list[str] = []
     make_loop(tiny_base, tmp_path, versions={"torch": "2.13"}, words=words).run()
@@ -514,7 +514,7 @@ def test_asked_to_stop_inside_a_step_it_gives_the_step_up_and_nothing_has_change
         if len(beats) == 4 * 4 + part:
             raise StepInterrupted
 
-    with pytest.raises(StoppedInOrder, match="after step 4 of 8"):
+    with pytest.raises(GracefulStop, match="after step 4 of 8"):
         make_loop(tiny_base, tmp_path / "cut", progress=progress).run()
     resumed = make_loop(tiny_base, tmp_path / "cut")
     assert resumed.run() is None
@@ -535,7 +535,7 @@ def test_given_up_anywhere_else_it_is_a_stop_in_order_and_goes_on_to_the_same_by
             if done.step == step:
                 progress("forward")
 
-    with pytest.raises(StoppedInOrder) as caught:
+    with pytest.raises(GracefulStop) as caught:
         make_loop(tiny_base, tmp_path / "cut", callbacks=[Looks()]).run()
     assert caught.value.exit_code == 75
     assert "stopped in good order" in caught.value.what
@@ -585,7 +585,7 @@ def test_while_the_last_checkpoint_is_not_safe_everywhere_the_heart_says_so(
 
     def stop(number, _steps):
         if number == stopped_before:
-            raise StoppedInOrder("enough")
+            raise GracefulStop("enough")
 
     loop = make_loop(
         tiny_base,
@@ -594,7 +594,7 @@ def test_while_the_last_checkpoint_is_not_safe_everywhere_the_heart_says_so(
         callbacks=[HeartbeatCallback(heart, tmp_path)],
         store=CheckpointStore(tmp_path / "checkpoints", keep=2, mirror=mirror),
     )
-    with pytest.raises(StoppedInOrder) if stopped_before else nullcontext():
+    with pytest.raises(GracefulStop) if stopped_before else nullcontext():
         loop.run()
     assert set(mirror.output) == {"checkpoint"}
     assert heart.doing == ""
@@ -640,7 +640,7 @@ def test_asked_to_stop_with_a_full_disk_it_says_where_it_will_go_on(tiny_base, t
     writes: list[int] = []
     fill_the_disk(monkeypatch, full=lambda: writes.append(1) or len(writes) > 1)
     stop = iter([False] * 5 + [True])
-    with pytest.raises(StoppedInOrder, match="after step 5 of 8, but") as caught:
+    with pytest.raises(GracefulStop, match="after step 5 of 8, but") as caught:
         make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop)).run()
     assert "step 3" in caught.value.why
 
@@ -662,7 +662,7 @@ def test_lines_that_the_disk_refused_are_written_later(tmp_path, monkeypatch):
 
 
 def refuse(*_arguments, **_named):
-    raise EnvironmentLacks("the disk is full")
+    raise EnvironmentFailure("the disk is full")
 
 
 def test_a_moved_run_has_its_journal_and_evaluations(tiny_base, tmp_path):

@@ -13,7 +13,7 @@ from graftwork.model.adapters.peft import activate, load_adapter
 from graftwork.model.base import EMBEDDED, HUB_ID
 from graftwork.model.load import base_files_digest, load_base
 from graftwork.records.base import Figure
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.plan import DeviceFacts, Plan, StreamedStep
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.train import worker
@@ -171,7 +171,7 @@ def test_an_adapter_of_another_rank_is_no_start(tiny_base, tmp_path):
     first = train(make_job(tiny_base, tmp_path / "first", method="lora", epochs=1))
     start = Path(first.adapter_folder)
     assert json.loads((start / "adapter_config.json").read_text())["r"] == 4
-    with pytest.raises(UserMistake, match="another shape"):
+    with pytest.raises(UserError, match="another shape"):
         train(make_job(tiny_base, tmp_path / "second", method="lora", start=start, rank=8))
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.records.dataset import Row
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.train.objectives.epochs import (
     choose_rows,
@@ -176,7 +176,7 @@ def test_rows_that_weigh_nothing_take_no_place_of_the_budget():
 
 
 def test_weights_that_leave_nothing_are_a_mistake_with_its_key():
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         plan_steps([make_row(0, weight=1e-9)], settings=TrainSettings(epochs=1))
     assert "`weights`" in caught.value.fix
 

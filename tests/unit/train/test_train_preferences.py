@@ -10,7 +10,7 @@ from test_train_methods import Killed, make_job, train
 
 from graftwork.files.disk import Journal
 from graftwork.model.chat.renderer import CannotProve
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.train import run_source, worker
 from graftwork.train.objectives.pairs import PairOrder, describe_pairs, make_pairs
 from graftwork.train.objectives.preference import OddsRatioPreference
@@ -162,7 +162,7 @@ def test_replies_that_are_certain_do_not_end_orpo(certain):
 
 def test_a_dataset_without_pairs_is_refused(tiny_base, tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "read_rows", lambda _folder, _split: make_rows())
-    with pytest.raises(UserMistake, match="no training row has a rejected reply"):
+    with pytest.raises(UserError, match="no training row has a rejected reply"):
         worker.train(make_job(tiny_base, tmp_path / "run", method="lora", **DPO))
 
 

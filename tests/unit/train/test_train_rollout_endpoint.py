@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from test_train_rollouts import local_grader, make_grpo_job, run_training  # noqa: F401
 
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.train.objectives.samples import TrainingSample
 from graftwork.train.rollouts.episodes import EpisodeJournal
 from graftwork.train.rollouts.sampling import AskedPrompt, EndpointSampler, correct_mismatch, read_choice
@@ -77,7 +77,7 @@ def test_a_busy_server_is_asked_again_and_a_broken_one_is_named(tmp_path):
         assert len(sampler.sample(1, [AskedPrompt("p", [5, 6])])) == 3
     with CompletionsServer(echo, fail_first=99) as server:
         sampler, _ = make_sampler(server, tmp_path / "run", load_adapters=False, concurrency=1)
-        with pytest.raises(EnvironmentLacks, match="does not answer completions") as refused:
+        with pytest.raises(EnvironmentFailure, match="does not answer completions") as refused:
             sampler.sample(1, [AskedPrompt("p", [5, 6])])
     assert "503" in refused.value.why
 
@@ -95,7 +95,7 @@ def test_a_busy_server_is_asked_again_and_a_broken_one_is_named(tmp_path):
     ],
 )
 def test_an_endpoint_without_tokens_and_log_probabilities_is_refused(choice, why):
-    with pytest.raises(UserMistake, match="cannot serve rollouts") as refused:
+    with pytest.raises(UserError, match="cannot serve rollouts") as refused:
         read_choice({"choices": [choice]}, end=END)
     assert why in refused.value.why
 

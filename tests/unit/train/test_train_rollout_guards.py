@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.rewards import GradedParts, grade_part
 from graftwork.records.dataset import Row
-from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.errors import NegativeResult, UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from graftwork.train.rollouts.episodes import EpisodeJournal, EpisodeTurn, SampledAnswer
@@ -176,7 +176,7 @@ def test_preflight_stops_where_there_is_nothing_to_learn(tmp_path, reward, advic
     # Two of the five prompts at a time: of fewer than all, each may be without a signal by chance.
     for step in (1, 2):
         assert not source.accept_gradient(step, None, source.batch(step))
-    with pytest.raises(AnswerIsNo, match="nothing to learn") as stopped:
+    with pytest.raises(NegativeResult, match="nothing to learn") as stopped:
         source.batch(3)
     assert any(word in stopped.value.fix for word in advice.split("|"))
 
@@ -185,7 +185,7 @@ def test_preflight_stops_at_the_last_batch_at_the_latest(tmp_path):
     rollouts = {"steps": 2, "prompts": 2, "num_generations": 4, "max_completion_length": 4}
     source, _ = make_source(tmp_path, lambda _q: 0.0, rollouts=rollouts)
     source.batch(1)
-    with pytest.raises(AnswerIsNo, match="nothing to learn"):
+    with pytest.raises(NegativeResult, match="nothing to learn"):
         source.batch(2)
 
 
@@ -200,7 +200,7 @@ def test_a_signal_ends_the_preflight_and_a_resumed_run_goes_on_with_it(tmp_path)
     resumed, _ = make_source(tmp_path, lambda _q: 0.0)
     resumed.restore(source.state())
     resumed.batch(2)
-    with pytest.raises(AnswerIsNo, match="nothing to learn"):
+    with pytest.raises(NegativeResult, match="nothing to learn"):
         resumed.batch(3)
     later = {f"case{number}" for number in range(5)}
     source.batch(4)
@@ -223,20 +223,20 @@ def test_dead_groups_are_skipped_and_an_empty_batch_changes_nothing(tmp_path):
 
 def test_a_batch_that_no_reward_could_grade_stops_the_run(tmp_path):
     source, _ = make_source(tmp_path, lambda _q: None, reward_checks={"preflight": False})
-    with pytest.raises(AnswerIsNo, match="no answer of batch 1 could be graded"):
+    with pytest.raises(NegativeResult, match="no answer of batch 1 could be graded"):
         source.batch(1)
 
 
 def test_rewards_that_return_nothing_are_named_with_their_prompts(tmp_path):
     source, _ = make_source(tmp_path, lambda _q: None)
-    with pytest.raises(AnswerIsNo) as stopped:
+    with pytest.raises(NegativeResult) as stopped:
         source.batch(1)
     assert "task_success gave no grade to any answer to case" in stopped.value.why
 
 
 def test_a_judge_that_was_down_is_asked_again_when_the_run_is_resumed(tmp_path):
     down, before = make_source(tmp_path, lambda _q: "connection refused")
-    with pytest.raises(AnswerIsNo) as stopped:
+    with pytest.raises(NegativeResult) as stopped:
         down.batch(1)
     assert "the reward judge failed on the answer case" in stopped.value.why
     assert "connection refused" in stopped.value.why
@@ -273,7 +273,7 @@ def test_prompts_without_room_for_an_answer_are_found_and_named():
 
 
 def test_a_run_whose_prompts_are_all_too_long_is_refused():
-    with pytest.raises(UserMistake, match=r"the shortest, b, has 99 tokens") as refused:
+    with pytest.raises(UserError, match=r"the shortest, b, has 99 tokens") as refused:
         find_too_long({"a": 200, "b": 99}, longest_answer=8, positions=100)
     assert "100 positions" in refused.value.why
 
@@ -293,7 +293,7 @@ def test_settings_that_would_be_ignored_or_biased_are_refused(changes, why):
 
 def test_a_rewarded_decoy_stops_the_run(tmp_path):
     source, parts = make_source(tmp_path, by_number, decoys=2)
-    with pytest.raises(AnswerIsNo, match="decoy"):
+    with pytest.raises(NegativeResult, match="decoy"):
         source.batch(1)
     assert sum(name.startswith("decoy/") for name in parts.sampler.asked[0]) == 2
 
@@ -314,7 +314,7 @@ def test_reward_and_audit_that_part_ways_stop_the_run(tmp_path):
     source.batch(1)
     source.batch(2)
     assert source.measures(2)["audit"] == 0.0
-    with pytest.raises(AnswerIsNo, match="apart"):
+    with pytest.raises(NegativeResult, match="apart"):
         source.batch(3)
 
 

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from free_ports import free_port
 from graftwork.process.worker import PARENT_VARIABLE
-from graftwork.records.errors import EXIT_RESUME_ME
+from graftwork.records.errors import EXIT_RESUME
 from graftwork.train.distributed import launch
 from graftwork.train.distributed.launch import NodeGroup, main_node_leaves_last, torchrun_arguments
 
@@ -111,7 +111,7 @@ def test_to_a_first_machine_that_is_gone_nobody_says_goodbye(monkeypatch, capfd)
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("in_the_work", "code"), [(False, 0), (True, EXIT_RESUME_ME)])
+@pytest.mark.parametrize(("in_the_work", "code"), [(False, 0), (True, EXIT_RESUME)])
 def test_a_signal_after_the_work_is_a_good_end_and_one_within_it_is_not(monkeypatch, in_the_work, code):
     def signalled(*_):
         raise SignalException("asked to stop", signal.SIGTERM)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from test_train_evaluations import make_step
 
 from graftwork.process import extensions
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.run import TrainingEvaluation
 from graftwork.train.settings import RunSettings, TrainSettings
 from graftwork.train.trackers import TrackerCallback, require_installed
@@ -144,14 +144,14 @@ def test_a_tracker_that_cannot_be_opened_does_not_stop_the_run(tape, tmp_path):
 
 def test_require_installed_names_the_missing_package_of_an_installed_tracker(declare):
     declare(tape=types.SimpleNamespace(PACKAGE="surely_not_installed", open_run=None))
-    with pytest.raises(EnvironmentLacks) as caught:
+    with pytest.raises(EnvironmentFailure) as caught:
         require_installed(["tape"])
     assert caught.value.fix.startswith("pip install surely_not_installed")
 
 
 def test_require_installed_names_the_extra_of_a_built_in_tracker(monkeypatch):
     monkeypatch.setattr("graftwork.train.trackers.WeightsAndBiases.PACKAGE", "surely_not_installed")
-    with pytest.raises(EnvironmentLacks) as caught:
+    with pytest.raises(EnvironmentFailure) as caught:
         require_installed(["wandb"])
     assert '[wandb]"' in caught.value.fix
 
@@ -164,7 +164,7 @@ def test_settings_accept_a_tracker_of_an_installed_package_and_no_unknown_one(ta
 
 def test_a_tracker_without_open_run_is_refused_before_the_run(declare):
     declare(tape=types.SimpleNamespace(PACKAGE="json"))
-    with pytest.raises(EnvironmentLacks, match="has no open_run"):
+    with pytest.raises(EnvironmentFailure, match="has no open_run"):
         require_installed(["tape"])
 
 
@@ -174,7 +174,7 @@ def test_a_missing_tracker_is_reported_before_rows_are_read_or_a_model_is_loaded
     monkeypatch.setattr("graftwork.train.trackers.WeightsAndBiases.PACKAGE", "surely_not_installed")
     job = types.SimpleNamespace(run_id="run-1", folder=str(tmp_path), dataset_folder=str(tmp_path / "none"))
     settings = TrainSettings(run=RunSettings(trackers=("wandb",)), eval={"every": 5})
-    with pytest.raises(EnvironmentLacks, match="the tracker wandb is not installed"):
+    with pytest.raises(EnvironmentFailure, match="the tracker wandb is not installed"):
         reporting_callbacks(job, settings)
 
 

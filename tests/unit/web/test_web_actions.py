@@ -11,7 +11,7 @@ from served_page import Visitor
 
 from free_ports import free_port
 from graftwork.api.project import open_project
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 
 def log_of(folder):
@@ -104,7 +104,7 @@ def never(monkeypatch):
 
     def start(*_arguments, **named):
         started.append(named)
-        raise UserMistake("started")
+        raise UserError("started")
 
     monkeypatch.setattr(Project, "predict_escalation", start)
     monkeypatch.setattr(fleet, "list_offers", start)

@@ -10,20 +10,20 @@ from served_page import START_SECONDS, serve
 
 from graftwork.api.project import open_project
 from graftwork.cli.ui import ui
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 
 
 def test_without_the_extra_the_command_says_how_to_get_it(empty_project, monkeypatch):
     for name in [name for name in sys.modules if name.startswith(("graftwork.web", "starlette", "uvicorn"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(EnvironmentLacks) as refused:
+    with pytest.raises(EnvironmentFailure) as refused:
         ui(project=empty_project, no_open=True)
     assert "[ui]" in refused.value.fix
 
 
 def test_a_link_without_a_running_page_is_refused(empty_project):
-    with pytest.raises(UserMistake, match="no page of this project is running"):
+    with pytest.raises(UserError, match="no page of this project is running"):
         ui(project=empty_project, link=True)
 
 
@@ -86,7 +86,7 @@ def test_a_port_that_is_taken_is_named_and_the_next_one_is_used_by_default():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(UserMistake, match="cannot be used"):
+        with pytest.raises(UserError, match="cannot be used"):
             open_socket("127.0.0.1", taken.getsockname()[1])
     with open_socket("127.0.0.1", None) as first, open_socket("127.0.0.1", None) as second:
         assert first.getsockname()[1] != second.getsockname()[1]

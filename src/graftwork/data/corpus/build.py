@@ -51,7 +51,7 @@ from graftwork.files.disk import file_digest, make_folder, write_atomic
 from graftwork.process.pieces import MapEngine, MapWork, RemoteWork, pack
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import InputFile
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.shape import main_script
 from graftwork.text.tool_calls import OPEN
@@ -468,7 +468,7 @@ def _require_condition_fits(corpus: Corpus, condition: str) -> None:
     first = corpus.origin(int(positions[np.flatnonzero(reasons.numbers[positions] == number)[0]]))
     listed = [row for _, row in corpus.rows_at(np.flatnonzero(left_out)[:50].tolist())]
     fields = ", ".join(sorted({name for row in listed for name in list_fields(row)})[:20])
-    raise UserMistake(
+    raise UserError(
         f"`{condition}` cannot be decided"
         if reasons.names[number].startswith(NO_NUMBER)
         else "no row is kept",
@@ -594,7 +594,7 @@ class _LogReader:
             sha256 = file_digest(path) if path.is_file() else blocks_digest.hexdigest()
             self.hashes[self.blocks[-1].file if self.blocks else name] = sha256
         if not self.blocks:
-            raise UserMistake("the logs hold no rows", fix="name other files under data.logs")
+            raise UserError("the logs hold no rows", fix="name other files under data.logs")
 
     def done(self, size: int) -> None:
         self._done += size
@@ -636,7 +636,7 @@ def require_scores(corpus: Corpus, settings: DataSettings) -> None:
     if len(unreadable):
         first = corpus.origin(int(unreadable[0])), "its score is text"
     if first is not None:
-        raise UserMistake(
+        raise UserError(
             "a score is not a number",
             why=f"{first[0]}: {first[1]}",
             fix="correct the row, or name another field under data.mapping.reward",
@@ -646,7 +646,7 @@ def require_scores(corpus: Corpus, settings: DataSettings) -> None:
         [(_, row)] = corpus.rows_at([0])
         field = settings.mapping.reward if settings.mapping else None
         missing = f"`{field}`" if field else "`reward`, `score` or `label`"
-        raise UserMistake(
+        raise UserError(
             "no row has a score",
             why=f"{row.origin} and all others lack {missing}",
             fix="name the field with the score: `data.mapping: {reward: FIELD}`; rows have "

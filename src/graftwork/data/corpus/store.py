@@ -26,7 +26,7 @@ from graftwork.data.audit.row_checks import BAD, Note
 from graftwork.data.ingest.blocks import IN_OTHER_FILE, ReadFault, SkippedPart
 from graftwork.files.disk import explain_os_error, write_atomic
 from graftwork.records.dataset import InputFile
-from graftwork.records.errors import Damaged
+from graftwork.records.errors import Corrupted
 from graftwork.records.interaction import (
     AnswerOrigin,
     CaptureOrigin,
@@ -452,8 +452,8 @@ def decode_row(data: bytes, *, origin: Origin) -> Interaction:
     return Interaction.model_construct(**{**values, "origin": origin, "messages": messages})
 
 
-def _damaged(path: Path) -> Damaged:
-    return Damaged(
+def _damaged(path: Path) -> Corrupted:
+    return Corrupted(
         "a block of row features of the logs is damaged",
         why="it does not read as Arrow",
         fix="delete it and run the same command again",

@@ -37,7 +37,7 @@ from graftwork.data.dedup.fingerprints import (
     unpack,
 )
 from graftwork.data.settings import DataSettings
-from graftwork.records.errors import EnvironmentLacks, pip_install
+from graftwork.records.errors import EnvironmentFailure, pip_install
 from graftwork.records.interaction import Interaction
 from graftwork.text.similarity import (
     NO_WEIGHTS,
@@ -558,7 +558,7 @@ def find_embedder(settings: DataSettings) -> Embedder | None:
         return None
     missing = [name for name in (PACKAGE, "torch", "transformers") if find_spec(name) is None]
     if missing:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             f"data.paraphrases is `embedder`, and {' and '.join(missing)} is not installed",
             fix=f"{pip_install('paraphrases')}, or set data.paraphrases to off",
             where="data.paraphrases",

@@ -40,7 +40,7 @@ from graftwork.files.dataset import iterate_rows, read_manifest
 from graftwork.files.disk import atomic_folder, explain_os_error, file_digest, sync_folder, write_atomic
 from graftwork.process.extensions import extension_names, load_extension
 from graftwork.records.dataset import SPLITS, Dataset, Row, Split
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class LlamaFactory:
 
     def check_options(self, options: ExportOptions) -> None:
         if options.name is not None and not NAME.fullmatch(options.name):
-            raise UserMistake(
+            raise UserError(
                 f"{options.name!r} cannot name a dataset of LLaMA-Factory",
                 why="names are joined by commas in its settings",
                 fix="use letters, digits, - and _ in --name",
@@ -378,7 +378,7 @@ class SageMaker:
 
     def check_options(self, options: ExportOptions) -> None:
         if options.name is not None and not S3_URI.fullmatch(options.name):
-            raise UserMistake(
+            raise UserError(
                 f"{options.name!r} is not a location in S3",
                 why="channels.json names the place that the folders will be copied to",
                 fix="give --name s3://BUCKET/PREFIX, or leave it out and fill it in later",
@@ -545,7 +545,7 @@ class Kaggle:
 
     def check_options(self, options: ExportOptions) -> None:
         if options.name is None or not ID.fullmatch(options.name):
-            raise UserMistake(
+            raise UserError(
                 "Kaggle needs a name of the form OWNER/slug"
                 + (f", and {options.name!r} is none" if options.name else ""),
                 why="a slug has 3 to 50 small letters, digits and -",
@@ -553,13 +553,13 @@ class Kaggle:
             )
         title = _title(options)
         if not FEWEST <= len(title) <= MOST:
-            raise UserMistake(
+            raise UserError(
                 f"the title {title!r} has {len(title)} characters",
                 why=f"Kaggle takes titles of {FEWEST} to {MOST} characters",
                 fix="give another --title",
             )
         if (options.license or DEFAULT_LICENSE) not in LICENSES:
-            raise UserMistake(
+            raise UserError(
                 f"Kaggle knows no license {options.license!r}",
                 why=f"it takes {', '.join(LICENSES)}",
                 fix="give one of them as --license",
@@ -600,10 +600,10 @@ def _title(options: ExportOptions) -> str:
 def require_empty_or_own(out: Path, *, force: bool) -> None:
     """Refuse a folder with files that are not from an export."""
     if out.exists() and not out.is_dir():
-        raise UserMistake("this is a file, not a folder", fix="name a folder for --out", where=str(out))
+        raise UserError("this is a file, not a folder", fix="name a folder for --out", where=str(out))
     foreign = [] if force or not out.exists() else sorted(_files(out) - _own_files(out))
     if foreign:
-        raise UserMistake(
+        raise UserError(
             f"the folder holds other files: {', '.join(foreign[:3])}{' …' if len(foreign) > 3 else ''}",
             why="an export replaces what it finds, and these are not of an export",
             fix="name an empty folder, or add --force to write among them",
@@ -664,7 +664,7 @@ class Exporter(Protocol):
     """
 
     def check_options(self, options: ExportOptions, /) -> None:
-        """Raise UserMistake for options that this format cannot use, before anything is written."""
+        """Raise UserError for options that this format cannot use, before anything is written."""
 
     def add_row(self, sink: Sink, split: Split, row: Row, /) -> None:
         """Write one row to the sink, or call `sink.leave_out` with the reason."""
@@ -690,7 +690,7 @@ def load_exporter(name: str) -> Exporter:
     if name in EXPORTERS:
         return EXPORTERS[name]
     if name not in (added := extension_names("graftwork.exporters")):
-        raise UserMistake(
+        raise UserError(
             f"unknown export format: {name!r}", fix=f"use one of {', '.join((*EXPORTERS, *added))}"
         )
     exporter: Exporter = load_extension("graftwork.exporters", name, attributes=REQUIRED)
@@ -713,7 +713,7 @@ def export_dataset(
     dataset = read_manifest(source)
     if not any(dataset.splits[split].rows for split in splits if split in dataset.splits):
         row_counts = ", ".join(f"{name} {summary.rows}" for name, summary in dataset.splits.items())
-        raise UserMistake(
+        raise UserError(
             f"there is nothing to export in {', '.join(splits)}",
             why=f"the dataset {dataset.content_hash[:12]} holds {row_counts} rows",
             fix="name another --split, or prepare a dataset with rows in it",

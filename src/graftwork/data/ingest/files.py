@@ -45,7 +45,7 @@ from graftwork.files.disk import explain_os_error
 from graftwork.process.machine import machine_memory
 from graftwork.process.worker import PARENT_VARIABLE
 from graftwork.records.base import GIB
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.text.shape import MOST_VALUES
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def find_sources(paths: Iterable[str], *, root: Path = Path()) -> tuple[str, ...
         for name in _find(path, root=root):
             names_by_path.setdefault(os.path.normpath(root / name), name)
     if not names_by_path:
-        raise UserMistake(
+        raise UserError(
             "no log file is named",
             why="a dataset is made from logs",
             fix="name files, folders or globs under data.logs in graft.yaml, or give a path",
@@ -85,13 +85,11 @@ def _find(path: str, *, root: Path) -> list[str]:
             return _find_by_pattern(path, root=root)
         raise _explain(error, whole) from error
     except ValueError:
-        raise UserMistake(
-            "this is not a path", why="it holds a NUL character", fix="check data.logs"
-        ) from None
+        raise UserError("this is not a path", why="it holds a NUL character", fix="check data.logs") from None
     if stat.S_ISDIR(mode):
         return _walk(path, root=root)
     if not stat.S_ISREG(mode) and not (stat.S_ISFIFO(mode) and path.startswith(_SHELL_PIPES)):
-        raise UserMistake(
+        raise UserError(
             "this is not a file",
             why="it is a pipe, a socket or a device, and logs are read more than once",
             fix="write it to a file first, or give it to standard input and name `-`",
@@ -108,7 +106,7 @@ def _find_by_pattern(pattern: str, *, root: Path) -> list[str]:
     try:
         matches = list(base.glob(str(path.relative_to(path.anchor)) if path.is_absolute() else glob))
     except (ValueError, NotImplementedError, re.error) as error:
-        raise UserMistake(
+        raise UserError(
             f"this pattern cannot be read: {error}", fix="check data.logs", where=pattern
         ) from None
     files = [match for match in matches if match.is_file()]
@@ -116,7 +114,7 @@ def _find_by_pattern(pattern: str, *, root: Path) -> list[str]:
     hidden_wanted = "/." in f"/{pattern}"
     names = sorted(name for name in names if hidden_wanted or "/." not in f"/{name}")
     if not names:
-        raise UserMistake("no file matches this pattern", fix="check data.logs", where=pattern)
+        raise UserError("no file matches this pattern", fix="check data.logs", where=pattern)
     return names
 
 
@@ -139,7 +137,7 @@ def _walk(folder: str, *, root: Path) -> list[str]:
     if names and unread:
         _name_unread(root / folder, tuple(sorted(unread)))
     if not names:
-        raise UserMistake(
+        raise UserError(
             "the folder holds no log",
             why=f"no file in it ends in {_LISTED}",
             fix="name another folder, or its files one by one",
@@ -176,7 +174,7 @@ def _is_log(name: str) -> bool:
 
 def _explain(error: OSError, path: Path) -> Exception:
     if error.errno == errno.ELOOP:
-        return UserMistake(
+        return UserError(
             "this is a symbolic link that leads to itself",
             why="there is no file at its end",
             fix="fix the link or remove it from data.logs",
@@ -202,7 +200,7 @@ def cut_blocks(
     except OSError as error:
         raise explain_os_error(error, path) from error
     if is_empty:
-        raise UserMistake(
+        raise UserError(
             "the file is empty",
             why="there is nothing to learn from",
             fix="name a file with one JSON object a line",
@@ -243,7 +241,7 @@ def _cut_stream(
 ) -> Iterator[LogBlock]:
     head = stream.head.lstrip()
     if stream.head.startswith(MAGIC):
-        raise UserMistake(
+        raise UserError(
             "Parquet must be read from a file",
             why="its table of contents is at its end",
             fix="save it as a file, not packed, and name that",

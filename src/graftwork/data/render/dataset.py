@@ -53,7 +53,7 @@ from graftwork.files.disk import (
 from graftwork.process.pieces import MapEngine, MapWork, RemoteWork, pack
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import SPLITS, Dataset, Drop, Packing, Shard, Split, SplitSummary
-from graftwork.records.errors import Damaged, GraftError
+from graftwork.records.errors import Corrupted, GraftError
 from graftwork.records.interaction import Origin
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _put_away_if_damaged(folder: Path, dataset: Dataset) -> None:
         return
     try:
         if read_manifest(folder) != dataset:
-            raise Damaged("its manifest is another one")
+            raise Corrupted("its manifest is another one")
         for shard in list_files(dataset):
             require_digest(folder / shard.file, shard.sha256)
     except GraftError:

@@ -25,7 +25,7 @@ from graftwork.data.settings import DataSettings
 from graftwork.files.dataset import encode_messages, encode_optional, row_schema, write_table
 from graftwork.files.disk import file_digest, require_digest, write_atomic
 from graftwork.records.dataset import Split
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import Corrupted, UserError
 from graftwork.records.interaction import CallUsage, Interaction, Message
 from graftwork.text.redact import publish_text
 
@@ -58,7 +58,7 @@ def find_rendered(folder: Path) -> RenderedBlock | None:
         summary = orjson.loads((folder / SUMMARY).read_bytes())
         for shard in summary["shards"]:
             require_digest(folder / shard["file"], shard["sha256"])
-    except (FileNotFoundError, Damaged, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, Corrupted, ValueError, KeyError, TypeError):
         return None
     shards = [
         RenderedShard(
@@ -251,7 +251,7 @@ def needs_reasoning_dropped(rows: Sequence[Interaction], renderer: "Renderer") -
 
 
 def _count_refused(renderer: "Renderer", conversations: Sequence[tuple[Sequence[Message], str]]) -> int:
-    return sum(isinstance(row, UserMistake) for row in renderer.render_batch(conversations))
+    return sum(isinstance(row, UserError) for row in renderer.render_batch(conversations))
 
 
 MOST_CHARACTERS_PER_TOKEN = 100
@@ -293,13 +293,13 @@ class Renderer(Protocol):
         ...
 
     def render(self, messages: Sequence[Message], reply: str) -> TokenizedRow:
-        """Render one row. Raises UserMistake if its loss mask cannot be proven."""
+        """Render one row. Raises UserError if its loss mask cannot be proven."""
         ...
 
     def render_batch(
         self, conversations: Sequence[tuple[Sequence[Message], str]]
-    ) -> Sequence[TokenizedRow | UserMistake]:
-        """Render many rows at once; a refused row yields its UserMistake.
+    ) -> Sequence[TokenizedRow | UserError]:
+        """Render many rows at once; a refused row yields its UserError.
 
         Tokens may support the buffer protocol as 32-bit integers, which is faster than tuples.
         """
@@ -413,7 +413,7 @@ def _render(
     for (position, part, answer), size, tokens in zip(requests, sizes, reused, strict=True):
         rendered = tokens or (next(results) if size <= most else None)
         row = rows[position]
-        if isinstance(rendered, UserMistake):
+        if isinstance(rendered, UserError):
             refused[position] = f"{BY_TEMPLATE}: {rendered.what}"
         elif rendered is not None and rendered.trained_from >= len(rendered.tokens):
             refused[position] = "nothing to train on: the template leaves no token of the reply"
@@ -485,7 +485,7 @@ def _shorten(
     return [
         (messages, reply, row)
         for (messages, reply), row in zip(shorter, rendered, strict=True)
-        if not isinstance(row, UserMistake)
+        if not isinstance(row, UserError)
     ]
 
 

@@ -47,7 +47,7 @@ from graftwork.process.worker import hold_lock
 from graftwork.project.open_project import OpenProject
 from graftwork.project.reporter import progress_listener
 from graftwork.records.dataset import RepairOutcome, RepairPlan
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 REPAIRED_FILE = "repaired.jsonl"
 FOLDER = "repair"
@@ -81,7 +81,7 @@ def repair_project(work: OpenProject, job: RepairJob) -> RepairOutcome:
     """Let the teacher answer, and write the accepted rows. The same command resumes a killed run."""
     teacher_settings = with_prices(job.settings)[0].teacher
     if teacher_settings is None:
-        raise UserMistake(
+        raise UserError(
             "no teacher is named",
             why="the rows need a model that answers them",
             fix="give --teacher URL#MODEL,key=VARIABLE or engine:llamacpp#BASE, or set data.repair.teacher",
@@ -129,7 +129,7 @@ def with_prices(settings: RepairSettings) -> tuple[RepairSettings, str]:
     listed = find_token_price(teacher.model, index_prices(list_token_prices()))
     if listed is None:
         if teacher.max_cost is not None:
-            raise UserMistake(
+            raise UserError(
                 "max_cost needs prices",
                 why=f"`graft plan catalog api_prices` has no price of {teacher.model}",
                 fix="state price_in and price_out, or add the model to an api_prices.csv of your own",
@@ -178,7 +178,7 @@ def is_in_logs(work: OpenProject, path: Path) -> bool:
 def _rules(work: OpenProject, data: DataSettings) -> AcceptanceRules:
     settings = work.settings.evaluate
     if data.repair.judge_at_least is not None and settings.judge is None:
-        raise UserMistake(
+        raise UserError(
             "data.repair.judge_at_least needs a judge",
             why="no judge is named under evaluate.judge",
             fix="name one, or leave judge_at_least out",

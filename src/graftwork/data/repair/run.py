@@ -43,7 +43,7 @@ from graftwork.records.dataset import (
     RepairState,
     TeacherSpending,
 )
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.records.interaction import AnswerOrigin, Interaction, Message, Origin
 from graftwork.records.report import Case, Endpoint
 from graftwork.text.shape import find_garble
@@ -60,7 +60,7 @@ TEACHER = EndpointRole(
     name="the teacher",
     key_fix="check the key, or name its variable as data.repair.teacher.api_key_env",
     fix="check data.repair.teacher.url and data.repair.teacher.model",
-    refusal=EnvironmentLacks,
+    refusal=EnvironmentFailure,
 )
 
 
@@ -335,7 +335,7 @@ def _augment(
     turns = corpus.column("turn")
     for role in repair.augment:
         if role not in roles.names:
-            raise UserMistake(
+            raise UserError(
                 f"no row has the role {role!r}",
                 why=f"the roles of the log are: {', '.join(sorted(roles.names)[:20]) or 'none'}",
                 fix="name one of these: --augment role=NAME",

@@ -23,7 +23,7 @@ from graftwork.data.split.assignment import (
     read_turns,
 )
 from graftwork.records.dataset import SPLITS
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import NegativeResult
 from graftwork.text.similarity import Array
 
 Kind = Literal[
@@ -149,7 +149,7 @@ def require_no_leak(
         trained_row, held_out_row, kind = leaks[0]
         trained, held_out = corpus.origin(trained_row), corpus.origin(held_out_row)
         split = SPLITS[assignment.split[held_out_row]]
-        raise AnswerIsNo(
+        raise NegativeResult(
             f"a question is in train and in {split}",
             why=f"{trained} and {held_out} {_WHY[kind]}: an evaluation on it would measure memory, not skill",
             fix="remove one of the two rows; rows that this program grouped itself never leak, so please "

@@ -16,7 +16,7 @@ from graftwork.data.corpus.store import Corpus
 from graftwork.data.dedup.fingerprints import SPLIT_FIELDS
 from graftwork.data.settings import DataSettings, Keep, ModelSettings
 from graftwork.records.dataset import SubsetSummary
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.text.similarity import spread
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -129,7 +129,7 @@ def _find_own(facts: KeptRows, name: str, keep: Keep) -> Mask:
         if not matches.any():
             occurring = [str(value) for value in values_by_key[key]]
             listed = ", ".join(occurring[:20]) + (" …" if len(occurring) > 20 else "")
-            raise UserMistake(
+            raise UserError(
                 f"models.{name}.keep.{key} matches no row: {', '.join(str(value) for value in values)}",
                 why=f"the {key}s of the kept rows are: {listed}"
                 if values_by_key[key]
@@ -142,7 +142,7 @@ def _find_own(facts: KeptRows, name: str, keep: Keep) -> Mask:
         selected &= matches
     if not selected.any() and any(values for _, values in keep):
         keys = [key for key, values in keep if values]
-        raise UserMistake(
+        raise UserError(
             f"models.{name}.keep matches no row",
             why=f"each of {', '.join(keys)} matches some rows, and no row matches all of them",
             fix="name fewer keys; `graft data audit` shows which roles and domains the logs have",
@@ -217,7 +217,7 @@ def require_split_key(corpus: Corpus, passed: "np.ndarray[Any, Any]", *, setting
         rows = [row for _, row in corpus.rows_at(positions)]
         fields = [name for name, field in SPLIT_FIELDS.items() if any(getattr(row, field) for row in rows)]
         keys = sorted({*fields, *(key for row in rows for key in row.extra)} - {"id"})[:20]
-        raise UserMistake(
+        raise UserError(
             f"no row has {settings.split_by!r}, which data.split_by names",
             why="rows that belong together would be split without notice",
             fix=f"name one of: {', '.join(keys)}; or `question`",

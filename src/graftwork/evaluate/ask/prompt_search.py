@@ -22,7 +22,7 @@ from graftwork.grading.interface import GradeContext
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.base import Record
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.interaction import Message
 from graftwork.records.release import PROMPT_FILE, PromptVariant
 from graftwork.records.report import Case, EvalJob
@@ -220,7 +220,7 @@ def require_gepa() -> None:
     import importlib.util
 
     if importlib.util.find_spec(GEPA) is None:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the package gepa is not installed",
             why="evaluate.prompt.optimizer is gepa",
             fix="pip install gepa, or set evaluate.prompt.optimizer: none",

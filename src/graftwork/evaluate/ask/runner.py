@@ -32,7 +32,7 @@ from graftwork.evaluate.cases import asked_messages, cases_to_time
 from graftwork.process.asking import ask_many
 from graftwork.process.http_client import FIRST_PAUSE
 from graftwork.records.base import fingerprint
-from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
+from graftwork.records.errors import EnvironmentFailure, GracefulStop
 from graftwork.records.interaction import Message
 from graftwork.records.report import Answer, Case, EvalJob, Generation
 from graftwork.text.wording import plural
@@ -276,8 +276,8 @@ class CaseRunner:
             raise stopped(self._job, reached)
 
 
-def stopped(job: EvalJob, reached: str) -> StoppedInOrder:
-    return StoppedInOrder(
+def stopped(job: EvalJob, reached: str) -> GracefulStop:
+    return GracefulStop(
         f"the evaluation of {job.subject} was stopped: {reached}",
         fix="run `graft eval` again: it resumes from there",
         where=job.folder,
@@ -350,7 +350,7 @@ def ask_endpoint(
             return engine.ask(asked_messages(job, case), decoding)
         except EngineUnavailable as trouble:
             attempts = plural(trouble.attempts, "attempt")
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"the endpoint did not answer case {case.id} in {attempts}: {trouble}",
                 why="a rate over the answered cases alone would flatter it",
                 fix="run `graft eval` again when it is well: what was answered is kept",

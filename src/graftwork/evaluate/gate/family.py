@@ -31,7 +31,7 @@ from graftwork.pipeline.table import run_pipeline
 from graftwork.process.machine import process_peak_gib
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import fingerprint
-from graftwork.records.errors import UserMistake, WorkerFailed
+from graftwork.records.errors import UserError, WorkerFailed
 from graftwork.records.release import Release
 from graftwork.records.report import Case, Decision, RuleOutcome, RuleResult, Verdict
 from graftwork.registry.index import find_release
@@ -97,7 +97,7 @@ def gate_family(work: OpenProject, *, release: str | None = None) -> Verdict:
     """Decide about the family with this release in it; without one, about the family as it is live."""
     settings = work.project.settings.serve
     if settings.family is None:
-        raise UserMistake(
+        raise UserError(
             "this project serves no family",
             why="`graft gate --family` asks the endpoint that `serve.family` describes",
             fix="add `family:` under `serve:`",
@@ -162,7 +162,7 @@ def _choose_cases(work: OpenProject, family: FamilySettings) -> tuple[Case, ...]
         case for turn in zip_longest(*(routes[name] for name in sorted(routes))) for case in turn if case
     ]
     if not spread:
-        raise UserMistake(
+        raise UserError(
             "there are no cases to ask the family",
             why="the integration set is empty",
             fix="raise data.test, or name a file under serve.family.gate.cases",

@@ -30,7 +30,7 @@ from graftwork.grading.metrics import (
     TOKENS_PER_SECOND,
 )
 from graftwork.project.open_project import OpenProject, timestamp
-from graftwork.records.errors import AnswerIsNo, Damaged
+from graftwork.records.errors import Corrupted, NegativeResult
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.report import Report, Verdict
@@ -108,7 +108,7 @@ def read_report(work: OpenProject, release: Release) -> Report | None:
         return None
     body = path.read_bytes()
     if hashlib.sha256(body).hexdigest() != promised:
-        raise Damaged(
+        raise Corrupted(
             f"the report of release {release.id[:12]} was changed",
             why="its bytes are not those that the manifest promises",
             fix="`graft release verify` checks the others; roll back to a sound one",
@@ -291,7 +291,7 @@ def require_engine_gate(work: OpenProject, release: Release, settings: ServeSett
     if verdict is not None and verdict.decision == "deploy":
         return
     why = "the gate has not judged it there" if verdict is None else f"the gate said {verdict.decision}"
-    raise AnswerIsNo(
+    raise NegativeResult(
         f"release {release.id[:12]} may not be served by {describe_engine(engine)}",
         why=f"{why.replace('_', ' ')}; conversion and quantization change answers",
         fix=(

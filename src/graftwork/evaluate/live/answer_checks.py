@@ -13,7 +13,7 @@ from graftwork.grading.interface import CannotGrade, GradeContext
 from graftwork.grading.metrics import CONTEXT_GRADERS, TOOL_CALLS_VALID, find_grader
 from graftwork.grading.prefix import find_prefix_judge
 from graftwork.project.open_project import OpenProject
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from graftwork.serve.escalation import PrefixVerdict
@@ -31,21 +31,21 @@ def live_context(work: OpenProject) -> GradeContext:
 def require_live_check(name: str, context: GradeContext, *, where: str) -> None:
     """Refuse what is not a check of the project, and what a live request cannot decide."""
     if name not in context.checks and find_grader(name) is None:
-        raise UserMistake(
+        raise UserError(
             f"there is no check {name}",
             why="it is neither a metric nor a check under evaluate.checks",
             fix="name a metric such as json_valid, or add the check to evaluate.checks",
             where=where,
         )
     if against_reference(name, context):
-        raise UserMistake(
+        raise UserError(
             f"{name} needs the reference answer",
             why="a live request has none, so the check could not decide there",
             fix="use checks of the answer itself, such as json_valid or a JSON Schema",
             where=where,
         )
     if _runs_calls(name, context):
-        raise UserMistake(
+        raise UserError(
             f"{name} runs calls in the sandbox",
             why="nothing is run for a live request, so the check could not decide there",
             fix="use checks without `files`",

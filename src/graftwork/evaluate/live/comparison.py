@@ -45,7 +45,7 @@ from graftwork.pipeline.steps.evaluate import put_cases
 from graftwork.process.worker import interruption_error
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import fingerprint
-from graftwork.records.errors import StoppedInOrder, UserMistake
+from graftwork.records.errors import GracefulStop, UserError
 from graftwork.records.interaction import Capture, Message, Origin
 from graftwork.records.release import Release
 from graftwork.records.report import Case
@@ -64,7 +64,7 @@ def choose_metric(work: OpenProject, metric: str | None, *, also: tuple[str, ...
     usual = primary.metric if primary is not None and primary.metric in graded else graded[0]
     name = metric or usual
     if name not in graded:
-        raise UserMistake(
+        raise UserError(
             f"{name} is not graded in this project",
             why=f"graded are: {', '.join((*graded, *also))}",
             fix="name one of these, or add it under evaluate.metrics or evaluate.checks",
@@ -76,7 +76,7 @@ def choose_metric(work: OpenProject, metric: str | None, *, also: tuple[str, ...
 def find_pair(work: OpenProject, a: str, b: str) -> tuple[Release, Release]:
     first, second = find_release(work.releases, a), find_release(work.releases, b)
     if first.id == second.id:
-        raise UserMistake(
+        raise UserError(
             f"both are release {first.id[:12]}", why="there is nothing to compare", fix="name two releases"
         )
     return first, second
@@ -221,7 +221,7 @@ def watch_live(
                 return latest
     except KeyboardInterrupt:
         # Nothing is lost: the next check starts from what the endpoint stored.
-        if latest is None or isinstance(interruption_error(), StoppedInOrder):
+        if latest is None or isinstance(interruption_error(), GracefulStop):
             raise
     return latest
 
@@ -381,7 +381,7 @@ def find_experiment(work: OpenProject, pair: tuple[Release, Release], name_part:
         return experiments[-1] if experiments else None
     matches = [name for name in experiments if name_part in name]
     if len(matches) != 1:
-        raise UserMistake(
+        raise UserError(
             f"{name_part!r} is {f'{len(matches)} experiments' if matches else 'no experiment'} of these two",
             why=f"kept are: {', '.join(experiments)}"
             if experiments

@@ -32,7 +32,7 @@ from graftwork.grading.checks import grade
 from graftwork.grading.interface import CannotGrade
 from graftwork.grading.metrics import LOWER_IS_BETTER
 from graftwork.project.open_project import OpenProject, current_user, timestamp
-from graftwork.records.errors import Busy, GraftError, UserMistake
+from graftwork.records.errors import Busy, GraftError, UserError
 from graftwork.records.interaction import INTERRUPTED, Capture
 from graftwork.records.live import (
     CanaryArm,
@@ -82,7 +82,7 @@ def parse_share(text: str) -> float:
     match = _PERCENT.fullmatch(text)
     share = float(match[1]) / (100 if match[2] else 1) if match is not None else 0.0
     if not 0 < share < 1:
-        raise UserMistake(
+        raise UserError(
             f"{text!r} is not a share of the sessions",
             why="a canary gets more than none and less than all of them",
             fix="write it like 5% or 0.05",
@@ -259,20 +259,20 @@ def _find_pair(work: OpenProject, name: str, request: CanaryRequest) -> tuple[tu
     alias = full_alias(work, request.alias, model=release.model)
     live = work.releases.aliases().get(alias)
     if live is None:
-        raise UserMistake(
+        raise UserError(
             f"{alias} points at no release yet",
             why="a canary is compared with the release that is live",
             fix=f"graft release promote {name}",
             where="--canary",
         )
     if live == release.id:
-        raise UserMistake(
+        raise UserError(
             f"{alias} already points at {release.id[:12]}",
             why="a release cannot be compared with itself",
             fix="name the new release",
         )
     if not work.project.settings.serve.capture:
-        raise UserMistake(
+        raise UserError(
             "a canary needs captures",
             why="it is decided by the exchanges that the endpoint keeps",
             fix="set `serve.capture: true`",
@@ -452,8 +452,8 @@ def compare_shadow(work: OpenProject, a: str, b: str, *, metric: str | None = No
     if b not in endpoints:
         try:
             challenger = find_release(work.releases, b).id
-        except UserMistake as error:
-            raise UserMistake(
+        except UserError as error:
+            raise UserError(
                 error.what,
                 why=f"endpoints of serve.failover: {', '.join(endpoints) or 'none'}",
                 fix="name a release, alias or endpoint",

@@ -31,7 +31,7 @@ from graftwork.fleet.far_side import GONE, READY, JobHost, PieceWriter, answer, 
 from graftwork.fleet.place import LABEL, NotThere, PlaceUnreachable, Refused, unknown_job
 from graftwork.process.ssh import COMMAND, UNREACHED, ssh_command
 from graftwork.records.base import NotSecret, Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.fleet import Bundle, JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
 
@@ -344,7 +344,7 @@ class HostsPlace:
     def describe_dataset(self, path: str, *, model: str) -> dict[str, Any]:
         """Counts and hashes of a prepared dataset that is on the host, and its folder there."""
         if len(self._connections) > 1:
-            raise UserMistake(
+            raise UserError(
                 f"{self.name} has several hosts, and data of its own is on one",
                 fix=f"name the host, as {self.name}:{next(iter(self._connections))}",
             )
@@ -406,7 +406,7 @@ class HostsPlace:
     def _connection_of(self, job: PlacedJob) -> HostConnection:
         connection = self._connections.get(job.host)
         if connection is None:
-            raise UserMistake(
+            raise UserError(
                 f"the job {job.label} is on the host {job.host}, which is not configured",
                 fix=f"add {job.host} to `fleet.hosts`; known: {', '.join(self._connections)}",
                 where="fleet.hosts",
@@ -438,7 +438,7 @@ def local_place(root: Path) -> HostsPlace:
 
 def ssh_place(hosts: Mapping[str, HostSettings]) -> HostsPlace:
     if not hosts:
-        raise UserMistake(
+        raise UserError(
             "no hosts are configured",
             fix="add one to graft.yaml: `fleet: {hosts: {gpu1: {address: user@machine}}}`",
             where="fleet.hosts",

@@ -16,7 +16,7 @@ from graftwork.files.disk import atomic_folder, make_folder, write_atomic
 from graftwork.fleet.bundle import BUNDLE_FILE, JOB_FILE, OUTCOME, parse_exit, read_bundle, take_folder
 from graftwork.fleet.far_start import EXIT_FILE
 from graftwork.fleet.place import LABEL, unknown_job
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.fleet import Bundle, JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
 
@@ -111,7 +111,7 @@ class ManualPlace:
                 _unpack(results, part)
             ended = part / EXIT_FILE
             if not ended.exists() or parse_exit(ended.read_bytes()) is None or not (part / "run").is_dir():
-                raise UserMistake(
+                raise UserError(
                     "these are not the results of a job",
                     why="they hold no readable exit.json, or no folder `run`",
                     fix=f"take {RESULTS}, which the last cell of the notebook writes, or the work folder",
@@ -128,7 +128,7 @@ def _unpack(results: Path, folder: Path) -> None:
             for entry in archive.infolist():
                 path = Path(entry.filename)
                 if path.is_absolute() or ".." in path.parts:
-                    raise UserMistake(
+                    raise UserError(
                         "the results name a file outside of their folder",
                         why=f"{entry.filename[:100]!r} would be written elsewhere",
                         fix=f"take {RESULTS} as the notebook wrote it",
@@ -136,7 +136,7 @@ def _unpack(results: Path, folder: Path) -> None:
                     )
             archive.extractall(folder)
     except (OSError, zipfile.BadZipFile) as error:
-        raise UserMistake(
+        raise UserError(
             "the results cannot be read",
             why=str(error),
             fix=f"take {RESULTS} of the notebook",
@@ -154,7 +154,7 @@ def _require_same_run(bundle: Path, run: Path, results: Path) -> None:
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if run_id != expected:
-            raise UserMistake(
+            raise UserError(
                 f"these are results of the run {str(run_id)[:40]}, not of {expected}",
                 why=f"{name} in them says so",
                 fix="name the job that they belong to: `graft fleet list` has the run of each",

@@ -21,7 +21,7 @@ from graftwork.fleet.place import CloudPlace, Login, PlaceUnreachable, Refused, 
 from graftwork.fleet.places.hosts import ALIVE, HostsPlace, ProcessConnection, shared_connection
 from graftwork.process.http_client import HttpClient, NoAnswer, Retries, may_pass, retry_after
 from graftwork.process.ssh import ssh_command
-from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import EnvironmentFailure, GraftError, UserError
 from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 
 SECONDS = 30.0
@@ -222,7 +222,7 @@ class RentedPlace(CloudPlace):
         try:
             if host is not None:
                 host.fetch(_on_host(job), folder)
-        except EnvironmentLacks:
+        except EnvironmentFailure:
             if not failed:
                 raise
 
@@ -262,14 +262,14 @@ def read_public_key(path: str, *, setting: str) -> str:
     try:
         text = key_file.read_text().strip()
     except OSError as error:
-        raise UserMistake(
+        raise UserError(
             "there is no public SSH key for the machine",
             why=f"{key_file}: {error.strerror}",
             fix=f"run `ssh-keygen -t ed25519`, or set {setting}",
             where=setting,
         ) from error
     if "PRIVATE KEY" in text or not text.startswith(("ssh-", "ecdsa-", "sk-")):
-        raise UserMistake(
+        raise UserError(
             "this is not a public SSH key", fix="name the file that ends in .pub", where=str(key_file)
         )
     return text

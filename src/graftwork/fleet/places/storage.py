@@ -21,7 +21,7 @@ from graftwork.fleet.bundle import BUNDLE_FILE, OUTCOME, parse_exit, read_bundle
 from graftwork.fleet.far_start import EXIT_FILE, FULL, STOP_FILE
 from graftwork.fleet.place import CloudPlace, KeepsForJobs, NotThere, PlaceUnreachable, Refused, unknown_job
 from graftwork.records.base import hide_login
-from graftwork.records.errors import EnvironmentLacks, GraftError
+from graftwork.records.errors import EnvironmentFailure, GraftError
 from graftwork.records.fleet import Beat, JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
 
@@ -61,7 +61,7 @@ class UrlStorage:
         """Opened when it is first needed."""
         try:
             return RemoteFiles(self._url, kind="storage", setting=self._setting)
-        except EnvironmentLacks as error:
+        except EnvironmentFailure as error:
             # A package is missing here: nothing was asked of the place, and nothing is reserved for it.
             raise Refused(error.what, why=error.why, fix=error.fix, where=error.where) from error
 

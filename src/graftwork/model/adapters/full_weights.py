@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from graftwork.files.disk import atomic_folder, write_atomic
 from graftwork.model.parts import decoder_parts
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 FULL_WEIGHTS_FILE = "model.safetensors"
 MODEL_CONFIG_FILE = "config.json"
@@ -127,7 +127,7 @@ def _require_fit(weights: dict[str, nn.Parameter], tensors: dict[str, Tensor], f
         if mine is not None and theirs is not None and mine.shape == theirs.shape:
             continue
         sizes = [f"{tuple(t.shape)}" if t is not None else "not there" for t in (mine, theirs)]
-        raise UserMistake(
+        raise UserError(
             f"the learned weights do not fit {name}",
             why=f"in the base it is {sizes[0]}, in the folder {sizes[1]}",
             fix="use the weights with the base that they were trained from, in its full precision",

@@ -23,7 +23,7 @@ from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.full_weights import acting_weights, weight_set_names
 from graftwork.model.nf4 import Nf4Linear, dequantize
 from graftwork.model.parts import decoder_parts, is_transposed, layer_sizes
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 RowChange = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """What adapters make of the output of a layer, from its input, its output and its bias."""
@@ -209,7 +209,7 @@ def wrap_experts(model: Any, shape: AdapterShape) -> Iterator[tuple[str, LoraExp
         return
     modules = list(expert_modules(model))
     if not modules:
-        raise UserMistake(
+        raise UserError(
             "the model has no experts that could be adapted",
             why="no block holds the weights of several experts in one tensor",
             fix="set `train.experts: false`",

@@ -22,7 +22,7 @@ from graftwork.model.adapters.peft import PREFIX, read_config
 from graftwork.model.base import FINGERPRINT_FILE
 from graftwork.model.shape import count_layers
 from graftwork.records.dataset import Row
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.release import Agreement
 
 COPIED = (".json", ".jinja", ".txt", ".model")
@@ -82,7 +82,7 @@ def merged_weights(base: Path, adapter: Path) -> tuple[Change, set[str]]:
         change, names = _low_rank_changes(base, adapter)
     base_names = {name for path in base.glob("*.safetensors") for name in _names(_opened(path))}
     if missing := names - base_names:
-        raise UserMistake(
+        raise UserError(
             f"the base has no weight {min(missing)}",
             why="the weight names in its files differ from those of the loaded model",
             fix="save it once with `model.save_pretrained(folder)` and name that folder as the base",
@@ -94,7 +94,7 @@ def merged_weights(base: Path, adapter: Path) -> tuple[Change, set[str]]:
 def _low_rank_changes(base: Path, adapter: Path) -> tuple[Change, set[str]]:
     config = read_config(adapter)
     if config.get("target_parameters"):
-        raise UserMistake(
+        raise UserError(
             "an adapter of experts cannot be merged into its base",
             why="the files of a base hold experts in another form than the loaded model that was adapted",
             fix="use the adapter with its base, or merge it with PEFT's `merge_and_unload`",

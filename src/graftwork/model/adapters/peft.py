@@ -46,7 +46,7 @@ from graftwork.model.adapters.lora import (
 )
 from graftwork.model.load import tensors_digest
 from graftwork.model.parts import block_linears, decoder_parts, is_transposed
-from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.errors import Corrupted, UserError
 
 PREFIX = "base_model.model."
 PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
@@ -143,7 +143,7 @@ def load_adapter(model: Any, folder: Path, *, name: str = "default") -> AdapterS
     try:
         tensors = load_file(folder / WEIGHTS_FILE)
     except SafetensorError as error:
-        raise Damaged(
+        raise Corrupted(
             f"{WEIGHTS_FILE} cannot be read",
             why=str(error)[:200],
             fix="get the adapter again from where it was made",
@@ -210,9 +210,9 @@ def _take(tensors: dict[str, Tensor], path: str, part: str, folder: Path) -> Ten
         ) from missing
 
 
-def _no_fit(what: str, why: str, folder: Path) -> UserMistake:
+def _no_fit(what: str, why: str, folder: Path) -> UserError:
     fix = "use the adapter with the base that it was trained on"
-    return UserMistake(what, why=why, fix=fix, where=str(folder))
+    return UserError(what, why=why, fix=fix, where=str(folder))
 
 
 def _key(path: str, part: str) -> str:
@@ -247,7 +247,7 @@ def make_trainable(
     if shape.kind == "full":
         if start is not None:
             if not holds_full_weights(start):
-                raise UserMistake(
+                raise UserError(
                     "there are no full weights to start from",
                     why="`method: full` starts from full weights; an adapter is something else",
                     fix="merge the adapter first (`graft release export run --format merged`), or set "
@@ -291,7 +291,7 @@ def save_trained(model: Any, folder: Path, *, shape: AdapterShape, base: str) ->
 def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
     """Fill the fresh adapter with the weights of a folder of the same shape."""
     if not (folder / CONFIG_FILE).is_file() or not (folder / WEIGHTS_FILE).is_file():
-        raise UserMistake(
+        raise UserError(
             "the adapter to start from is not a PEFT folder",
             why=f"it lacks {CONFIG_FILE} or {WEIGHTS_FILE}",
             fix="set `train.start_from` to the folder of an adapter",
@@ -306,7 +306,7 @@ def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
     if differing := [key for key in theirs if theirs[key] != ours[key]]:
         names = {"kind": "method", "stabilised": "use_rslora", "ranks": "modules", "alphas": "modules"}
         setting = names.get(differing[0], "upper_layers" if differing[0] == "layers" else differing[0])
-        raise UserMistake(
+        raise UserError(
             "the adapter to start from has another shape than the settings",
             why="; ".join(f"{k}: it has {theirs[k]}, the settings have {ours[k]}" for k in differing),
             fix=f"give `train.{setting}` its value, or start without it",
@@ -316,7 +316,7 @@ def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
     strangers = sorted(current.keys() ^ tensors.keys())
     unlike = strangers or [name for name in current if current[name].shape != tensors[name].shape]
     if unlike:
-        raise UserMistake(
+        raise UserError(
             f"the adapter to start from does not fit at {unlike[0]}",
             why="its weights are not those of the shape that its config states",
             fix="start from an adapter that was trained on this base",

@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from graftwork.model.chat.tool_form import TAGGED, ToolForm, learn_form
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message
 from graftwork.text.tool_calls import OPEN, TOOLS_MARK, TextAndCalls, split_calls, split_tools
 
@@ -42,7 +42,7 @@ _STEPS_BETWEEN_LOOKS = 64
 _WIDE = re.compile(r"\d{7}|%[-+ #0]*\*|%[^%a-zA-Z]*\.\*")
 
 
-class TemplateRunsOn(UserMistake):
+class TemplateRunsOn(UserError):
     """A chat template does more than any that writes a conversation."""
 
 
@@ -196,7 +196,7 @@ class RenderedTokens:
     trained_from: int
 
 
-class CannotProve(UserMistake):
+class CannotProve(UserError):
     """The trained tokens of a row cannot be shown to be its reply."""
 
 
@@ -274,7 +274,7 @@ class ChatRenderer:
             self.syntax = environment.parse(source)
             self._template = environment.compile_bounded(source)
         except (TemplateError, RecursionError, MemoryError) as error:
-            raise UserMistake(
+            raise UserError(
                 f"the chat template of the base is not one that Jinja can read: {error}",
                 why="without it the format of turns is unknown for this model",
                 fix="use the chat template that the model's authors publish",

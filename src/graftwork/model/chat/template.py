@@ -32,7 +32,7 @@ from graftwork.model.chat.renderer import (
 )
 from graftwork.model.chat.tokens import EncodedTexts, TextEncoder
 from graftwork.model.shape import read_json_object
-from graftwork.records.errors import UserMistake, needs_extra
+from graftwork.records.errors import UserError, needs_extra
 from graftwork.records.interaction import Message, Role
 from graftwork.text.tool_calls import (
     ANY_ARGUMENTS,
@@ -130,7 +130,7 @@ class ChatTemplate:
         file = folder / "chat_template.jinja"
         source = file.read_text() if file.exists() else config.get("chat_template")
         if not isinstance(source, str):
-            raise UserMistake(
+            raise UserError(
                 "the base model has no chat template",
                 why="without it the format of turns is unknown for this model",
                 fix="use an instruct model, or put a chat_template.jinja into its folder",
@@ -250,7 +250,7 @@ class ChatTemplate:
     def eos(self) -> int:
         """The token that ends a turn."""
         if self.end_of_turn not in self._special:
-            raise UserMistake(
+            raise UserError(
                 "the chat template ends a turn with no control token",
                 why="the model could not say that it is done",
                 fix="name the eos_token in the base model's tokenizer_config.json",
@@ -401,7 +401,7 @@ class ChatTemplate:
         try:
             definition: dict[str, Any] = json.loads(self.tokenizer_json)
         except (ValueError, RecursionError) as broken:
-            raise UserMistake(
+            raise UserError(
                 f"the tokenizer.json of the base model is not JSON: {broken}", fix="fetch the file again"
             ) from broken
         return definition

@@ -10,7 +10,7 @@ from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.project.open_project import OpenProject, load_template
 from graftwork.project.reporter import progress_listener
 from graftwork.records.dataset import Audit
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 
 def _audit(work: OpenProject, _outputs: StepOutputs) -> Audit:
@@ -48,7 +48,7 @@ def _require_context(work: OpenProject) -> None:
     longest = work.settings.data.max_tokens
     context = read_config_shape(Path(work.base.folder) / "config.json").max_positions
     if longest > context:
-        raise UserMistake(
+        raise UserError(
             f"data.max_tokens is {longest:,}, and {work.base.name} reads {context:,} tokens",
             why="the base was made for that many (max_position_embeddings in its config.json)",
             fix=f"set data.max_tokens to {context} or less, and data.overlong for the rows that are longer",

@@ -40,7 +40,7 @@ from graftwork.project.open_project import OpenProject, load_template, timestamp
 from graftwork.project.settings import FROM_MAIN
 from graftwork.records.base import GIB, Figure, fingerprint
 from graftwork.records.dataset import Row
-from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.errors import NegativeResult, UserError
 from graftwork.records.plan import CpuStepPlan, DeviceFacts, ModelShape, Plan, Workload
 from graftwork.records.run import TrainOutcome
 from graftwork.train.callbacks import STEPS_BEFORE_CRASH
@@ -88,7 +88,7 @@ def find_start_adapter(work: OpenProject) -> StartAdapter | None:
     if start_from == FROM_MAIN:
         planned = work.ledger.get("plan")
         if planned is None:
-            raise UserMistake(
+            raise UserError(
                 "the main model is not planned yet",
                 why=f"the model {work.model} starts from its adapter",
                 fix="`graft train --all` trains the main model first",
@@ -97,7 +97,7 @@ def find_start_adapter(work: OpenProject) -> StartAdapter | None:
         return StartAdapter(work.project.runs / run_id / ADAPTER, {"run": run_id})
     folder = (work.project.root / start_from).expanduser()
     if not folder.is_dir():
-        raise UserMistake(
+        raise UserError(
             f"there is no adapter to start from at {start_from}",
             fix=f"set `train.start_from` to `{FROM_MAIN}` or to a PEFT folder",
             where=str(folder),
@@ -170,7 +170,7 @@ def plan_for(
     counted = {"steps": Figure.exact(work_ahead.steps, "steps")}
     plan = plan.model_copy(update={**counted, "base_note": note_on_weights(work.base.name)})
     if not plan.fits:
-        raise AnswerIsNo(
+        raise NegativeResult(
             "the run does not fit the limits",
             why="; ".join(plan.notes[1:]),
             fix="change the settings that the reason names",
@@ -233,7 +233,7 @@ def measure_work(work: OpenProject, prepared: PreparedData, shape: ModelShape) -
         # Both replies of a row that has two.
         rows = [copy for row in rows for copy in (row, row)[: 2 if row.rejected else 1]]
     if not rows:
-        raise UserMistake(
+        raise UserError(
             "the training split is empty",
             why="every row was dropped, held out or given the weight 0",
             fix="look at `graft data audit`, or lower `data.test` and `data.validation`",

@@ -27,7 +27,7 @@ from graftwork.process.worker import hold_lock, interruption_error
 from graftwork.project.open_project import OpenProject, report_base_note, timestamp
 from graftwork.project.reporter import Reporter
 from graftwork.project.supervise import Hooks, StallWatcher, WorkerTask, run_job
-from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
+from graftwork.records.errors import GracefulStop, GraftError, Interrupted, OutOfMemory
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.text.redact import publish_text, publishable
@@ -49,7 +49,7 @@ def _train_adapter(work: OpenProject, outputs: StepOutputs) -> TrainOutcome:
     try:
         require_rewards(work, folder)
         minutes = _train(work, job)
-    except (StoppedInOrder, Interrupted, KeyboardInterrupt) as stopped:
+    except (GracefulStop, Interrupted, KeyboardInterrupt) as stopped:
         # Ctrl-C before the worker runs reaches this as it is.
         reason = interruption_error() if isinstance(stopped, KeyboardInterrupt) else stopped
         work.runs.update(run_id, state="stopped", when=timestamp(), error=reason.as_json())

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 SHIPPED = Path(__file__).parent / "data"
 OVERLAY_VARIABLE = "GRAFT_CATALOG"
@@ -71,8 +71,8 @@ class CatalogRow(NamedTuple):
     def names(self, column: str) -> tuple[str, ...]:
         return tuple(part.strip() for part in self.text(column).split(ALIAS_SEPARATOR) if part.strip())
 
-    def mistake(self, column: str, *, rule: str) -> UserMistake:
-        return UserMistake(
+    def mistake(self, column: str, *, rule: str) -> UserError:
+        return UserError(
             f"{self.file.name}, line {self.line}: `{column}` {rule}, and is {self.text(column)!r}",
             why="a figure that is read wrongly makes every answer wrong",
             fix=f"correct `{column}` in that line",
@@ -120,7 +120,7 @@ def read_table(name: str, columns: ColumnParsers, *, overlay: Path | None = None
     if folder is None:
         return rows
     if not folder.is_dir():
-        raise UserMistake(
+        raise UserError(
             f"there is no folder {folder}",
             why="it was named as the place of your own catalog",
             fix=f"make it, or leave {OVERLAY_VARIABLE} and `--catalog` out",
@@ -174,7 +174,7 @@ def _check_header(file: Path, header: list[str], columns: ColumnParsers) -> None
     if not missing and not unknown:
         return
     wrong = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which is unknown"
-    raise UserMistake(
+    raise UserError(
         f"{file.name}, line 1: the header {wrong}",
         why="columns are found by their names",
         fix=f"name them: {','.join(columns.needed)}; and where you know it: {','.join(columns.optional)}",
@@ -198,7 +198,7 @@ def find_named(name: str, things: Mapping[str, tuple[Thing, Iterable[str]]], *, 
     near = difflib.get_close_matches(normalize(name), title_by_name, n=4, cutoff=0.5)
     names = list(dict.fromkeys(title_by_name[key] for key in near))
     listed = f"did you mean {' or '.join(names)}? Otherwise " if names else ""
-    raise UserMistake(
+    raise UserError(
         f"the catalog has no {kind} {name!r}",
         why="its figures are needed",
         fix=f"{listed}{fix.removeprefix('or ')}; `graft plan catalog` lists what is known",

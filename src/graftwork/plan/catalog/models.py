@@ -21,7 +21,7 @@ from graftwork.plan.catalog import (
     yes,
 )
 from graftwork.records.base import Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.plan import ModelShape
 
 COLUMNS = ColumnParsers(
@@ -103,7 +103,7 @@ def find_model(name_or_path: str | Path, *, overlay: Path | None = None) -> Cata
             doubt=doubt if find_family(model_type) is None else "",
         )
     if path.is_dir():
-        raise UserMistake(
+        raise UserError(
             f"{path} has no config.json",
             why="it states the sizes of the model",
             fix="name the folder with config.json",
@@ -120,7 +120,7 @@ def require_dense(model: CatalogModel) -> None:
     """Refuse experts: engines that serve them differ in what they quantize and how they spread tokens."""
     inside = sum(inputs * outputs for inputs, outputs in linear_sizes(model.shape).values())
     if layer_parameters(model.shape) > MOST_OUTSIDE * inside:
-        raise UserMistake(
+        raise UserError(
             f"{model.name} has experts, and serving those cannot be planned for yet",
             why="which of their weights are quantized and read for a batch differs by engine: "
             "no figure is better than a wrong one",

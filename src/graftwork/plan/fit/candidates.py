@@ -49,7 +49,7 @@ from graftwork.plan.fit.question import (
     rollout_load,
 )
 from graftwork.records.base import GIB, Figure
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.plan import (
     Considered,
     FitQuestion,
@@ -291,7 +291,7 @@ def require_possible(question: FitQuestion, claimed: float, *, eight: bool = Fal
     flops = flops_per_token(question)
     needed = claimed * flops / 1e12
     has = needed / share
-    raise UserMistake(
+    raise UserError(
         f"{claimed:,.0f} tokens/s cannot be: it needs {needed:,.0f} of {has:,.0f} TFLOPS",
         why=f"a token of {question.model} takes {flops / 1e9:.1f} GFLOP at the very least",
         fix=f"the roof of {question.machine.name} is {most:,.0f} tokens/s: ask how that was measured",

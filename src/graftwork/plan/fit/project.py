@@ -31,7 +31,7 @@ from graftwork.process.machine import ask_nvidia_smi, is_visible
 from graftwork.process.worker import WORKER_ENVIRONMENT
 from graftwork.records.base import GIB, Record, fingerprint
 from graftwork.records.dataset import SplitSummary
-from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.errors import EnvironmentFailure, UserError, pip_install
 from graftwork.records.hardware import Cpu, Machine
 from graftwork.records.plan import (
     Algorithm,
@@ -109,7 +109,7 @@ def answer_fit(request: FitRequest, *, on_progress: OnProgress = lambda _: None)
         answer = correct(answer, model, rates=rates, on_progress=on_progress)
     elif request.trace is None and answer.certainty == "guessed" and can_trace():
         # Where the libraries cannot build this model, the guess with its wide range stays.
-        with suppress(EnvironmentLacks, subprocess.TimeoutExpired):
+        with suppress(EnvironmentFailure, subprocess.TimeoutExpired):
             answer = correct(answer, model, rates=rates, on_progress=on_progress)
     reasons = (*answer.reasons, *doubts(model, answer), *question.machine.assumed)
     return answer.model_copy(update={"reasons": reasons})
@@ -137,14 +137,14 @@ def ask(request: FitRequest, *, model: CatalogModel, project: "ProjectFolder | N
     train = project.settings.train if project is not None else None
     own_rows = _own_rows(project) if request.seq == OWN_DATA or (request.seq is None and project) else None
     if request.seq == OWN_DATA and own_rows is None:
-        raise UserMistake(
+        raise UserError(
             "there is no dataset whose lengths could be read",
             why="`--seq data` means the rows of this project",
             fix="run `graft data prepare` first, or give a number: --seq 2048",
             where="--seq",
         )
     if own_rows is None and request.seq is not None and not (request.seq.isdigit() and int(request.seq) >= 1):
-        raise UserMistake(
+        raise UserError(
             f"--seq is {request.seq!r}",
             why="it is the tokens of a row",
             fix="give a number such as 2048, or `data` for the lengths of this project's dataset",
@@ -156,7 +156,7 @@ def ask(request: FitRequest, *, model: CatalogModel, project: "ProjectFolder | N
     gpu, link = machine.gpu, request.link
     if link is None and request.nvlink and gpu is not None:
         if gpu.nvlink_gb_s is None:
-            raise UserMistake(
+            raise UserError(
                 f"{gpu.name} has no NVLink",
                 why="its maker gives it no such connector",
                 fix="leave --nvlink out, or state what you measured with --link GB/s",
@@ -165,7 +165,7 @@ def ask(request: FitRequest, *, model: CatalogModel, project: "ProjectFolder | N
         link = gpu.nvlink_gb_s
     if gpu is not None and request.memory is not None and request.memory > gpu.memory_gib:
         # A limit says how much of a GPU may be taken; it makes no GPU larger.
-        raise UserMistake(
+        raise UserError(
             f"{gpu.name} has {gpu.memory_gib:.1f} GiB, not {request.memory:g}",
             why="--memory is what may be taken of a GPU",
             fix="leave --memory out, or name a GPU that has as much",
@@ -207,7 +207,7 @@ def _project(request: FitRequest) -> "ProjectFolder | None":
     if request.project is None and find_project() is None:
         if request.model is not None:
             return None
-        raise UserMistake(
+        raise UserError(
             "no model is named, and there is no project here whose base could be meant",
             why="without its sizes nothing can be computed",
             fix="graft plan fit --model deepseek-coder-6.7b (`graft plan catalog models` lists the names)",
@@ -220,14 +220,14 @@ def _model(request: FitRequest, project: "ProjectFolder | None") -> CatalogModel
     if request.model is not None:
         return find_model(request.model, overlay=request.catalog)
     if project is None:
-        raise UserMistake("no model is named", fix="give --model", where="--model")
+        raise UserError("no model is named", fix="give --model", where="--model")
     base = project.settings.base
     folder = project.root / base
     if base != EMBEDDED and (folder / "config.json").is_file():
         return find_model(str(folder), overlay=request.catalog)
     try:
         return find_model(base, overlay=request.catalog)
-    except UserMistake:
+    except UserError:
         if base == EMBEDDED or parse_hub_name(base) is None:
             raise
     return find_model(find_base(base, project_folder=project.root).folder, overlay=request.catalog)
@@ -311,7 +311,7 @@ def trace(config: dict[str, Any], setup: PlainSetup) -> float:
     result: dict[str, Any] = json.loads(lines[-1]) if lines else {}
     if done.returncode or "peak" not in result:
         complaint = result.get("what") or (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the step could not be traced",
             why=str(complaint),
             fix="use --no-trace: estimates need no libraries; or pip install peft and "
@@ -373,7 +373,7 @@ def named_machine(
             assumed=() if ram_gib is not None else (ASSUMED_RAM,),
         )
     if gpus is not None and machine.gpu is None:
-        raise UserMistake(
+        raise UserError(
             f"{gpus} GPUs of which kind?",
             why="this machine has none, and none is named",
             fix='name it: --gpu "RTX 5060 Ti 16GB"',
@@ -430,5 +430,5 @@ def _cpu(device: DeviceFacts, *, overlay: Path | None) -> Cpu:
     """The catalog's, or a guess by the number of threads."""
     try:
         return find_cpu(device.name, overlay=overlay)
-    except UserMistake:
+    except UserError:
         return guess_cpu(device.name, threads=device.threads)

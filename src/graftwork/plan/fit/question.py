@@ -17,7 +17,7 @@ from graftwork.costmodel.run import why_plain as why_plain_step
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.records.base import ELEMENT_BYTES, Figure
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.hardware import Gpu, Machine
 from graftwork.records.plan import FitOptions, FitQuestion, PlainSetup, Precision, RolloutLoad, Sharding
 
@@ -40,7 +40,7 @@ def make_question(model: CatalogModel, options: FitOptions, *, machine: Machine)
     }
     for option, value in stated.items():
         if value <= 0:
-            raise UserMistake(
+            raise UserError(
                 f"{option} is {value:g}",
                 why="a run needs more than nothing of it",
                 fix="give a number above 0",

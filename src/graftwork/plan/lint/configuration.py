@@ -15,7 +15,7 @@ import yaml
 
 from graftwork.files.config_text import parse_json, parse_yaml
 from graftwork.records.base import Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.hardware import Gpu
 from graftwork.records.plan import Method, ModelShape, Precision
 
@@ -196,13 +196,13 @@ def read_written(text: str, *, file: str) -> WrittenConfig:
         content: Any = parse_json(text, where=file)
         try:
             node = parse_yaml(text, where="").root
-        except UserMistake:
+        except UserError:
             # JSON is nearly YAML; where it is not (tabs), lines are not known, which spoils nothing else.
             node = None
     else:
         content, node = parse_yaml(text, where=file)
     if not isinstance(content, dict):
-        raise UserMistake(
+        raise UserError(
             "this is not a mapping of keys", fix="name a configuration in YAML or JSON", where=file
         )
     return WrittenConfig(file, _leaves(content), _lines(node))
@@ -742,7 +742,7 @@ def read_foreign(source: WrittenConfig) -> Configuration:
     kind = detect(source)
     config = READERS[kind](source)
     if len(config.places) < KNOWN_ENOUGH:
-        raise UserMistake(
+        raise UserError(
             "this does not look like a training configuration",
             why="hardly any key in it is one that a trainer knows",
             fix="name a graft.yaml, a YAML of TrainingArguments, axolotl or LLaMA-Factory, "

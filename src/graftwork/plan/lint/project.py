@@ -30,7 +30,7 @@ from graftwork.plan.lint.configuration import (
 )
 from graftwork.plan.lint.rules_device import least_minutes, peaks_of
 from graftwork.records.base import Record
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.errors import GraftError, UserError
 from graftwork.records.plan import ModelShape
 
 RULES: tuple[LintRule, ...] = tuple(
@@ -183,7 +183,7 @@ def read_lengths(stated: str | None) -> tuple[int, ...]:
         )
         lengths = tuple(_length(entry) for entry in entries)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise UserMistake(
+        raise UserError(
             f"{path.name} does not hold lengths",
             why=f"a number a line is wanted, or JSON with `tokens` or `length`: {error}",
             fix="`graft data prepare` counts the tokens of a project's rows; or write one number a line",
@@ -197,7 +197,7 @@ def _length(entry: Any) -> int:
         value = entry["tokens"] if "tokens" in entry else entry["length"]
         entry = len(value) if isinstance(value, list) else value
     if int(entry) < 1:
-        raise UserMistake(f"a row of {entry} tokens is none", fix="leave it out", where="--lengths")
+        raise UserError(f"a row of {entry} tokens is none", fix="leave it out", where="--lengths")
     return int(entry)
 
 
@@ -256,7 +256,7 @@ def _find_model(name: str | None, *, near: Path, overlay: Path | None) -> Catalo
     folder = near / name
     try:
         return find_model(str(folder) if (folder / "config.json").is_file() else name, overlay=overlay)
-    except UserMistake:
+    except UserError:
         return None
 
 
@@ -300,7 +300,7 @@ def _unknown(config: Configuration, context: LintContext) -> Iterable[str]:
 
 def _read(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
     if not path.exists():
-        raise UserMistake(
+        raise UserError(
             f"there is no file {path.name}", fix="name a configuration, or a file of lengths", where=str(path)
         )
     return read_config_text(path, most_bytes=most_bytes)

@@ -45,7 +45,7 @@ from graftwork.process.sandbox.command import (
 from graftwork.process.sandbox.inside.remote import UNSUPPORTED
 from graftwork.process.sandbox.inside.walls import measure_deleted, measure_folder, remove_folder
 from graftwork.process.sandbox.settings import Limits, Reason, SandboxKind, SandboxResult, SandboxSettings
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 
 _PAGE = 4096
 _PROC = Path("/proc")
@@ -279,7 +279,7 @@ class Sandbox:
         try:
             return run_in_box(self, task, on_message=on_message, jobs=jobs, job_limits=job_limits)
         except BoxNotMade as error:
-            raise EnvironmentLacks(
+            raise EnvironmentFailure(
                 f"the sandbox ({self.kind}) could not be made: {error}",
                 why="generated code runs nowhere else",
                 fix="docs/sandbox.md says what each way needs of the machine",
@@ -302,7 +302,7 @@ def run_in_box(
     for name in (name for message in tasks for name in message["files"]):
         path = PurePosixPath(name)
         if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
-            raise UserMistake(
+            raise UserError(
                 f"{name!r} is not the name of a file within the sandbox",
                 why="files are written into the code's own folder alone",
                 fix="give a relative name without ..",
@@ -541,7 +541,7 @@ def available(limits: Limits = _USUAL, packages: tuple[str, ...] = ()) -> Sandbo
         if not lacking:
             return kind
         reasons.append(f"{kind}: {lacking}")
-    raise EnvironmentLacks(
+    raise EnvironmentFailure(
         "generated code cannot be shut in on this machine",
         why="; ".join(reasons),
         fix="install bubblewrap (apt install bubblewrap), allow user namespaces, or run as root; "
@@ -550,7 +550,7 @@ def available(limits: Limits = _USUAL, packages: tuple[str, ...] = ()) -> Sandbo
 
 
 def open_sandbox(settings: SandboxSettings) -> Sandbox:
-    """The sandbox that graft.yaml asks for; EnvironmentLacks where it requires one and none can be had."""
+    """The sandbox that graft.yaml asks for; EnvironmentFailure where it requires one and none can be had."""
     off = settings.mode == "off"
     kind = SandboxKind.OFF if off else available(settings.limits, settings.packages)
     return Sandbox(kind, settings.limits, settings.packages)

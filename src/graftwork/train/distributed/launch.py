@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from graftwork.process.machine import count_cores
 from graftwork.process.worker import PARENT_VARIABLE, stop_with_parent
-from graftwork.records.errors import EXIT_RESUME_ME, EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.errors import EXIT_RESUME, EnvironmentFailure, UserError, pip_install
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def parse_address(text: str) -> tuple[str, int]:
         or not port.isdigit()
         or not 0 < int(port) < 65536
     ):
-        raise UserMistake(
+        raise UserError(
             f"{text} is not the address of a machine",
             why="it is HOST or HOST:PORT, as the other machines reach it",
             fix=f"--main-address 10.0.0.1:{DEFAULT_PORT}",
@@ -158,25 +158,25 @@ def _require_possible(settings: TrainSettings, dtype: str, *, on_cpu: bool) -> N
 
         local_processes, available = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
         if local_processes > available:
-            raise UserMistake(
+            raise UserError(
                 f"{local_processes} processes are to share this machine's {available} GPU(s)",
                 why="each process needs its own GPU",
                 fix=f"set `train.processes: {available}`",
             )
     if dtype == "float16" and is_zero:
-        raise UserMistake(
+        raise UserError(
             f"`strategy: {strategy}` does not work with float16 here",
             why="its gradients are scaled by DeepSpeed, out of the reach of our own scaling",
             fix="use `strategy: ddp` or `fsdp` on this device, or `train.precision: float32`",
         )
     if settings.method == "qlora" and strategy in ("fsdp", "zero3"):
-        raise UserMistake(
+        raise UserError(
             f"`method: qlora` cannot be cut up by `strategy: {strategy}`",
             why="4-bit weights and their scales must stay together",
             fix="use `strategy: ddp` or `zero2` with qlora, or `method: lora` with this strategy",
         )
     if is_zero and find_spec("deepspeed") is None:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the package deepspeed is not installed",
             why="`train.strategy` asks for it",
             fix=f"DS_BUILD_OPS=0 {pip_install('deepspeed')}, or use `strategy: fsdp`",
@@ -276,7 +276,7 @@ def main(arguments: list[str]) -> int:
         return combined_exit_code({rank: failure.exitcode for rank, failure in failed.failures.items()})
     except SignalException:
         # While it only waits for others to leave, nothing is left to resume.
-        return 0 if done else EXIT_RESUME_ME
+        return 0 if done else EXIT_RESUME
     return 0
 
 

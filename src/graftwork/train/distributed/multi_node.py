@@ -30,7 +30,7 @@ from graftwork.project.reporter import Reporter
 from graftwork.project.settings import ProjectSettings
 from graftwork.project.supervise import JOB_FILE, POLL_SECONDS, STOP_SECONDS
 from graftwork.records.base import Record
-from graftwork.records.errors import EnvironmentLacks, UserMistake, WorkerFailed
+from graftwork.records.errors import EnvironmentFailure, UserError, WorkerFailed
 from graftwork.records.fleet import Job, JobStatus
 from graftwork.train.distributed.launch import (
     DEFAULT_PORT,
@@ -97,7 +97,7 @@ def launch_of(work: OpenProject, folder: Path) -> Launch:
 def require_strategy(settings: TrainSettings) -> None:
     """Several devices are of no use to a run that one process trains."""
     if settings.strategy == "single" and (settings.processes > 1 or settings.run.nodes > 1):
-        raise UserMistake(
+        raise UserError(
             "`train.strategy: single` cannot use several processes",
             why=f"{settings.processes} process(es) on {settings.run.nodes} machine(s) are asked for",
             fix="set `train.strategy: ddp`, or `fsdp` where one device is too small for the model",
@@ -109,7 +109,7 @@ def machines_of(settings: TrainSettings, *, rank: int = 0) -> NodeGroup:
     if nodes == 1:
         return NodeGroup()
     if settings.run.main_address is None:
-        raise UserMistake(
+        raise UserError(
             "several machines need to know where the first of them is",
             fix="graft train --nodes N --main-address HOST:PORT --node-rank R",
         )
@@ -186,12 +186,12 @@ def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, 
 def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, workers: WorkerHost) -> int:
     """Start this machine's part and watch it; a newer call means that the first machine restarted."""
     if call.nodes != machines.count:
-        raise UserMistake(
+        raise UserError(
             f"the first machine calls {call.nodes} machines, not {machines.count}",
             fix=f"start this one with --nodes {call.nodes}",
         )
     if not Path(call.job_file).exists():
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "the job of the first machine is not here",
             why="the project's folder must be shared, under the same path on every machine",
             fix="mount it there, and run the same command again",
@@ -301,7 +301,7 @@ def _on_ray(project: ProjectFolder, *, nodes: int, model: str | None, folder: Pa
     for event in events:
         if "lost" in event:
             fix = "start the cluster, or more nodes; or ask for fewer machines"
-            raise EnvironmentLacks(event["lost"], fix=fix, where="fleet.ray.address")
+            raise EnvironmentFailure(event["lost"], fix=fix, where="fleet.ray.address")
         if "error" in event:
             raise to_error(event)
     # The first one that failed; the others were ended for it.
@@ -335,12 +335,14 @@ def _on_slurm(project: ProjectFolder, *, nodes: int, model: str | None, folder: 
             check=False,
         )
     except OSError as error:
-        raise EnvironmentLacks(
+        raise EnvironmentFailure(
             "there is no sbatch on this machine", why=str(error.strerror), fix="run it on a login node"
         ) from error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1][:300]
-        raise EnvironmentLacks(f"Slurm refuses the job: {last}", fix="check fleet.slurm", where="fleet.slurm")
+        raise EnvironmentFailure(
+            f"Slurm refuses the job: {last}", fix="check fleet.slurm", where="fleet.slurm"
+        )
     number = done.stdout.strip().partition(";")[0]
     pause = threading.Event()
     try:

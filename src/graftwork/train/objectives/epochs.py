@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graftwork.records.dataset import Row
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.train.settings import TrainSettings
 
 WORTH_SHARING = 8
@@ -76,7 +76,7 @@ def plan_steps(rows: Sequence[Row], *, settings: TrainSettings) -> tuple[tuple[i
         weights=[row.weight for row in rows],
     )
     if not steps:
-        raise UserMistake(
+        raise UserError(
             "no row is in any epoch",
             why=f"the weights of the {len(rows)} training rows leave nothing in {settings.epochs} epochs",
             fix="raise the `weights` of this model under `models:`, or `train.epochs`",

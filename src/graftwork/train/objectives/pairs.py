@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from graftwork.records.dataset import Row
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.text.words import normalize
 from graftwork.train.objectives.epochs import PlannedOrder, plan_batches
 from graftwork.train.objectives.samples import TrainingSample, make_sample, scale_pairs
@@ -115,7 +115,7 @@ def describe_pairs(pairs: Sequence[ReplyPair], left_out: Mapping[str, int]) -> l
 
 def require_pairs(pairs: int, *, rows: int) -> None:
     if pairs == 0:
-        raise UserMistake(
+        raise UserError(
             "no training row has a rejected reply that differs from its reply",
             why=f"the objective compares two replies to one prompt, and none of the {rows} rows has two",
             fix="bring logs whose rows have `prompt`, `chosen` and `rejected`, or corrected answers; or set "

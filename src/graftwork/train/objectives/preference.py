@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from graftwork.records.dataset import Row
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.train.objectives.epochs import PlannedOrder, plan_batches
 from graftwork.train.objectives.pairs import ReplyPair
 from graftwork.train.objectives.samples import LOSS_MEASURE, TrainingSample, make_sample, split_units
@@ -232,7 +232,7 @@ def make_judged(
 def require_both_sides(samples: Sequence[TrainingSample]) -> None:
     if len({row.part for row in samples}) < 2:
         only = "desirable" if all(row.part == "chosen" for row in samples) else "undesirable"
-        raise UserMistake(
+        raise UserError(
             f"every reply is {only}",
             why="KTO learns from the difference between good and bad replies",
             fix="bring logs with `rejected` replies, set `preferences.least_score` and `data.drop_rated_bad: "

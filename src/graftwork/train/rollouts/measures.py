@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from graftwork.grading.rewards import RewardSpec
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.report import Case
 from graftwork.train.objectives.advantages import is_dead
 from graftwork.train.rollouts.episodes import AnswerVerdict, SampledAnswer
@@ -236,12 +236,12 @@ def advise(measures: Mapping[str, float]) -> str | None:
 
 
 def find_too_long(lengths: Mapping[str, int], *, longest_answer: int, positions: int) -> list[str]:
-    """Prompts that leave no room for an answer in the positions that the base knows; UserMistake if that is
+    """Prompts that leave no room for an answer in the positions that the base knows; UserError if that is
     all of them."""
     too_long = [name for name, length in lengths.items() if length + longest_answer > positions]
     if too_long and len(too_long) == len(lengths):
         shortest = min(too_long, key=lambda name: lengths[name])
-        raise UserMistake(
+        raise UserError(
             f"every prompt is longer than the base allows: the shortest, {shortest}, has "
             f"{lengths[shortest]:,} tokens",
             why=f"with an answer of up to {longest_answer:,} tokens it must fit {positions:,} positions",

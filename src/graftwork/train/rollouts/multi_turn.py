@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from graftwork.process.sandbox import Sandbox, SandboxResult, SandboxSettings, open_sandbox
 from graftwork.process.sandbox.run import BatchJob, Prelude, run_batch
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Role
 from graftwork.records.report import Case
 from graftwork.text.tool_calls import add_tools, read_calls
@@ -46,7 +46,7 @@ class Environment:
         self._sandbox: Sandbox | None = None
 
     def open(self, cases: Sequence[Case]) -> list[tuple[str, tuple[dict[str, Any], ...]]]:
-        """What it says first, and its tools, for each case; UserMistake where it does not start."""
+        """What it says first, and its tools, for each case; UserError where it does not start."""
         openings = []
         for case, result in zip(cases, self._run([(case, ()) for case in cases]), strict=True):
             why = describe_failure(result)
@@ -55,7 +55,7 @@ class Environment:
             tools = fields.get("tools")
             are_tools = isinstance(tools, list | None) and all(isinstance(tool, dict) for tool in tools or ())
             if why or not is_text or not are_tools:
-                raise UserMistake(
+                raise UserError(
                     f"the environment does not start for the case {case.id}",
                     why=why
                     or ("its first answer has no text" if not is_text else "its tools are not objects"),
@@ -109,7 +109,7 @@ def read_inner(folder: Path, name: str) -> str:
     """The text of a file within the project's folder."""
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()) or not path.is_file():
-        raise UserMistake(
+        raise UserError(
             f"the environment's file {name} is not in the project's folder",
             fix="name files relative to the folder of graft.yaml",
             where="train.rollouts.environment",

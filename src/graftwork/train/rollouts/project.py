@@ -30,7 +30,7 @@ from graftwork.model.shape import read_shape
 from graftwork.process.machine import count_cores
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.plan import RolloutLoad
 from graftwork.records.report import Case
 from graftwork.records.run import TrainJob
@@ -122,7 +122,7 @@ def find_case_file(work: "OpenProject") -> Path | None:
 def _require_file(work: "OpenProject", source: str, what: str, *, fix: str, where: str) -> Path:
     path = (work.project.root / source).expanduser()
     if not path.is_file():
-        raise UserMistake(f"{what} at {source}", fix=fix, where=where)
+        raise UserError(f"{what} at {source}", fix=fix, where=where)
     return path
 
 
@@ -149,7 +149,7 @@ def read_eval_cases(job: TrainJob, settings: TrainSettings) -> tuple[Case, ...]:
     prompts = {case.messages for case in job_prompts(job, settings)}
     trained = [case.id for case in cases if case.messages in prompts]
     if trained:
-        raise UserMistake(
+        raise UserError(
             f"the case {trained[0]} is a prompt of this run",
             why=f"{len(trained)} of {len(cases)} held-out cases are trained on: they would measure memory",
             fix="take them out of the file, or out of `train.rollouts.source`",
@@ -171,7 +171,7 @@ def read_prompts(case_file: Path | None, *, dataset: Path, rollouts: RolloutSett
     source = rollouts.source
     rows = read_rows(dataset, source)  # type: ignore[arg-type]
     if not rows:
-        raise UserMistake(
+        raise UserError(
             f"the split {source} holds no prompts",
             fix="set `rl` of the model under `models:`, or `train.rollouts.source` to `train` or a file",
             where="train.rollouts.source",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graftwork.process.http_client import HttpClient, NoAnswer, Retries, may_pass, retry_after
 from graftwork.process.machine import is_exhaustion, release_free_memory
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.text.redact import hide
 from graftwork.train.objectives.samples import TrainingSample
 from graftwork.train.rollouts.episodes import SampledAnswer
@@ -308,7 +308,7 @@ class EndpointSampler(RolloutSampler):
                 why = f"status {answer.status}: {given[:200].decode(errors='replace')}"
             pause = retries.after_failure(asked=asked_pause) if may_come else None
             if pause is None:
-                raise EnvironmentLacks(
+                raise EnvironmentFailure(
                     f"the endpoint {self._endpoint.url} does not answer {path}",
                     why=hide(why, [key]),
                     fix="check its URL, model and log; `graft train` resumes the run where it stopped",
@@ -318,7 +318,7 @@ class EndpointSampler(RolloutSampler):
 
 
 def read_choice(body: Any, *, end: int) -> WrittenReply:
-    """The tokens and log-probabilities of an answer; UserMistake if the endpoint gives none."""
+    """The tokens and log-probabilities of an answer; UserError if the endpoint gives none."""
     try:
         choice = body["choices"][0]
         noted = choice["logprobs"]
@@ -334,8 +334,8 @@ def read_choice(body: Any, *, end: int) -> WrittenReply:
     return WrittenReply(tuple(tokens), tuple(logprobs), ended)
 
 
-def _no_tokens(why: str) -> UserMistake:
-    return UserMistake(
+def _no_tokens(why: str) -> UserError:
+    return UserError(
         "the endpoint cannot serve rollouts",
         why=f"{why}; text alone would have to be encoded again, which changes tokens",
         fix="use vLLM with /v1/completions (`return_token_ids`), or leave `endpoint` out",

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from graftwork.grading.rewards import RANK, GradedParts, RewardQuestion
 from graftwork.records.dataset import Row
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import NegativeResult
 from graftwork.records.interaction import Origin
 from graftwork.records.report import Case
 from graftwork.records.run import ENVIRONMENT
@@ -234,7 +234,7 @@ class RolloutSource(TrainingCallback):
         )
         names = ", ".join(reward.metric for reward in self._settings.rewards)
         prompts = ", ".join(group[0][0].prompt for group in groups[:MOST_PROMPTS_NAMED])
-        raise AnswerIsNo(
+        raise NegativeResult(
             f"no answer of batch {number} could be graded",
             why=next(failed, f"{names} gave no grade to any answer to {prompts}"),
             fix="run `graft reward check`, and fix or remove the reward that fails",
@@ -265,7 +265,7 @@ class RolloutSource(TrainingCallback):
         checks = self._settings.reward_checks
         for answer, verdict in (pair for group in groups for pair in group):
             if answer.decoy and (verdict.reward or 0.0) >= CAUGHT:
-                raise AnswerIsNo(
+                raise NegativeResult(
                     f"the decoy {answer.key} of batch {number} was rewarded with {verdict.reward:.2f}",
                     why="no answer to it can be right: the reward pays for something else",
                     fix="read the answer in the run's episodes and fix the reward; if it rewards style, "
@@ -279,7 +279,7 @@ class RolloutSource(TrainingCallback):
             self._watched = number
             self._recent = [*self._recent, compared][-APART_BATCHES:]
             if are_apart(self._recent):
-                raise AnswerIsNo(
+                raise NegativeResult(
                     f"reward and audit are apart since batch {number - APART_BATCHES + 1}",
                     why="answers get better by the checks that reward and not by those that only audit",
                     fix="the adapter of the last checkpoint before is in the run's folder; add checks",
@@ -301,7 +301,7 @@ class RolloutSource(TrainingCallback):
             return
         enough = min(ENOUGH_PROMPTS, prompt_count)
         if self._looked.prompts >= enough or number == self._rollouts.steps:
-            raise AnswerIsNo(
+            raise NegativeResult(
                 "there is nothing to learn from these prompts",
                 why=described,
                 fix=advice,

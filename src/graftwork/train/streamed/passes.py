@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from graftwork.model.parts import decoder_parts, logits_reader
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.train.host_memory import CopyLane, DeviceMemory
 from graftwork.train.loss import TokenBatch, token_losses, weighted_loss
 from graftwork.train.streamed.transfers import (
@@ -51,7 +51,7 @@ class DecoderShell:
         decoder: nn.Module = parts.decoder
         follows = reader.decoder is parts.decoder
         if not follows:
-            raise UserMistake(
+            raise UserError(
                 f"{type(model).__name__} cannot be streamed",
                 why="what it does after its head is not known",
                 fix="set `train.strategy: fsdp`, or remove `train.offload`",
@@ -86,7 +86,7 @@ class DecoderShell:
         )
         factor = float(scaled.flatten()[0])
         if not factor or nothing.any() or not bool((scaled == factor).all()):
-            raise UserMistake(
+            raise UserError(
                 f"{type(self.embedding).__name__} cannot be streamed",
                 why="it does more to a row of its table than to scale it",
                 fix="set `train.strategy: fsdp`, or remove `train.offload`",
@@ -115,7 +115,7 @@ class DecoderShell:
                 self._call(embedded, attended, outer)
             except _BlocksReached:
                 return first[0], calls
-        raise UserMistake(
+        raise UserError(
             "this decoder does not call all of its blocks",
             fix="set `train.strategy: fsdp`, or remove `train.offload`",
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from graftwork.model.parts import decoder_parts
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.train.host_memory import CopyLane, DeviceMemory, Mark, aligned, host_buffer
 
 
@@ -142,8 +142,8 @@ def cut_up(
     )
 
 
-def _cannot(why: str) -> UserMistake:
-    return UserMistake(
+def _cannot(why: str) -> UserError:
+    return UserError(
         "this model cannot be streamed from host memory",
         why=why,
         fix="set `train.strategy: fsdp`, or remove `train.offload`",

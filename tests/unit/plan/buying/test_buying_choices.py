@@ -18,7 +18,7 @@ from graftwork.plan.purchase import (
     rent_choice,
 )
 from graftwork.records.base import Figure
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 
 USE = Use(
     runs_per_week=7.0,
@@ -182,5 +182,5 @@ def test_options_are_read_as_people_write_them(text, expected):
 
 @pytest.mark.parametrize("text", ["", "=700", "RTX 4090=cheap", "0x RTX 4090", "RTX 4090=-5", "RTX 4090=inf"])
 def test_an_option_that_names_no_card_or_price_is_refused(text):
-    with pytest.raises(UserMistake, match="does not name a GPU"):
+    with pytest.raises(UserError, match="does not name a GPU"):
         read_purchase_option(text, option="--option")

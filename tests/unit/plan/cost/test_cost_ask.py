@@ -11,7 +11,7 @@ from graftwork.plan.cost import MeasuredRun, Terms, fit_in_brief
 from graftwork.plan.cost_comparison import OfferFilter, compare_places, of_size
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import make_question
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.hardware import Machine, Offer
 from graftwork.records.plan import FitOptions
 
@@ -93,9 +93,9 @@ def test_free_quotas_are_reported_in_sessions_and_weeks():
 
 
 def test_an_unknown_place_or_a_card_that_nobody_offers_is_a_mistake():
-    with pytest.raises(UserMistake, match="no place 'mars'"):
+    with pytest.raises(UserError, match="no place 'mars'"):
         compare_places(question(), OfferFilter(["mars"]), terms=TERMS)
-    with pytest.raises(UserMistake, match="no place of the catalog offers"):
+    with pytest.raises(UserError, match="no place of the catalog offers"):
         compare_places(question(), OfferFilter(gpu="RTX 2080 Ti"), terms=TERMS)
 
 

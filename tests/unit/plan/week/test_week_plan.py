@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from week_samples import DAY, START, WEEK, model, nights, place, session, small_week, week
 
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import UserError
 from graftwork.records.week import WeekSchedule
 from graftwork.week.calendar import calendar_text
 from graftwork.week.checker import check_week
@@ -124,7 +124,7 @@ def test_events_fill_the_state(problem):
     ],
 )
 def test_an_event_that_makes_no_sense_is_refused_with_a_fix(problem, event, message):
-    with pytest.raises(UserMistake) as refused:
+    with pytest.raises(UserError) as refused:
         state_after(problem, None, [WeekEvent.model_validate(event)], at(10))
     assert message in f"{refused.value.what} {refused.value.fix}"
 
@@ -159,10 +159,10 @@ def test_a_model_that_no_place_trains_is_what_the_nearest_week_breaks():
 
 
 def test_unknown_models_and_circles_are_refused_with_the_nearest_name():
-    with pytest.raises(UserMistake, match="mian") as refused:
+    with pytest.raises(UserError, match="mian") as refused:
         week([place()], [model(), model("next", after=("mian",))])
     assert "did you mean main?" in refused.value.fix
-    with pytest.raises(UserMistake, match="wait for each other"):
+    with pytest.raises(UserError, match="wait for each other"):
         week([place()], [model("a", after=("b",)), model("b", after=("a",))])
 
 
