@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from graftwork.data.ingest.read import hash_line
 from graftwork.files.dataset import fetch_rows, read_manifest, scan_columns, scan_drops
@@ -29,19 +29,6 @@ if TYPE_CHECKING:
 
 LONGEST_CHARACTER = 4
 """A UTF-8 character has at most four bytes, so at most four tokens."""
-
-
-class TokenDecoder(Protocol):
-    """Turns tokens back into text."""
-
-    @property
-    def control_tokens(self) -> frozenset[int]:
-        """The tokens that only the template may write."""
-        ...
-
-    def decode_pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return a text for each token; of tokens that share a character, the last one has it."""
-        ...
 
 
 class TextPiece(Record):
@@ -69,7 +56,7 @@ class ShownRow(Record):
 def show_rows(
     folder: Path,
     *,
-    decoder: TokenDecoder,
+    decoder: "TokenDecoder",
     split: Split = "train",
     rows: int = 3,
     row_id: str | None = None,
@@ -103,7 +90,7 @@ def show_rows(
 
 
 def show_row(
-    row: Row, *, split: Split, number: int, decoder: TokenDecoder, by_token: bool = False
+    row: Row, *, split: Split, number: int, decoder: "TokenDecoder", by_token: bool = False
 ) -> ShownRow:
     pieces = cut_pieces(row.tokens, trained_from=row.trained_from, decoder=decoder)
     return ShownRow(
@@ -118,7 +105,7 @@ def show_row(
     )
 
 
-def cut_pieces(tokens: Sequence[int], *, trained_from: int, decoder: TokenDecoder) -> tuple[TextPiece, ...]:
+def cut_pieces(tokens: Sequence[int], *, trained_from: int, decoder: "TokenDecoder") -> tuple[TextPiece, ...]:
     """Return one piece per token; tokens that share a character share a piece."""
     control = decoder.control_tokens
     pieces: list[TextPiece] = []
@@ -179,7 +166,7 @@ def iterate_ids(
                 yield split, first + offset, row_id
 
 
-class TokenizerDecoder:
+class TokenDecoder:
     """Decodes with the tokenizer.json of a base model."""
 
     def __init__(self, file: Path) -> None:
@@ -336,7 +323,7 @@ class Trace(Record):
     drops: tuple[TracedDrop, ...]
 
 
-def trace(folder: Path, what: str, *, root: Path, decoder: TokenDecoder | None = None) -> Trace:
+def trace(folder: Path, what: str, *, root: Path, decoder: "TokenDecoder | None" = None) -> Trace:
     """Return everything the dataset knows about `what`. Log files are looked for below `root`."""
     tracer = _Tracer(folder, root, decoder)
     dataset = tracer.dataset
@@ -381,7 +368,7 @@ def _parse_place(what: str) -> tuple[Split, int, int | None] | None:
 class _Tracer:
     """A dataset whose rows and drops are looked up."""
 
-    def __init__(self, folder: Path, root: Path, decoder: TokenDecoder | None) -> None:
+    def __init__(self, folder: Path, root: Path, decoder: "TokenDecoder | None") -> None:
         self.dataset = read_manifest(folder)
         self._folder, self._root, self._decoder = folder, root, decoder
 

@@ -175,9 +175,9 @@ def open_decoder(folder: Path, root: Path) -> "TokenDecoder":
 @lru_cache(maxsize=1)
 def _load_decoder(file: Path, _changed: int) -> "TokenDecoder":
     """The last tokenizer stays loaded: a page shows one row after another."""
-    from graftwork.data.inspect import TokenizerDecoder
+    from graftwork.data.inspect import TokenDecoder
 
-    decoder = TokenizerDecoder(file)
+    decoder = TokenDecoder(file)
     decoder.load()
     return decoder
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from graftwork.cli.data import app
-from graftwork.data.inspect import TokenizerDecoder, show_rows
+from graftwork.data.inspect import TokenDecoder, show_rows
 from graftwork.model.base import find_base
 from graftwork.records.dataset import Drop
 from graftwork.records.errors import EnvironmentFailure, UserError
@@ -141,7 +141,7 @@ def test_show_marks_what_is_trained_on(data, prepared):
 
 
 def test_on_a_terminal_the_trained_text_is_green_and_control_tokens_are_dim(prepared, dataset):
-    decoder = TokenizerDecoder(prepared / "base" / "tokenizer.json")
+    decoder = TokenDecoder(prepared / "base" / "tokenizer.json")
     terminal = Console(file=StringIO(), force_terminal=True, color_system="standard", width=200)
     print_document(terminal, view_rows(show_rows(dataset, decoder=decoder, rows=1)))
     out = terminal.file.getvalue()

@@ -5,7 +5,7 @@ from dataset_samples import CONTROL, ByteDecoder, row, write_dataset, write_toke
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.inspect import TokenizerDecoder, cut_pieces, join_pieces, show_rows
+from graftwork.data.inspect import TokenDecoder, cut_pieces, join_pieces, show_rows
 from graftwork.records.errors import UserError
 
 
@@ -13,7 +13,7 @@ from graftwork.records.errors import UserError
 def real_decoder(tmp_path_factory):
     file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     write_tokenizer(file)
-    return TokenizerDecoder(file)
+    return TokenDecoder(file)
 
 
 def test_trained_text_is_the_reply_and_the_end_of_its_turn():
