@@ -83,13 +83,20 @@ def gate(
     if family:
         if everything or session or engine is not None or update:
             raise typer.BadParameter("--family cannot be combined with --all, --session, --engine, --update")
-        _gate_family(project, model, junit, release=release, as_json=json)
+        with reporting(project, model) as opened:
+            verdict = opened.gate_family(release=release)
+        _finish(verdict, "family", junit, as_json=json)
     if everything and (model is not None or session):
         raise typer.BadParameter("--all cannot be combined with --model or --session")
     if engine is not None:
         if everything or session:
             raise typer.BadParameter("--engine cannot be combined with --all or --session")
-        _gate_engine(project, model, junit, engine=engine, release=release, update=update, as_json=json)
+        from graftwork.cli.serve import revise_engine
+
+        with reporting(project, model) as opened:
+            chosen = revise_engine(opened.settings.serve, engine).engine
+            verdict = opened.gate_engine(chosen, release=release, update=update)
+        _finish(verdict, f"{model or 'main'} on {engine}", junit, as_json=json)
     elif release is not None:
         raise typer.BadParameter("--release needs --engine or --family")
     elif session:
@@ -99,53 +106,13 @@ def gate(
     elif everything:
         _gate_all(project, junit, update=update, as_json=json)
     else:
-        _gate_one(project, model, junit, update=update, as_json=json)
+        with reporting(project, model) as opened:
+            verdict = opened.gate(update=update)
+        _finish(verdict, model or "main", junit, as_json=json)
 
 
-def _gate_one(
-    project: Path | None, model: str | None, junit: Path | None, *, update: bool, as_json: bool
-) -> None:
-
-    with reporting(project, model) as found:
-        verdict = found.gate(update=update)
-    _write(junit, {model or "main": verdict})
-    if as_json:
-        print_json(verdict)
-    else:
-        _print(verdict)
-    raise typer.Exit(verdict.exit_code)
-
-
-def _gate_engine(
-    project: Path | None,
-    model: str | None,
-    junit: Path | None,
-    *,
-    engine: str,
-    release: str | None,
-    update: bool,
-    as_json: bool,
-) -> None:
-    from graftwork.cli.serve import revise_engine
-
-    with reporting(project, model) as found:
-        chosen = revise_engine(found.settings.serve, engine).engine
-        verdict = found.gate_engine(chosen, release=release, update=update)
-    _write(junit, {f"{model or 'main'} on {engine}": verdict})
-    if as_json:
-        print_json(verdict)
-    else:
-        _print(verdict)
-    raise typer.Exit(verdict.exit_code)
-
-
-def _gate_family(
-    project: Path | None, model: str | None, junit: Path | None, *, release: str | None, as_json: bool
-) -> NoReturn:
-
-    with reporting(project, model) as found:
-        verdict = found.gate_family(release=release)
-    _write(junit, {"family": verdict})
+def _finish(verdict: "Verdict", name: str, junit: Path | None, *, as_json: bool) -> NoReturn:
+    _write(junit, {name: verdict})
     if as_json:
         print_json(verdict)
     else:
