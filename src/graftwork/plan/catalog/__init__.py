@@ -134,6 +134,12 @@ def read_table(name: str, columns: ColumnParsers, *, overlay: Path | None = None
     return (*(row for row in rows if row_key(row, columns) not in replaced), *theirs)
 
 
+def list_rows(
+    name: str, make: Callable[[dict[str, Any]], Built], columns: ColumnParsers, *, overlay: Path | None
+) -> tuple[Built, ...]:
+    return tuple(row.build(make, columns) for row in read_table(name, columns, overlay=overlay))
+
+
 def row_key(row: CatalogRow, columns: ColumnParsers) -> tuple[str, ...]:
     """The key of a row, normalized."""
     return tuple(normalize(row.text(column)) for column in columns.key)

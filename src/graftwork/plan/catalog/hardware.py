@@ -14,6 +14,7 @@ from graftwork.plan.catalog import (
     ColumnParsers,
     above_zero,
     find_named,
+    list_rows,
     names,
     number,
     read_table,
@@ -99,15 +100,11 @@ def guess_cpu(name: str, *, threads: int) -> Cpu:
 
 
 def list_gpus(*, overlay: Path | None = None) -> tuple[Gpu, ...]:
-    return tuple(
-        row.build(Gpu.model_validate, GPU_COLUMNS) for row in read_table("gpus", GPU_COLUMNS, overlay=overlay)
-    )
+    return list_rows("gpus", Gpu.model_validate, GPU_COLUMNS, overlay=overlay)
 
 
 def list_cpus(*, overlay: Path | None = None) -> tuple[Cpu, ...]:
-    return tuple(
-        row.build(Cpu.model_validate, CPU_COLUMNS) for row in read_table("cpus", CPU_COLUMNS, overlay=overlay)
-    )
+    return list_rows("cpus", Cpu.model_validate, CPU_COLUMNS, overlay=overlay)
 
 
 @cache

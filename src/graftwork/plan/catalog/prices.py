@@ -13,6 +13,7 @@ from pathlib import Path
 from graftwork.plan.catalog import (
     SOURCE,
     ColumnParsers,
+    list_rows,
     names,
     normalize,
     number,
@@ -44,10 +45,7 @@ _VERSION = re.compile(r"(?:-v\d+(?::\d+)?|[@-]?(?:20\d{6}|20\d{2}-\d{2}-\d{2})|-
 
 
 def list_token_prices(*, overlay: Path | None = None) -> tuple[TokenPrice, ...]:
-    return tuple(
-        row.build(TokenPrice.model_validate, COLUMNS)
-        for row in read_table("api_prices", COLUMNS, overlay=overlay)
-    )
+    return list_rows("api_prices", TokenPrice.model_validate, COLUMNS, overlay=overlay)
 
 
 def index_prices(prices: tuple[TokenPrice, ...]) -> Mapping[str, TokenPrice]:
@@ -137,10 +135,7 @@ def list_quoted_offers(*, overlay: Path | None = None) -> tuple[Offer, ...]:
 
 
 def list_places(*, overlay: Path | None = None) -> tuple[PlaceTerms, ...]:
-    return tuple(
-        row.build(PlaceTerms.model_validate, PLACE_COLUMNS)
-        for row in read_table("places", PLACE_COLUMNS, overlay=overlay)
-    )
+    return list_rows("places", PlaceTerms.model_validate, PLACE_COLUMNS, overlay=overlay)
 
 
 def age_days(dated: str, *, today: date) -> int:
