@@ -132,7 +132,7 @@ def find_archive(project: Project, name: str) -> Path | None:
 def promote(project: Project, name: str, *, alias: str = "", reason: str, who: str = "") -> AliasMove | None:
     """Point an alias at a release that may be deployed; None where it points there already."""
     with project.open() as work:
-        return promote_release(work, name, alias=alias or None, reason=reason, who=who).move
+        return promote_release(work, name, alias=alias or None, reason=reason, who=who)[2]
 
 
 def rollback(

@@ -534,13 +534,13 @@ def promote(
     from graftwork.registry.project import promote_release
 
     with opened(project) as work:
-        done = promote_release(work, name, alias=alias, reason=reason, force=force)
-    if done.move is not None:
-        print_record(done.move, as_json=json)
+        release, full, move = promote_release(work, name, alias=alias, reason=reason, force=force)
+    if move is not None:
+        print_record(move, as_json=json)
     elif json:
-        print_json({"alias": done.alias, "release_id": done.release.id, "moved": False})
+        print_json({"alias": full, "release_id": release.id, "moved": False})
     else:
-        stdout.print(f"{done.alias} already points at {done.release.id[:12]}", highlight=False)
+        stdout.print(f"{full} already points at {release.id[:12]}", highlight=False)
 
 
 def rollback(

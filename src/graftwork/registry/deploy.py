@@ -127,7 +127,7 @@ def import_release(work: OpenProject, path: Path) -> ImportedRelease:
             arrived = unpacked.put_into(store, progress=progress)
             return add_to_index(work, arrived.release, new=arrived.new)
     base, template = work.base, load_template(work)
-    imported = import_peft_folder(
+    release, sources, named_base, skipped = import_peft_folder(
         path,
         context=ReleaseContext(
             project=work.settings.project,
@@ -148,15 +148,15 @@ def import_release(work: OpenProject, path: Path) -> ImportedRelease:
         "nothing was measured: `graft eval --subject base --subject release:ID` compares it, and "
         "`graft release promote --force --reason …` takes it as it is"
     ]
-    if imported.release.decision != "not_enough_evidence":
-        remarks.insert(0, f"the same weights were judged here before: {imported.release.decision}")
-    if imported.named_base and imported.named_base not in (base.name, loadable_name(base.name)):
-        remarks.append(f"its config names the base {imported.named_base}; it is imported for {base.name}")
-    if imported.skipped:
-        remarks.append(f"left out: {', '.join(imported.skipped)}")
+    if release.decision != "not_enough_evidence":
+        remarks.insert(0, f"the same weights were judged here before: {release.decision}")
+    if named_base and named_base not in (base.name, loadable_name(base.name)):
+        remarks.append(f"its config names the base {named_base}; it is imported for {base.name}")
+    if skipped:
+        remarks.append(f"left out: {', '.join(skipped)}")
     with store.shared_lock():
-        new = not store.has(imported.release.id)
-        release = store.put(imported.release, sources=imported.sources, progress=progress)
+        new = not store.has(release.id)
+        release = store.put(release, sources=sources, progress=progress)
         return add_to_index(work, release, new=new, remarks=tuple(remarks))
 
 
@@ -294,7 +294,7 @@ def deploy_here(
             add_to_index(work, arrived, new=True)
     release = find_release(work.releases, name)
     full = full_alias(work, alias, model=release.model)
-    move = promote_release(work, release.id, alias=alias, reason="deployed").move
+    _, _, move = promote_release(work, release.id, alias=alias, reason="deployed")
     previous = move.previous if move is not None else release.id
     outcome = Deployed(release=release.id, alias=full, to=HERE, previous=previous, ok=True, asked=0)
     if not requests:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftwork.files.disk import explain_os_error, folder_digest
 from graftwork.files.safetensors import header_length, read_header
@@ -83,15 +83,6 @@ LARGEST_CONFIG = MIB
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
-class PeftImport(NamedTuple):
-    """`named_base` is the base in the adapter's own config; `skipped` are files that were not imported."""
-
-    release: Release
-    sources: dict[str, Path | bytes]
-    named_base: str
-    skipped: tuple[str, ...]
-
-
 FindVerdict = Callable[[str], Verdict | None]
 """The earlier verdict on weights with this SHA-256, if there is one."""
 
@@ -101,9 +92,10 @@ def import_peft_folder(
     *,
     context: ReleaseContext,
     find_verdict: FindVerdict = lambda _sha256: None,
-) -> PeftImport:
+) -> tuple[Release, dict[str, Path | bytes], str, tuple[str, ...]]:
     """Check the folder and describe it as a release.
 
+    Returns also its sources, the base in the adapter's own config, and the files that are not imported.
     An earlier refusal of the same weights stays in force; an approval does not: its evidence is missing.
     """
     try:
@@ -135,12 +127,8 @@ def import_peft_folder(
         hashes={"adapter": hashlib.sha256(b"".join(lines)).hexdigest()},
     )
     sources: dict[str, Path | bytes] = {name: folder / name for name in ADAPTER_FILES}
-    return PeftImport(
-        release=release,
-        sources=sources | {name: text.encode() for name, text in texts.items()},
-        named_base=named_base,
-        skipped=tuple(sorted(set(names) - set(ADAPTER_FILES))),
-    )
+    sources |= {name: text.encode() for name, text in texts.items()}
+    return release, sources, named_base, tuple(sorted(set(names) - set(ADAPTER_FILES)))
 
 
 def _read_config(path: Path, names: list[str]) -> dict[str, Any]:

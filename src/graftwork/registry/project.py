@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from pydantic import ValidationError
 
@@ -27,16 +27,8 @@ from graftwork.registry import index as registry
 from graftwork.registry.index import PlannedRollback, reachable_releases, select_retained
 from graftwork.registry.manifest import alias_of_model
 from graftwork.registry.signatures import SecretKey, load_public_key, sign_manifest
-from graftwork.registry.store import ReleaseStore, StoreContents
+from graftwork.registry.store import ReleaseStore
 from graftwork.text.wording import parse_time
-
-
-class Promoted(NamedTuple):
-    """`move` is None where the alias pointed at the release already."""
-
-    release: Release
-    alias: str
-    move: AliasMove | None
 
 
 def open_store(work: OpenProject) -> ReleaseStore:
@@ -63,9 +55,10 @@ def promote_release(
     force: bool = False,
     who: str = "",
     instead_of: str | None = None,
-) -> Promoted:
+) -> tuple[Release, str, AliasMove | None]:
     """Point an alias of the release's own model at it. `who` is logged; the user of this process if empty.
 
+    Returns the release, the full alias and the move: None where the alias pointed there already.
     With `instead_of`, Busy is raised if the alias points at another release than that one by now.
     """
     store = open_store(work)
@@ -92,7 +85,7 @@ def promote_release(
             require_verdict=work.settings.release.require_verdict,
             instead_of=instead_of,
         )
-    return Promoted(release, full, move)
+    return release, full, move
 
 
 def rollback_alias(
@@ -154,8 +147,8 @@ def collect_garbage(
     adopted: list[str] = []
     refused: list[str] = []
 
-    def in_use(contents: StoreContents) -> set[str]:
-        whole, damaged = _find_unindexed(work, contents.ids)
+    def in_use(ids: tuple[str, ...], leased: frozenset[str], doubtful: frozenset[str]) -> set[str]:
+        whole, damaged = _find_unindexed(work, ids)
         adopted.extend(release.id for release in whole)
         refused.extend(damaged)
         if not dry_run:
@@ -166,18 +159,18 @@ def collect_garbage(
             select_retained(
                 entries,
                 reachable=reachable_releases(work.releases.alias_logs().values()),
-                leased=contents.leased,
+                leased=leased,
                 keep_last=rules.keep_last if keep_last is None else keep_last,
                 young_since=young_since,
             )
         )
-        reasons.update({id_: DOUBTFUL for id_ in contents.doubtful if id_ not in reasons})
+        reasons.update({id_: DOUBTFUL for id_ in doubtful if id_ not in reasons})
         indexed = {entry.id for entry in entries}
-        unused = {id_ for id_ in contents.ids if id_ in indexed and id_ not in reasons}
+        unused = {id_ for id_ in ids if id_ in indexed and id_ not in reasons}
         if not dry_run:
             # From here on no alias can be moved to them; one that was moved meanwhile spares its release.
             unused = set(work.releases.collect(unused, when=timestamp()))
-        return set(contents.ids) - unused
+        return set(ids) - unused
 
     def stays(remaining: frozenset[str]) -> None:
         for entry in work.releases.entries():

@@ -287,14 +287,6 @@ def leased_releases(root: Path, *, tidy: bool = False) -> frozenset[str]:
 TRASH = ".trash"
 
 
-class StoreContents(NamedTuple):
-    """The ids of all releases, of those that running servers use, and of those that they may use."""
-
-    ids: tuple[str, ...]
-    leased: frozenset[str]
-    doubtful: frozenset[str] = frozenset()
-
-
 LARGEST_MANIFEST = 16 * MIB
 LARGEST_SIGNATURE = 64 * 2**10
 
@@ -306,8 +298,9 @@ class ReceivedRelease(NamedTuple):
     new: bool
 
 
-InUse = Collection[str] | Callable[[StoreContents], Collection[str]]
-"""The releases to keep. A function is called under the exclusive lock."""
+InUse = Collection[str] | Callable[[tuple[str, ...], frozenset[str], frozenset[str]], Collection[str]]
+"""The releases to keep. A function is called under the exclusive lock, with the ids of all releases, of those
+that running servers use, and of those that they may use."""
 
 
 class ReleaseStore:
@@ -490,13 +483,10 @@ class ReleaseStore:
         with exclusive_lock(self.root):
             ids = self.ids()
             locks = find_manifest_locks(self.root, ids)
-            contents = StoreContents(
-                ids,
-                leased_releases(self.root, tidy=not dry_run) | locks["held"],
-                frozenset(locks["unseen"] | locks["unreadable"]),
-            )
-            used = in_use(contents) if callable(in_use) else in_use
-            retained = (set(used) | contents.leased | contents.doubtful) & set(ids)
+            leased = leased_releases(self.root, tidy=not dry_run) | locks["held"]
+            doubtful = frozenset(locks["unseen"] | locks["unreadable"])
+            used = in_use(ids, leased, doubtful) if callable(in_use) else in_use
+            retained = (set(used) | leased | doubtful) & set(ids)
             unused = tuple(id_ for id_ in ids if id_ not in retained)
             sizes = {id_: _count_bytes(self.folder(id_).rglob("*")) for id_ in unused}
             locked = frozenset() if dry_run else self._remove_releases(unused)
@@ -518,7 +508,7 @@ class ReleaseStore:
                 leftovers=len(leftovers),
                 bytes=freed + _count_bytes((*inside, *leftovers)),
                 kept=len(retained),
-                leased=tuple(sorted(contents.leased | locked)),
+                leased=tuple(sorted(leased | locked)),
                 unreadable=unreadable,
                 readers_unseen=tuple(sorted(locks["unseen"])),
                 dry_run=dry_run,

@@ -31,7 +31,7 @@ def folder(tmp_path):
 def test_a_peft_folder_becomes_a_release_without_a_deploy_verdict(folder, tmp_path):
     taken = take(folder)
     store = ReleaseStore.open(tmp_path / "store")
-    release = store.put(taken.release, sources=taken.sources)
+    release = store.put(taken[0], sources=taken[1])
     assert (release.decision, release.run_id) == ("not_enough_evidence", "imported")
     assert release.settings["origin"] == "imported"
     assert release.adapter_hash == folder_digest(folder)
@@ -44,22 +44,22 @@ def test_a_peft_folder_becomes_a_release_without_a_deploy_verdict(folder, tmp_pa
 
 def test_the_same_folder_is_the_same_release_whenever_it_is_imported(folder):
     later = import_peft_folder(folder, context=replace(CONTEXT, created_at="2031-01-01T00:00:00Z"))
-    assert later.release.id == take(folder).release.id
+    assert later[0].id == take(folder)[0].id
 
 
 def test_files_that_do_not_belong_to_an_adapter_are_left_out_and_reported(folder):
     (folder / "training_args.bin").write_bytes(b"\x80\x04")
     (folder / "README.md").write_text("their words")
     taken = take(folder)
-    assert taken.skipped == ("README.md", "training_args.bin")
-    assert b"their words" not in taken.sources["README.md"]
+    assert taken[3] == ("README.md", "training_args.bin")
+    assert b"their words" not in taken[1]["README.md"]
 
 
 def test_the_base_name_of_an_adapter_cannot_break_the_model_card(folder):
     (folder / "adapter_config.json").write_text(
         json.dumps({"peft_type": "LORA", "base_model_name_or_path": 'x"\n---\nlicense: mit'})
     )
-    card = take(folder).sources["README.md"].decode()
+    card = take(folder)[1]["README.md"].decode()
     assert card.count("\n---\n") == 1
 
 
@@ -126,7 +126,7 @@ def test_a_refusal_of_the_same_weights_is_not_forgotten(folder, known, decision)
     weights = hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
     output = {weights: Verdict(decision=known, reason="it is worse", rules=(), report_hash="")}
     taken = import_peft_folder(folder, context=CONTEXT, find_verdict=output.__getitem__)
-    assert taken.release.decision == decision
-    kept = Verdict.from_json(taken.sources["verdict.json"])
+    assert taken[0].decision == decision
+    kept = Verdict.from_json(taken[1]["verdict.json"])
     assert kept.decision == decision
     assert ("it is worse" in kept.reason) == (decision in ("abort", "iterate"))
