@@ -187,7 +187,8 @@ def list_drops(
     total = 0
     for batch in scan_drops(folder, dataset, columns=("file", "line", "input_hash", "step", "reason")):
         for value in batch.to_pylist():
-            kind = kind_of_reason(value["reason"])
+            # The rule in the text of a reason: what is before the colon.
+            kind = value["reason"].partition(":")[0].strip()
             by_step[value["step"]] += 1
             if step and value["step"] != step:
                 continue
@@ -202,11 +203,6 @@ def list_drops(
         items=tuple(shown), total=total, page=max(page, 1), pages=max(-(-total // PAGE_SIZE), 1)
     )
     return drops, dict(by_step.most_common()), dict(by_reason.most_common())
-
-
-def kind_of_reason(reason: str) -> str:
-    """The rule in the text of a reason: what is before the colon."""
-    return reason.partition(":")[0].strip()
 
 
 def compare_datasets(project: Project, a: str, b: str) -> DatasetDiff:

@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from graftwork.serve.budgets import KeyBudget
     from graftwork.serve.keys import ApiKey
     from graftwork.serve.own_endpoint import ReloadResult
-    from graftwork.serve.project import CreatedKey
     from graftwork.serve.settings import ServeSettings
     from graftwork.train.all_models import TrainedAll
     from graftwork.train.federated import Federation
@@ -465,8 +464,8 @@ class Project:
         models: Iterable[str] = (),
         budget: "KeyBudget | None" = None,
         expires: str | None = None,
-    ) -> "CreatedKey":
-        """Create an API key of the endpoint. Its secret is in the answer and is stored nowhere."""
+    ) -> "tuple[ApiKey, str]":
+        """Create an API key of the endpoint. Returns also its secret, which is stored nowhere."""
         from graftwork.serve.project import create_key
 
         with self.open() as work:

@@ -220,21 +220,21 @@ def create(
         tokens_per_day=tokens_per_day,
     )
     with opened(project) as work:
-        made = create_key(
+        key, secret = create_key(
             work, name, scopes=scope or DEFAULT_SCOPES, models=model or (), budget=budget, expires=expires
         )
     if out is not None:
-        write_atomic(out, made.secret + "\n", private=True)
+        write_atomic(out, secret + "\n", private=True)
     if json:
-        shown = _describe(made.key)
-        print_json(shown if out is not None else {**shown, "secret": made.secret})
+        shown = _describe(key)
+        print_json(shown if out is not None else {**shown, "secret": secret})
         return
-    print_line(stdout, f"key {quote(name)} ({made.key.id}) may use: {', '.join(made.key.scopes)}")
+    print_line(stdout, f"key {quote(name)} ({key.id}) may use: {', '.join(key.scopes)}")
     if out is not None:
         print_line(stdout, f"its secret is in {quote(out)}", soft_wrap=True)
     else:
         print_line(stdout, "its secret, which is not shown again:")
-        print_line(stdout, f"  {made.secret}", soft_wrap=True)
+        print_line(stdout, f"  {secret}", soft_wrap=True)
 
 
 @keys.command("list")

@@ -185,14 +185,10 @@ def choose_functions(tools: Sequence[dict[str, Any]], choice: str) -> list[dict[
     return [function for function in functions if choice in ("auto", "required", f"={function['name']}")]
 
 
-def find_call_form(template: "ChatTemplate") -> CallForm | None:
+def require_call_form(template: "ChatTemplate") -> CallForm:
     body = template.write_call(_PROBE, {})
     match = None if body is None else _CALL.fullmatch(body)
-    return None if match is None else CallForm(match["before"], match["key"], match["after"])
-
-
-def require_call_form(template: "ChatTemplate") -> CallForm:
-    form = find_call_form(template)
+    form = None if match is None else CallForm(match["before"], match["key"], match["after"])
     if form is None:
         message = "tool_choice cannot force a call: the base's template has no form for one that we can write"
         raise ApiError(400, message, param="tool_choice", code="unsupported_parameter")

@@ -116,6 +116,17 @@ class Interaction(Record):
         return next((m.content for m in reversed(self.messages) if m.role == "user"), "")
 
 
+def user_texts(messages: Any) -> list[str]:
+    """The texts of the user's turns of a request, which may be of any form."""
+    if not isinstance(messages, list):
+        return []
+    return [
+        turn["content"]
+        for turn in messages
+        if isinstance(turn, dict) and turn.get("role") == "user" and isinstance(turn.get("content"), str)
+    ]
+
+
 Arm = Literal["champion", "challenger"]
 
 TRY_OUT_SESSION = "try-out"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
@@ -38,7 +38,7 @@ from graftwork.project.load import load_settings
 from graftwork.project.open_project import OpenProject, load_template, timestamp
 from graftwork.records.base import MIB, Record
 from graftwork.records.errors import GraftError, NegativeResult, UserError, WorkerFailed
-from graftwork.records.interaction import Capture, CaptureOrigin, Feedback, Interaction, Origin
+from graftwork.records.interaction import Capture, CaptureOrigin, Feedback, Interaction, Origin, user_texts
 from graftwork.records.release import Release
 from graftwork.registry.manifest import split_alias
 from graftwork.registry.project import full_alias, open_store
@@ -496,25 +496,10 @@ def _held_out_questions(work: OpenProject) -> set[str]:
 
 def _question_of(messages: Any) -> str:
     """The text of all user messages, without case, spacing and punctuation."""
-    if not isinstance(messages, list):
-        return ""
-    texts = [
-        message["content"]
-        for message in messages
-        if isinstance(message, dict)
-        and message.get("role") == "user"
-        and isinstance(message.get("content"), str)
-    ]
-    return " ".join(word for text in texts for word in words(text))
+    return " ".join(word for text in user_texts(messages) for word in words(text))
 
 
 _ID_BYTES = 6
-
-
-class CreatedKey(NamedTuple):
-    key: ApiKey
-    secret: str
-    """Stored nowhere: this is the only time that it can be read."""
 
 
 def create_key(
@@ -525,8 +510,11 @@ def create_key(
     models: Iterable[str] = (),
     budget: KeyBudget | None = None,
     expires: str | None = None,
-) -> CreatedKey:
-    """`expires` is a span such as 30d, or a date or time in UTC."""
+) -> tuple[ApiKey, str]:
+    """The key and its secret, which is stored nowhere: this is the only time that it can be read.
+
+    `expires` is a span such as 30d, or a date or time in UTC.
+    """
     secret = make_secret()
     try:
         key = ApiKey.model_validate(
@@ -557,7 +545,7 @@ def create_key(
             fix=f"choose another name, or `graft serve keys revoke {name}` first",
             where=name,
         )
-    return CreatedKey(key, secret)
+    return key, secret
 
 
 def revoke_key(work: OpenProject, name: str) -> ApiKey:

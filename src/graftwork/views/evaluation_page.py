@@ -38,16 +38,11 @@ class PlottedInterval(NamedTuple):
     note: str
 
 
-class MetricRow(NamedTuple):
-    name: str
-    shown: Sequence[PlottedInterval]
-
-
-def draw_intervals(rows: Sequence[MetricRow], *, width: float = 760) -> Markup:
+def draw_intervals(rows: Sequence[tuple[str, Sequence[PlottedInterval]]], *, width: float = 760) -> Markup:
     """The name of each metric above its intervals, one a subject, in the order given."""
     if not rows:
         return draw_nothing(TITLE, width)
-    floor = 4 + sum(HEAD + LINE * len(row.shown) + 8 for row in rows)
+    floor = 4 + sum(HEAD + LINE * len(intervals) + 8 for _, intervals in rows)
     x = Scale(0, 1, 6, width - 92)
     parts = []
     for mark in (0, 0.25, 0.5, 0.75, 1):
@@ -56,13 +51,14 @@ def draw_intervals(rows: Sequence[MetricRow], *, width: float = 760) -> Markup:
             label(f"{100 * mark:.0f} %", x=x(mark), y=floor + FOOT - 6, class_="tick", anchor="middle")
         )
     top = 4.0
-    for row in rows:
-        parts.append(label(row.name, x=x(0) + 6, y=top + HEAD - 10, class_="name"))
-        for place, shown in enumerate(row.shown):
+    for name, intervals in rows:
+        parts.append(label(name, x=x(0) + 6, y=top + HEAD - 10, class_="name"))
+        for place, shown in enumerate(intervals):
             parts += _draw_span(x, shown, y=top + HEAD + LINE * (place + 0.5), width=width)
-        top += HEAD + LINE * len(row.shown) + 8
+        top += HEAD + LINE * len(intervals) + 8
     described = (
-        f"{row.name}: " + ", ".join(f"{shown.subject} {shown.note}" for shown in row.shown) for row in rows
+        f"{name}: " + ", ".join(f"{shown.subject} {shown.note}" for shown in intervals)
+        for name, intervals in rows
     )
     return drawing(*parts, width=width, height=floor + FOOT, title=TITLE, description="; ".join(described))
 
@@ -250,7 +246,7 @@ def draw_metrics(report: Report) -> Markup:
             if (metric := subject.metrics.get(name)) and metric.n and metric.kind in ("rate", "score")
         ]
         if shown:
-            rows.append(MetricRow(html.name_of(name), shown))
+            rows.append((html.name_of(name), shown))
     return draw_both(lambda width: draw_intervals(rows, width=width))
 
 

@@ -105,10 +105,6 @@ def list_paid_jobs(project: ProjectFolder) -> tuple[PaidJob, ...]:
         )
 
 
-def spent_since(jobs: Sequence[PaidJob], start: datetime) -> float:
-    return sum(usd for created_at, usd in jobs if created_at >= start)
-
-
 def week_money(
     caps: CapSettings, limit: float | None, jobs: Sequence[PaidJob], *, start: datetime, length: int
 ) -> WeekMoney:
@@ -221,7 +217,7 @@ def week_as_it_is(project: ProjectFolder, request: WeekRequest) -> tuple[WeekPro
 
 
 def week_state(problem: WeekProblem, request: WeekRequest) -> WeekState:
-    spent = spent_since(request.paid, problem.start)
+    spent = sum(usd for created_at, usd in request.paid if created_at >= problem.start)
     if request.now is None and request.earlier is None and not request.events:
         return WeekState(spent_usd=spent)
     zone = ZoneInfo(problem.timezone)

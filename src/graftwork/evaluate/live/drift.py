@@ -16,7 +16,7 @@ from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Split
 from graftwork.records.errors import GraftError
-from graftwork.records.interaction import TRY_OUT_SESSION, Capture
+from graftwork.records.interaction import TRY_OUT_SESSION, Capture, user_texts
 from graftwork.records.live import DriftShare, GroupDrift, PromptDrift
 
 LEDGER_ENTRY = "drift"
@@ -152,11 +152,4 @@ def _share(flags: Sequence[bool]) -> DriftShare:
 
 
 def _join_user_turns(messages: Any) -> str:
-    if not isinstance(messages, list):
-        return ""
-    texts = [
-        turn["content"]
-        for turn in messages
-        if isinstance(turn, dict) and turn.get("role") == "user" and isinstance(turn.get("content"), str)
-    ]
-    return "\n".join(texts).strip()
+    return "\n".join(user_texts(messages)).strip()

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +20,8 @@ WARM_UPS = 2
 """Passes before a recording, until nothing is initialized or allocated any more."""
 
 
-class Recording(NamedTuple):
-    """A graph, and what each replay of it renews."""
-
-    graph: torch.cuda.CUDAGraph
-    result: Any
+Recording = tuple["torch.cuda.CUDAGraph", Any]
+"""A graph, and what each replay of it renews."""
 
 
 def record(compute: Callable[[], Any], *, pool: Any = None, stream: Any = None) -> Recording:
@@ -32,7 +29,7 @@ def record(compute: Callable[[], Any], *, pool: Any = None, stream: Any = None) 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         result = compute()
-    return Recording(graph, result)
+    return graph, result
 
 
 class GraphRecorder:
@@ -67,10 +64,10 @@ class GraphRecorder:
                 self.enabled = False
                 self.forget()
                 return compute()
-        recording = self._recordings[key]
-        recording.graph.replay()
-        result: Tensor = recording.result
-        return result
+        graph, result = self._recordings[key]
+        graph.replay()
+        tensor: Tensor = result
+        return tensor
 
     def forget(self) -> None:
         if self._recordings:

@@ -434,10 +434,10 @@ class CudaGraphDecoder:
             self._pool = torch.cuda.MemPool()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        recording = record(
+        graph, losses = record(
             lambda: self.decoder.learn(x, still, scale), pool=self._pool.id, stream=self._stream
         )
-        return recording.graph, x, still, scale, recording.result
+        return graph, x, still, scale, losses
 
 
 def is_out_of_memory(error: BaseException) -> bool:

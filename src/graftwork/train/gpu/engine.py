@@ -264,8 +264,9 @@ class SingleGpu(SingleProcess):
             torch.cuda.synchronize()
             self._clip = record(lambda: nn.utils.clip_grad_norm_(self._parameters, most))
             return norm
-        self._clip.graph.replay()
-        norm_before: Tensor = self._clip.result
+        graph, norm = self._clip
+        graph.replay()
+        norm_before: Tensor = norm
         return norm_before
 
     def step(self, rate: float) -> None:
@@ -282,7 +283,7 @@ class SingleGpu(SingleProcess):
             self._step_plainly()
             return
         torch.cuda.synchronize()
-        self._update = record(self._step_plainly).graph
+        self._update, _ = record(self._step_plainly)
         self._update.replay()
 
     def _step_plainly(self) -> None:

@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid
 
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserError
-from graftwork.train.objectives.epochs import PlannedOrder, plan_batches
+from graftwork.train.objectives.epochs import PlannedOrder, plan_steps
 from graftwork.train.objectives.pairs import ReplyPair
 from graftwork.train.objectives.samples import LOSS_MEASURE, TrainingSample, make_sample, split_units
 from graftwork.train.settings import PreferenceSettings, TrainSettings
@@ -252,15 +252,7 @@ class JudgedOrder(PlannedOrder):
         now: SumLogProbabilities,
         start: SumLogProbabilities,
     ) -> None:
-        steps = plan_batches(
-            tuple(len(row.tokens) for row in samples),
-            batch_size=settings.batch_size,
-            epochs=settings.epochs,
-            seed=settings.seed,
-            stages=[row.stage for row in samples],
-            weights=[row.weight for row in samples],
-        )
-        super().__init__(steps)
+        super().__init__(plan_steps(samples, settings=settings))
         self._samples = samples
         self._now, self._start = now, start
         self._baseline = 0.0
