@@ -34,6 +34,10 @@ LOGS = {"debug", "info", "warning", "error", "exception", "log", "print", "progr
 PATHS = re.compile(r"folder|path|file|root|temporary|[A-Z]{4}$")
 
 
+KEY = ("file", "name", "text", "operator", "change", "nth")
+"""The fields that tell a mutant from the others, in any commit."""
+
+
 class Mutant(NamedTuple):
     area: str
     file: str
@@ -54,7 +58,7 @@ class Mutant(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return (self.file, self.name, self.text, self.operator, self.change, self.nth)
+        return tuple(getattr(self, field) for field in KEY)
 
     def apply(self, source: bytes) -> bytes:
         return source[: self.span[0]] + self.replacement.encode() + source[self.span[1] :]
@@ -92,7 +96,7 @@ def match(entries: Sequence[dict[str, Any]], mutants: Sequence[Mutant]) -> tuple
     moved = {mutant.key[1:]: mutant for mutant in reversed(mutants)}
     matched, gone = [], []
     for entry in entries:
-        key = tuple(entry[field] for field in Mutant._fields[1:7])
+        key = tuple(entry[field] for field in KEY)
         mutant = by_key.get(key) or moved.get(key[1:])
         matched += [mutant] if mutant else []
         gone += [] if mutant else [entry]

@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from draw import Mutant, draw, find_mutants, match
+from draw import KEY, Mutant, draw, find_mutants, match
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "src/graftwork"
@@ -253,9 +253,11 @@ def report(entries: list[dict], gone: int) -> str:
     return "\n".join(lines)
 
 
-def read_journal(path: Path) -> list[dict]:
+def read_journal(path: Path) -> dict[tuple, dict]:
+    """By the key of the mutant; a later line takes the place of an earlier one."""
     lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    entries = [json.loads(line) for line in lines if line.endswith("}")]
+    return {tuple(entry[field] for field in KEY): entry for entry in entries}
 
 
 def main() -> None:
@@ -282,19 +284,24 @@ def main() -> None:
     }
     mutants = draw(areas, seed=options.seed, count=options.count)
     if options.like:
-        mutants, gone = match(read_journal(options.like), list(itertools.chain.from_iterable(areas.values())))
+        mutants, gone = match(
+            list(read_journal(options.like).values()), list(itertools.chain.from_iterable(areas.values()))
+        )
     if not options.report:
         run(mutants, journal, Tree(options.cache.resolve()), options)
-    print(report(read_journal(journal), len(gone)))
+    print(report(list(read_journal(journal).values()), len(gone)))
 
 
 def run(mutants: list[Mutant], journal: Path, tree: Tree, options: argparse.Namespace) -> None:
     lines_map = tree.map_lines(options.map_seconds)
     sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
-    tried = {tuple(entry[field] for field in Mutant._fields[1:7]) for entry in read_journal(journal)}
-    for mutant in [mutant for mutant in mutants if mutant.key not in tried]:
-        started = time.monotonic()
+    tried = read_journal(journal)
+    for mutant in mutants:
+        started, before = time.monotonic(), tried.get(mutant.key)
         tests, left_out = covering_tests(mutant, lines_map, options.limit / 3)
+        # Again only where it lives and more tests cover it now, or a larger limit lets them run.
+        if before and (before["result"] in {"killed", "timeout"} or len(tests) <= before["tests"]):
+            continue
         result, failed = tree.try_mutant(mutant, tests, options.limit) if tests else ("not covered", "")
         while (
             failed in tests and tree.try_mutant(mutant._replace(span=(0, 0), replacement=""), [failed], 60)[1]
