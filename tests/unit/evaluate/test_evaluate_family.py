@@ -49,6 +49,13 @@ def test_a_route_that_gets_worse_aborts_even_if_the_mean_of_the_family_does_not(
     assert rules["the route main is not worse by 0.1"].outcome == "pass"
 
 
+@pytest.mark.parametrize(("before", "after"), [(0.5, 0.0), (0.0, 0.5)])
+def test_a_grade_of_zero_is_a_grade(before, after):
+    seen = {"before": answers("main", 9, grade=before), "after": answers("main", 9, grade=after, text="new")}
+    rules, _ = judge(**seen)
+    assert rules["the route main is not worse by 0.1"].value == pytest.approx(after - before)
+
+
 def test_too_few_cases_are_not_enough_evidence():
     _, decision = judge(before=answers("main", 3), after=answers("main", 3, text="new"))
     assert decision == "not_enough_evidence"

@@ -50,6 +50,7 @@ def test_a_loss_that_was_still_falling_asks_for_more_steps():
     assert "still falling" in output
     assert "train.epochs: 2 → 3" in output
     assert "still falling" not in advice(training(FLAT))
+    assert "still falling" in advice(training([*FALLING[:36], *[FALLING[36]] * 4]))  # by fifths of the run
 
 
 def test_a_training_loss_far_under_the_validation_loss_asks_for_less():

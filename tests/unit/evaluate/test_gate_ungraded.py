@@ -61,21 +61,33 @@ def test_a_better_primary_metric_is_not_proven_by_the_answers_that_could_be_grad
     assert decide(with_failed(found, 40), rules).decision == "not_enough_evidence"
 
 
+def left_open(pairs: int) -> JudgeTally:
+    return JudgeTally(
+        model="m", baseline="base", candidate="adapter", pairs=40, wins=20, losses=0, ties=20, inconsistent=0,
+        unjudged={f"c{i}": "no answer" for i in range(pairs)},
+        agreement=1, agreement_low=0.9, agreement_high=1,
+        first_place_share=0.5, position_bias_p=1,
+    )  # fmt: skip
+
+
+def test_pairs_that_the_judge_left_open_count_against_no_other_metric():
+    seen = with_failed(simple(marks(400, 400), marks(400, 400)), 2)
+    assert decide(seen, KEEPS).decision == "deploy"
+    assert decide(seen.model_copy(update={"judged": (left_open(200),)}), KEEPS).decision == "deploy"
+
+
 def test_pairs_that_the_judge_left_open_count_as_lost():
     found = simple(marks(100, 100), marks(100, 100))
     seen = found.comparisons[0].model_copy(
         update={"metric": "judge_preference", "n": 40, "wins": 20, "losses": 0, "difference": 0.5}
         | {"low": 0.35, "high": 0.65, "p_value": 1e-6}
     )
-    tally = JudgeTally(
-        model="m", baseline="base", candidate="adapter", pairs=40, wins=20, losses=0, ties=20, inconsistent=0,
-        unjudged={f"c{i}": "no answer" for i in range(60)}, agreement=1, agreement_low=0.9, agreement_high=1,
-        first_place_share=0.5, position_bias_p=1,
-    )  # fmt: skip
     rules = GateSettings(rules=OVER.rules, primary="judge_preference")
     found = found.model_copy(update={"comparisons": (*found.comparisons, seen)})
     assert decide(found, rules).decision == "deploy"
-    assert decide(found.model_copy(update={"judged": (tally,)}), rules).decision == "not_enough_evidence"
+    assert (
+        decide(found.model_copy(update={"judged": (left_open(60),)}), rules).decision == "not_enough_evidence"
+    )
 
 
 def test_the_gain_of_another_candidate_is_not_credited_to_this_one():
