@@ -1,37 +1,35 @@
 """Training runs to look at: their list, one run with its curves and events, and two runs compared.
 
 In: a project and the id of a run. Out: records. A run whose folder is incomplete is shown as far as it can be
-read. Stopping a run is here too; nothing else changes anything.
+read. Starting a run in the background and stopping one are here too; nothing else changes anything.
 """
 
+import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
 from graftwork.api.project import PAGE_SIZE, Page, Project, number_page
 from graftwork.files.disk import Journal
 from graftwork.pipeline.status import RunStatus, describe_run
+from graftwork.pipeline.steps.plan import run_id_of
+from graftwork.process import worker
 from graftwork.process.local_workers import LOG_FILE
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import Record
-from graftwork.records.errors import UserError
+from graftwork.records.errors import UserError, WorkerFailed
 from graftwork.records.fleet import Vitals
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.release import ReleaseEntry
 from graftwork.records.run import AnswerExtremes, RunState, TrainingEvaluation, TrainOutcome, TrainStep
 from graftwork.store.runs import RunEntry
+from graftwork.train import runs
 from graftwork.train.rollouts.episodes import read_extremes
 from graftwork.train.run_folder import CHECKPOINTS, EVALUATIONS, STEPS
-from graftwork.train.runs import (
-    Event,
-    Events,
-    ask_to_stop,
-    find_processes,
-    find_run,
-    read_vitals,
-)
+from graftwork.train.runs import POLL_SECONDS, BackgroundRun, Event, Events, StopResult, find_run, read_vitals
 
 LOG_TAIL_BYTES = 16_384
 MOST_EVENTS = 200
@@ -183,14 +181,44 @@ def list_differences(section: str, left: dict[str, Any], right: dict[str, Any]) 
     return differences
 
 
-def stop_run(project: Project) -> bool:
-    """Ask the running work to stop at its next checkpoint; False where nothing runs. Does not wait."""
+def stop_run(project: Project, run_id: str | None = None) -> StopResult:
+    """Ask the running work to stop at its next checkpoint. Does not wait."""
     with project.open() as work:
-        busy = find_processes(work, find_run(work))
-        if not busy:
-            return False
-        ask_to_stop(busy)
-        return True
+        return runs.stop_run(work, run_id, wait=False)
+
+
+def start_in_background(project: Project, command: str = "run", *, plan: bool = False) -> BackgroundRun:
+    """Start `graft COMMAND` in a process of its own, and wait until it holds the lock of the project.
+
+    With `plan`, the steps up to the plan run here first: their errors show here, and the run has an id.
+    """
+    folder = project.folder
+    holder = worker.lock_holder(folder.state / "pipeline")
+    if holder is not None:
+        with project.open() as work:
+            current = find_run(work)
+        running = current.id if current is not None and current.state == "running" else None
+        return BackgroundRun(state="already running", run=running, pid=holder, log=None)
+    run = run_id_of(project.plan()) if plan else None
+    log = folder.state / "logs" / f"{run or command}.log"
+    arguments = [sys.executable, "-m", "graftwork.cli.main", command, "-C", str(folder.root)]
+    arguments += ["--model", project.model] if project.model else []
+    child = worker.start_detached(arguments, log=log, folder=folder.root)
+    pause = threading.Event()
+    while child.poll() is None and worker.lock_holder(folder.state / "pipeline") != child.pid:
+        pause.wait(POLL_SECONDS)
+    if child.returncode:
+        last_lines = log.read_text(errors="replace").splitlines()[-12:]
+        raise WorkerFailed(
+            f"the background process ended at once, with exit code {child.returncode}",
+            why="\n".join(last_lines) or "it left no output",
+            fix="fix the error above, then run the same command again",
+            where=str(log),
+        )
+    state: Literal["started", "nothing left to do"] = (
+        "started" if child.returncode is None else "nothing left to do"
+    )
+    return BackgroundRun(state=state, run=run, pid=child.pid, log=str(log))
 
 
 def _require_run(work: OpenProject, run_id: str) -> RunEntry:

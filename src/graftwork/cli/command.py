@@ -1,8 +1,5 @@
 """What commands share: options, opening the project with progress on the terminal, detached runs."""
 
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,11 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graftwork.cli.output import print_json, stdout
-from graftwork.records.errors import WorkerFailed
 
 if TYPE_CHECKING:
     from graftwork.api.project import Project
-    from graftwork.project.load import ProjectFolder
     from graftwork.project.open_project import OpenProject
     from graftwork.records.base import Record
 
@@ -119,72 +114,8 @@ def print_record(record: "Record", *, as_json: bool) -> None:
 
 def start_detached(command: str, *, project: Path | None, model: str | None, as_json: bool) -> None:
     """Start `graft COMMAND` in the background, and print which run it is and how to follow it."""
-    from graftwork.api.project import open_project
-    from graftwork.pipeline.steps.plan import run_id_of
-    from graftwork.process import worker
+    from graftwork.api.runs import start_in_background
 
-    folder = open_project(project).folder
-    holder = worker.lock_holder(folder.state / "pipeline")
-    if holder is not None:
-        _print_detached(as_json, state="already running", run=_current_run(folder), pid=holder, log=None)
-        return
-    with reporting(folder.root, model) as found:
-        run_id = run_id_of(found.plan())
-    log = folder.state / "logs" / f"{run_id}.log"
-    arguments = [sys.executable, "-m", "graftwork.cli.main", command, "-C", str(folder.root)]
-    arguments += ["--model", model] if model else []
-    child = worker.start_detached(arguments, log=log, folder=folder.root)
-    if _took_lock(child, folder) or child.returncode == 0:
-        state = "started" if child.returncode is None else "nothing left to do"
-        _print_detached(as_json, state=state, run=run_id, pid=child.pid, log=log)
-        return
-    raise _failed_at_start(child.returncode, log)
-
-
-def _took_lock(child: "subprocess.Popen[bytes]", project: "ProjectFolder") -> bool:
-    """Wait until the child holds the project's lock (True) or has ended."""
-    from graftwork.process import worker
-
-    pause = threading.Event()
-    while child.poll() is None:
-        if worker.lock_holder(project.state / "pipeline") == child.pid:
-            return True
-        pause.wait(POLL_SECONDS)
-    return False
-
-
-def _failed_at_start(code: int, log: Path) -> Exception:
-
-    last = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
-    return WorkerFailed(
-        f"the background process ended at once, with exit code {code}",
-        why=last or "it left no output",
-        fix="fix the error above, then run the same command again",
-        where=str(log),
-    )
-
-
-def _current_run(project: "ProjectFolder") -> str | None:
-    from graftwork.train.runs import find_run
-
-    with opened(project.root) as work:
-        run = find_run(work)
-    return run.id if run is not None and run.state == "running" else None
-
-
-def _print_detached(as_json: bool, *, state: str, run: str | None, pid: int, log: Path | None) -> None:
-
-    if as_json:
-        print_json({"state": state, "run": run, "pid": pid, "log": str(log) if log else None})
-        return
-    what = f"run [bold]{run}[/]" if run else "the project"
-    if state == "nothing left to do":
-        stdout.print(f"{what} is up to date: nothing to do", highlight=False)
-        return
-    stdout.print(f"{what} {state} in the background (process {pid})", highlight=False)
-    asked = f" --run {run}" if run else ""
-    stdout.print(f"  follow:  graft logs -f{asked}", highlight=False)
-    stdout.print("  health:  graft status", highlight=False)
-    stdout.print("  stop:    graft stop", highlight=False)
-    if log is not None:
-        stdout.print(f"  output:  {log}", highlight=False, soft_wrap=True)
+    with reporting(project, model) as found:
+        started = start_in_background(found, command, plan=True)
+    print_record(started, as_json=as_json)

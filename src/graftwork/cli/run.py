@@ -343,49 +343,14 @@ def stop(project: Folder = None, run: RunId = None, now: Now = False, json: Json
 
     Example:  graft stop
     """
-    from graftwork.process.heartbeat import read_beat
-    from graftwork.train.runs import ask_to_stop, end_at_once, find_processes, find_run
+    from graftwork.train.runs import stop_run
 
-    with opened(project) as work:
-        meant = find_run(work, run)
-        busy = find_processes(work, meant)
-        idle = not busy or (run is not None and meant is not None and meant.state != "running")
-        if not idle:
-            if now:
-                end_at_once(work, meant, busy)
-            else:
-                ask_to_stop(busy)
-            waited = threading.Event()
-            with stderr.status("waiting for the step to finish and the checkpoint to be written"):
-                while find_processes(work, meant):
-                    waited.wait(POLL_SECONDS)
-            meant = find_run(work, meant.id) if meant is not None else None
-
-    beat = read_beat(Path(meant.folder)) if meant is not None else None
-    state = "not running" if idle else "killed" if now else "stopped"
-    if json:
-        print_json(
-            {
-                "state": state,
-                "run": meant.id if meant else None,
-                "run_state": meant.state if meant else None,
-                "done": beat.done if beat else None,
-                "total": beat.total if beat else None,
-            }
-        )
-        return
-    if idle:
-        what = (
-            f"run {meant.id} is {meant.state}"
-            if run is not None and meant is not None
-            else "nothing is running"
-        )
-        stdout.print(f"{what}: nothing to stop", highlight=False)
-        return
-    how_far = f" after step {beat.done:.0f} of {beat.total:.0f}" if beat and beat.total > 1 else ""
-    stdout.print(
-        f"{state}{how_far}; run the same command again to resume from the last checkpoint", highlight=False
-    )
+    with (
+        opened(project) as work,
+        stderr.status("waiting for the step to finish and the checkpoint to be written"),
+    ):
+        stopped = stop_run(work, run, now=now)
+    print_record(stopped, as_json=json)
 
 
 def worker(

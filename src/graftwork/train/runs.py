@@ -6,6 +6,7 @@ locks, its events and its page. Changes nothing but where it says so.
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,7 +18,7 @@ from pydantic import ValidationError
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.plan.estimate import COMPUTE, ROLLOUTS, WAITING, split_memory
 from graftwork.process.alert import ALERTS_FILE
-from graftwork.process.heartbeat import VITALS_FILE
+from graftwork.process.heartbeat import VITALS_FILE, read_beat
 from graftwork.process.local_workers import LOG_FILE
 from graftwork.process.worker import lock_holder
 from graftwork.project.open_project import OpenProject, timestamp
@@ -30,6 +31,8 @@ from graftwork.store.runs import RunEntry
 from graftwork.train.rollouts.episodes import read_extremes
 from graftwork.train.rollouts.measures import SAMPLING_SECONDS
 from graftwork.train.run_folder import EVALUATIONS, MESSAGES, PAGE, SAVED, STEPS, read_journal
+
+POLL_SECONDS = 0.2
 
 
 class RunProcesses(NamedTuple):
@@ -64,6 +67,52 @@ def find_processes(work: OpenProject, run: RunEntry | None) -> RunProcesses:
     return RunProcesses(
         supervisor=lock_holder(work.project.state / "pipeline"),
         worker=lock_holder(Path(run.folder)) if run is not None else None,
+    )
+
+
+class BackgroundRun(Record):
+    """A command in the background; `run` and `log` are None where they are not known."""
+
+    state: Literal["started", "already running", "nothing left to do"]
+    run: str | None
+    pid: int
+    log: str | None
+
+
+class StopResult(Record):
+    """What was stopped, and how far it had come."""
+
+    state: Literal["not running", "stopping", "stopped", "killed"]
+    run: str | None
+    run_state: str | None
+    done: float | None
+    total: float | None
+
+
+def stop_run(
+    work: OpenProject, prefix: str | None = None, *, now: bool = False, wait: bool = True
+) -> StopResult:
+    """Stop the running work at its next checkpoint, or `now`; of a run that has ended, nothing."""
+    run = find_run(work, prefix)
+    busy = find_processes(work, run)
+    state: Literal["not running", "stopping", "stopped", "killed"] = "not running"
+    if busy and (prefix is None or run is None or run.state == "running"):
+        state = "killed" if now else "stopped" if wait else "stopping"
+        if now:
+            end_at_once(work, run, busy)
+        else:
+            ask_to_stop(busy)
+        pause = threading.Event()
+        while wait and find_processes(work, run):
+            pause.wait(POLL_SECONDS)
+        run = find_run(work, run.id) if run is not None else None
+    beat = read_beat(Path(run.folder)) if run is not None else None
+    return StopResult(
+        state=state,
+        run=run.id if run else None,
+        run_state=run.state if run else None,
+        done=beat.done if beat else None,
+        total=beat.total if beat else None,
     )
 
 

@@ -23,6 +23,8 @@ VIEWS = {
     "Purchase": "comparison.view_purchase",
     "TrainOutcome": "run.view_outcome",
     "TrainedAll": "run.view_trained_all",
+    "BackgroundRun": "run.view_background_run",
+    "StopResult": "run.view_stop",
     "ExportedAdapter": "run.view_exported",
     "MergedAdapter": "run.view_merged",
     "SweepResult": "run.view_sweep",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from graftwork.registry.export import MergedAdapter
     from graftwork.train.all_models import ModelResult, TrainedAll
     from graftwork.train.federated import Federation, FederationPlan
-    from graftwork.train.runs import Event
+    from graftwork.train.runs import BackgroundRun, Event, StopResult
     from graftwork.train.sweep import SweepResult
 
 REPLAYS = {True: "[green]with identical bytes[/]", False: "[red]with different bytes[/]", None: "none"}
@@ -60,6 +60,32 @@ def view_outcome(outcome: TrainOutcome) -> Document:
     page = Path(outcome.adapter_folder).parent / PAGE
     if page.exists():
         viewed.line(f"training curves: {quote(page)}")
+    return viewed
+
+
+def view_background_run(run: "BackgroundRun") -> Document:
+    viewed = Document("Background run")
+    what = f"run [bold]{run.run}[/]" if run.run else "the project"
+    if run.state == "nothing left to do":
+        viewed.line(f"{what} is up to date: nothing to do")
+        return viewed
+    viewed.line(f"{what} {run.state} in the background (process {run.pid})")
+    option = f" --run {run.run}" if run.run else ""
+    viewed.line(f"  follow:  graft logs -f{option}", "  health:  graft status", "  stop:    graft stop")
+    if run.log is not None:
+        viewed.line(f"  output:  {quote(run.log)}", wrap=False)
+    return viewed
+
+
+def view_stop(stopped: "StopResult") -> Document:
+    viewed = Document("Stopped run")
+    if stopped.state == "not running":
+        ended = f": run {stopped.run} is {stopped.run_state}" if stopped.run else ""
+        viewed.line(f"nothing to stop{ended}")
+        return viewed
+    done, total = stopped.done or 0.0, stopped.total or 0.0
+    progress = f" after step {done:.0f} of {total:.0f}" if total > 1 else ""
+    viewed.line(f"{stopped.state}{progress}; run the same command again to resume from the last checkpoint")
     return viewed
 
 

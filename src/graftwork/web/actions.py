@@ -5,7 +5,6 @@ why. Without `--allow-actions` every action is refused, and the page shows the c
 """
 
 import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from graftwork.api import cycle, datasets, evaluations, fleet, releases, runs
 from graftwork.api.overview import read_overview
 from graftwork.api.project import Project, timestamp
 from graftwork.files.disk import Journal, make_folder
-from graftwork.process import worker
 from graftwork.records.base import Record
 from graftwork.records.errors import Busy, GraftError, NegativeResult, UserError
 from graftwork.web.rendering import LONGEST_NAME, WHO_COOKIE, address, project_of, render, who_of
@@ -153,21 +151,20 @@ def _stop(form: ActionForm) -> Done:
             fix="reload the page",
         )
     stopped = runs.stop_run(form.project)
-    text = "the run stops at its next checkpoint" if stopped else "nothing is running"
+    is_idle = stopped.state == "not running"
+    text = "nothing is running" if is_idle else "the run stops at its next checkpoint"
     return Done(text, f"/runs/{run}" if run else "/runs")
 
 
 def _run(form: ActionForm) -> Done:
     """`graft run --detach`: the process goes on if this server ends."""
-    folder = form.project.folder
-    if worker.lock_holder(folder.state / "pipeline") is not None:
+    started = runs.start_in_background(form.project)
+    if started.state == "already running":
         raise Busy(
             "the project is being worked on already",
             why="a run holds its lock",
             fix="stop it first, or wait for it",
         )
-    command = [sys.executable, "-m", "graftwork.cli.main", "run", "-C", str(folder.root)]
-    worker.start_detached(command, log=folder.state / "logs" / "web-run.log", folder=folder.root)
     return Done("The run was started in the background", "/")
 
 
