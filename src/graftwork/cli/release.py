@@ -726,10 +726,8 @@ def edit(
     Example:  graft release edit champion --tag keep --note "answers in French since the March logs"
     Example:  graft release edit 3f2a --sign ~/.minisign/minisign.key
     """
-    from graftwork.project.open_project import current_user, timestamp
-    from graftwork.registry.index import find_release
-    from graftwork.registry.project import sign_release
-    from graftwork.registry.signatures import create_key_pair, load_secret_key
+    from graftwork.registry.project import ReleaseEdit, edit_release
+    from graftwork.registry.signatures import create_key_pair
 
     if not any((tag, untag, note is not None, version, sign, new_key)):
         raise typer.BadParameter("name a change: --tag, --untag, --note, --version, --sign or --new-key")
@@ -737,39 +735,23 @@ def edit(
         raise typer.BadParameter("the note is empty, and notes cannot be removed")
     if sign is not None and new_key is not None:
         raise typer.BadParameter("choose one of --sign and --new-key")
-    signed: dict[str, str] = {}
     if name is None:
         if new_key is None or any((tag, untag, note is not None, version)):
             raise typer.BadParameter("name a release: without one only --new-key works")
-        pair = create_key_pair(new_key)
-        signed = {"secret_key": str(pair.secret), "public_key": pair.text}
-        print_json(signed) if json else print_text(*_signature_lines(signed))
+        created = create_key_pair(new_key).as_json()
+        print_json(created) if json else print_text(*_signature_lines(created))
         return
-    secret = None if sign is None else load_secret_key(sign)
+    changes = ReleaseEdit(
+        version=version, tag=tag or (), untag=untag or (), note=note, secret_key=sign, new_key=new_key
+    )
     with opened(project) as work:
-        release = find_release(work.releases, name)
-        if version is not None:
-            work.releases.set_version(release.id, version)
-        if tag:
-            work.releases.tag(release.id, tag)
-        if untag:
-            work.releases.tag(release.id, untag, remove=True)
-        if new_key is not None:
-            pair = create_key_pair(new_key)
-            secret = load_secret_key(pair.secret)
-            signed |= {"secret_key": str(pair.secret), "public_key": pair.text}
-        if secret is not None:
-            signed["signature"] = str(sign_release(work, release, key=secret))
-        # Last, for notes stay: after a failure the same command adds no second one.
-        if note is not None:
-            work.releases.note(release.id, note, who=current_user(), when=timestamp())
-        entry, notes = work.releases.entry(release.id), work.releases.notes(release.id)
+        entry, notes, signed = edit_release(work, name, changes)
     if json:
         about = entry.model_dump(mode="json", include={"id", "model", "version", "tags"})
         print_json({**about, "notes": [written.model_dump(mode="json") for written in notes], **signed})
         return
     tags = ", ".join(entry.tags) or "no tags"
-    edited = f"{release.id[:12]}: version {entry.version}, {tags}, {plural(len(notes), 'note')}"
+    edited = f"{entry.id[:12]}: version {entry.version}, {tags}, {plural(len(notes), 'note')}"
     print_text(edited, *_signature_lines(signed))
 
 
@@ -807,56 +789,22 @@ def ab(
     Example:  graft release ab champion challenger --cases replay.jsonl --metric json_valid
     Example:  graft release ab --traffic shadow --json | jq '.checks[] | {check, low, high}'
     """
-    from graftwork.evaluate.live.comparison import compare_live, compare_replayed, watch_live
-    from graftwork.evaluate.live.traffic import compare_shadow
+    from graftwork.evaluate.live.traffic import ABRequest, compare
 
-    if traffic not in ("captures", "shadow"):
-        raise UserError(
-            f"unknown traffic {traffic!r}",
-            fix="use --traffic captures, --traffic shadow, or --cases FILE",
-            where="--traffic",
-        )
-    if traffic == "shadow" and (cases is not None or watch or experiment is not None):
-        raise UserError(
-            "--traffic shadow cannot be combined with --cases, --watch or --experiment",
-            fix="omit them",
-            where="--traffic",
-        )
-    if cases is not None and (watch or experiment is not None):
-        raise UserError(
-            "--cases cannot be combined with --watch or --experiment",
-            why="--watch and --experiment are for live traffic",
-            fix="omit --cases, or the other two",
-            where="--cases",
-        )
-    if traffic == "shadow" and a is None:
-        if metric is not None:
-            raise typer.BadParameter("--metric needs two releases; without them every check is compared")
-        with reporting(project, model) as opened_project:
-            shadow = opened_project.shadow()
-        if shadow is None:
-            raise UserError(
-                "no shadow traffic is set up",
-                why="a challenger answers copies of live requests only if graft.yaml says so",
-                fix="add `shadow: {to: challenger, models: [champion]}` under serve",
-                where="serve.shadow",
-            )
-        print_record(shadow, as_json=json)
-        worse = any(check.outcome == "worse" for check in shadow.checks)
-        raise typer.Exit(EXIT_NEGATIVE_RESULT if worse else 0)
-    if a is None or b is None:
-        raise typer.BadParameter("name two releases; only `--traffic shadow` does without")
+    asked = ABRequest(
+        a=a,
+        b=b,
+        traffic=traffic,
+        cases=cases.absolute() if cases is not None else None,
+        metric=metric,
+        experiment=experiment,
+        watch=watch,
+        every_seconds=every,
+    )
     with reporting(project, model) as opened_project, opened_project.open() as work:
-        if cases is not None:
-            found = compare_replayed(work, a, b, cases_file=cases.absolute(), metric=metric)
-        elif traffic == "shadow":
-            found = compare_shadow(work, a, b, metric=metric)
-        elif watch:
-            found = watch_live(work, a, b, metric=metric, experiment=experiment, every_seconds=every)
-        else:
-            found = compare_live(work, a, b, metric=metric, experiment=experiment)
-    print_record(found, as_json=json)
-    raise typer.Exit(found.exit_code)
+        result = compare(work, asked)
+    print_record(result, as_json=json)
+    raise typer.Exit(result.exit_code)
 
 
 app = typer.Typer(

@@ -80,6 +80,11 @@ class ShadowSummary(Record):
     challenger_ms: float | None = None
     remarks: tuple[str, ...] = ()
 
+    @property
+    def exit_code(self) -> int:
+        worse = any(check.outcome == "worse" for check in self.checks)
+        return EXIT_NEGATIVE_RESULT if worse else EXIT_DONE
+
 
 CanaryDecision = Literal["promoted", "rolled_back", "undecided"]
 _EXIT_CODES: dict[CanaryDecision, int] = {

@@ -9,7 +9,8 @@ no longer exists is marked as such.
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, get_args
@@ -21,12 +22,18 @@ from graftwork.project.open_project import OpenProject, current_user, timestamp
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, InputFile
 from graftwork.records.errors import Busy, GraftError, UserError
-from graftwork.records.release import AliasMove, Garbage, Release, ReleaseQuery
+from graftwork.records.release import AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
 from graftwork.records.report import Decision, Verdict
 from graftwork.registry import index as registry
 from graftwork.registry.index import PlannedRollback, reachable_releases, select_retained
 from graftwork.registry.manifest import alias_of_model
-from graftwork.registry.signatures import SecretKey, load_public_key, sign_manifest
+from graftwork.registry.signatures import (
+    SecretKey,
+    create_key_pair,
+    load_public_key,
+    load_secret_key,
+    sign_manifest,
+)
 from graftwork.registry.store import ReleaseStore
 from graftwork.text.wording import parse_time
 
@@ -114,6 +121,42 @@ def sign_release(work: OpenProject, release: Release, *, key: SecretKey) -> Path
     store = open_store(work)
     comment = f"release:{release.id} time:{timestamp()}"
     return store.sign(release.id, sign_manifest(store.folder(release.id), key=key, comment=comment))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseEdit:
+    """What changes about a release. `secret_key` signs it; `new_key` is the folder of a key to create."""
+
+    version: str | None = None
+    tag: Collection[str] = ()
+    untag: Collection[str] = ()
+    note: str | None = None
+    secret_key: Path | None = None
+    new_key: Path | None = None
+
+
+def edit_release(
+    work: OpenProject, name: str, changes: ReleaseEdit
+) -> tuple[ReleaseEntry, tuple[ReleaseNote, ...], dict[str, str]]:
+    """Change the version, tags, signature and notes of a release. Returns it, its notes, and the files of a
+    new key pair and of the signature."""
+    key = None if changes.secret_key is None else load_secret_key(changes.secret_key)
+    release, signed = registry.find_release(work.releases, name), {}
+    if changes.version is not None:
+        work.releases.set_version(release.id, changes.version)
+    if changes.tag:
+        work.releases.tag(release.id, changes.tag)
+    if changes.untag:
+        work.releases.tag(release.id, changes.untag, remove=True)
+    if changes.new_key is not None:
+        pair = create_key_pair(changes.new_key)
+        key, signed = load_secret_key(pair.secret), pair.as_json()
+    if key is not None:
+        signed["signature"] = str(sign_release(work, release, key=key))
+    # Last, for notes stay: after a failure the same command adds no second one.
+    if changes.note is not None:
+        work.releases.note(release.id, changes.note, who=current_user(), when=timestamp())
+    return work.releases.entry(release.id), work.releases.notes(release.id), signed
 
 
 def roll_back_release(

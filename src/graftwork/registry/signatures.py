@@ -271,6 +271,9 @@ class KeyPair(NamedTuple):
     public: Path
     text: str
 
+    def as_json(self) -> dict[str, str]:
+        return {"secret_key": str(self.secret), "public_key": self.text}
+
 
 def create_key_pair(folder: Path) -> KeyPair:
     """Create a key pair. An existing key is never overwritten: it may be the only copy."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -22,8 +23,11 @@ from graftwork.evaluate.live.comparison import (
     LiveComparison,
     choose_live_metric,
     choose_metric,
+    compare_live,
+    compare_replayed,
     grade_own,
     note_pair,
+    watch_live,
 )
 from graftwork.evaluate.project import Grading
 from graftwork.evaluate.statistics.anytime import MeanTest
@@ -421,6 +425,79 @@ class ShadowPairs:
             f"{self.interrupted} of {self.copies} copies were interrupted and are not compared: long answers "
             "are missing more often"
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ABRequest:
+    """What `graft release ab` was asked; shadow traffic needs no releases."""
+
+    a: str | None = None
+    b: str | None = None
+    traffic: str = "captures"
+    cases: Path | None = None
+    metric: str | None = None
+    experiment: str | None = None
+    watch: bool = False
+    every_seconds: float = 5.0
+
+
+def compare(work: OpenProject, asked: ABRequest) -> ABResult | ShadowSummary:
+    """Compare two releases on cases, on live traffic or on its copies; or every check of shadow traffic."""
+    _require_fitting_options(asked)
+    a, b, metric, experiment = asked.a, asked.b, asked.metric, asked.experiment
+    if asked.traffic == "shadow" and a is None:
+        summary = summarize_shadow(work)
+        if summary is None:
+            raise UserError(
+                "no shadow traffic is set up",
+                why="a challenger answers copies of live requests only if graft.yaml says so",
+                fix="add `shadow: {to: challenger, models: [champion]}` under serve",
+                where="serve.shadow",
+            )
+        return summary
+    if a is None or b is None:
+        raise UserError(
+            "a comparison needs two releases",
+            why="only `--traffic shadow` compares without naming them",
+            fix="name two releases: `graft release ab champion challenger`",
+        )
+    if asked.cases is not None:
+        return compare_replayed(work, a, b, cases_file=asked.cases, metric=metric)
+    if asked.traffic == "shadow":
+        return compare_shadow(work, a, b, metric=metric)
+    if asked.watch:
+        return watch_live(work, a, b, metric=metric, experiment=experiment, every_seconds=asked.every_seconds)
+    return compare_live(work, a, b, metric=metric, experiment=experiment)
+
+
+def _require_fitting_options(asked: ABRequest) -> None:
+    is_live_only = asked.watch or asked.experiment is not None
+    if asked.traffic not in ("captures", "shadow"):
+        raise UserError(
+            f"unknown traffic {asked.traffic!r}",
+            fix="use --traffic captures, --traffic shadow, or --cases FILE",
+            where="--traffic",
+        )
+    if asked.traffic == "shadow" and (asked.cases is not None or is_live_only):
+        raise UserError(
+            "--traffic shadow cannot be combined with --cases, --watch or --experiment",
+            fix="omit them",
+            where="--traffic",
+        )
+    if asked.cases is not None and is_live_only:
+        raise UserError(
+            "--cases cannot be combined with --watch or --experiment",
+            why="--watch and --experiment are for live traffic",
+            fix="omit --cases, or the other two",
+            where="--cases",
+        )
+    if asked.traffic == "shadow" and asked.a is None and asked.metric is not None:
+        raise UserError(
+            "--metric needs two releases",
+            why="without them every check is compared",
+            fix="omit --metric, or name two releases",
+            where="--metric",
+        )
 
 
 class PairedMarks:
