@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.api.project import open_project
-from graftwork.cli.data import _revise
-from graftwork.data.repair.project import RepairJob, repair_project, with_prices
+from graftwork.data.repair.project import RepairJob, repair_project, revise_repair, with_prices
 from graftwork.data.settings import RepairSettings, TeacherSettings
 from graftwork.files.dataset import read_rows
 from graftwork.records.errors import UserError, WorkerFailed
@@ -160,14 +159,14 @@ def test_a_budget_in_dollars_needs_a_price():
     ],
 )
 def test_a_teacher_is_named_by_endpoint_or_engine(text, expected):
-    found = _revise(RepairSettings(), text, [], None, {}).teacher
+    found = revise_repair(RepairSettings(), text, [], None, {}).teacher
     assert (found.url, found.engine, found.model) == expected
 
 
 @pytest.mark.parametrize("text", ["engine:other#x", "engine:embedded", "champion"])
 def test_what_is_no_teacher_is_refused(text):
     with pytest.raises(UserError):
-        _revise(RepairSettings(), text, [], None, {})
+        revise_repair(RepairSettings(), text, [], None, {})
 
 
 SPLITS = ("train", "validation", "test")

@@ -31,7 +31,7 @@ from graftwork.data.project import (
     open_decoder,
     open_decoder_if_there,
 )
-from graftwork.data.review import AppliedReviews, apply_reviews
+from graftwork.data.review import AppliedReviews, apply_reviews, decide_item
 from graftwork.files.dataset import MANIFEST, fetch_rows, read_manifest, scan_columns, scan_drops
 from graftwork.project.open_project import current_user, timestamp
 from graftwork.records.base import Record
@@ -316,18 +316,8 @@ def decide_review(
         item = next((item for item in _list(project, fresh=True) if item.key == key), None)
     if item is None:
         return False
-    if action == "edit" and (reply is None or not reply.strip() or reply.strip() == item.reply.strip()):
-        raise UserError(
-            "the answer was not changed",
-            why="an edit must differ",
-            fix="accept the answer as it is, or edit it",
-        )
     with project.open() as work:
-        store = ReviewStore(work.database, project=work.settings.project)
-        decision = ReviewDecision(
-            item=item, action=action, who=who or current_user(), at=timestamp(), reply=reply
-        )
-        return store.add(decision)
+        return decide_item(work, item, action, who=who or current_user(), reply=reply)
 
 
 def undo_review(project: Project, *, who: str = "") -> ReviewDecision | None:

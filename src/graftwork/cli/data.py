@@ -7,24 +7,19 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Annotated, NoReturn, Protocol, cast, get_args
 
 import typer
 
 from graftwork.cli.command import Engine, Folder, has_subcommand, opened, print_record, reporting
 from graftwork.cli.output import Json, print_json, stderr, stdout
 from graftwork.records.errors import EXIT_NEGATIVE_RESULT, UserError
-from graftwork.text.wording import plural
 from graftwork.views.document import quote
-from graftwork.views.terminal import print_document, print_line, table
+from graftwork.views.terminal import print_document, print_line
 
 if TYPE_CHECKING:
-    from graftwork.data.project import LogScoresAudit
     from graftwork.data.review import ReviewQueue
-    from graftwork.data.settings import CaptureSettings
-    from graftwork.grading.reward_audit import ScoreAudit
     from graftwork.records.dataset import Audit, ReviewAction, ReviewItem, Split
-    from graftwork.serve.project import Forgotten
 
 NAMES_OF_SPLITS = ("train", "validation", "test", "rl")
 Dataset = Annotated[
@@ -122,35 +117,8 @@ def _audit_scores(files: list[str], project: Path | None, *, as_json: bool) -> N
     if as_json:
         print_json({**found.model_dump(mode="json"), "usable": found.usable})
     else:
-        _show_scores(found)
+        print_record(found, as_json=False)
     raise typer.Exit(0 if found.usable else EXIT_NEGATIVE_RESULT)
-
-
-def _show_scores(found: "LogScoresAudit") -> None:
-
-    right = ("rows", "scores", "values")
-    rows = table("log", "rows", "scores", "range", "values", "findings", right=right)
-    for log in found.files:
-        if log.audit is None:
-            rows.add_row(quote(log.file), f"{log.rows:,}", "0", "", "", "no scores")
-            continue
-        rows.add_row(quote(log.file), f"{log.rows:,}", *_score_cells(log.audit))
-    if found.whole is not None and len(found.files) > 1:
-        total = sum(log.rows for log in found.files)
-        rows.add_row("[bold]all[/]", f"{total:,}", *_score_cells(found.whole))
-    stdout.print(rows)
-    if found.whole is None:
-        print_line(stdout, "[yellow]no row has a score: there is nothing to use as a reward[/]")
-    else:
-        usable = "[green]the scores can be used[/]"
-        print_line(stdout, usable if found.usable else "[red]the scores cannot serve as rewards[/]")
-
-
-def _score_cells(audit: "ScoreAudit") -> tuple[str, str, str, str]:
-
-    says = "; ".join(f"{finding.kind}: {finding.says}" for finding in audit.findings)
-    spread = f"{audit.least:g} … {audit.most:g}"
-    return f"{audit.scores:,}", spread, f"{audit.distinct:,}", quote(says) or "[green]none[/]"
 
 
 @app.command("prepare")
@@ -307,12 +275,6 @@ def _to_split(name: str) -> "Split":
     return cast("Split", name)
 
 
-ENGINE_PREFIX = "engine:"
-
-if TYPE_CHECKING:
-    from graftwork.data.settings import RepairSettings
-
-
 def repair(
     teacher: Annotated[
         str | None,
@@ -362,7 +324,9 @@ def repair(
 
     Example:  graft data repair --dry-run --price-in 0.5 --price-out 1.5
     """
-    options = {
+    from graftwork.data.repair.project import revise_repair
+
+    limits = {
         "price_in": price_in,
         "price_out": price_out,
         "max_cost": max_cost,
@@ -370,63 +334,15 @@ def repair(
         "max_tokens": max_tokens,
         "requests_per_minute": rate,
     }
+    roles = [_role_of(text) for text in augment or []]
     with reporting(project) as found:
-        settings = _revise(found.settings.data.repair, teacher, augment or [], samples, options)
+        settings = revise_repair(found.settings.data.repair, teacher, roles, samples, limits)
         if dry_run:
             print_record(found.plan_repair(settings, out=out), as_json=json)
             return
         outcome = found.repair(settings, out=out)
     print_record(outcome, as_json=json)
     raise typer.Exit(EXIT_NEGATIVE_RESULT if outcome.undecided else 0)
-
-
-def _revise(
-    settings: "RepairSettings",
-    teacher: str | None,
-    augment: list[str],
-    samples: int | None,
-    options: dict[str, Any],
-) -> "RepairSettings":
-    """The settings of graft.yaml with what the command line says."""
-    from pydantic import ValidationError
-
-    from graftwork.data.settings import RepairSettings
-    from graftwork.evaluate.subjects import parse_subject
-    from graftwork.text.wording import explain_error
-
-    given = {name: value for name, value in options.items() if value is not None}
-    values = settings.model_dump(mode="json")
-    asked = values["teacher"]
-    if teacher is not None and teacher.startswith(ENGINE_PREFIX) and "#" in teacher:
-        engine, _, base = teacher.removeprefix(ENGINE_PREFIX).partition("#")
-        asked = {**(asked or {}), "url": None, "api_key_env": None, "engine": engine, "model": base}
-    elif teacher is not None:
-        endpoint = parse_subject(teacher).endpoint if "#" in teacher else None
-        if endpoint is None:
-            raise UserError(
-                f"{teacher!r} is no teacher",
-                why="a teacher is the address of an endpoint and a model, or an engine and a base",
-                fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE or engine:llamacpp#BASE",
-                where="--teacher",
-            )
-        named = endpoint.model_dump(mode="json", include={"url", "model", "api_key_env", "concurrency"})
-        asked = {**(asked or {}), **named, "engine": None}
-    if given and asked is None:
-        # A dry run with prices needs no teacher yet.
-        asked = {"url": "http://not-named-yet", "model": "not-named-yet"}
-    values["teacher"] = {**asked, **given} if asked is not None else None
-    values["augment"] = [*values["augment"], *map(_role_of, augment)]
-    values["samples"] = samples or values["samples"]
-    try:
-        return RepairSettings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise UserError(
-            "the options of the repair do not fit together",
-            why=explain_error(first),
-            fix="`graft data repair --help` lists the accepted values",
-            where=".".join(str(part) for part in first["loc"]),
-        ) from error
 
 
 def _role_of(text: str) -> str:
@@ -542,14 +458,17 @@ def run_review(queue: "ReviewQueue", terminal: ReviewTerminal, *, limit: int | N
 def _decide(
     queue: "ReviewQueue", terminal: ReviewTerminal, item: "ReviewItem", action: "ReviewAction"
 ) -> bool:
-    reply = terminal.edit(item.reply) if action == "edit" else None
-    if action == "edit" and (reply is None or not reply.strip() or reply.strip() == item.reply.strip()):
-        terminal.say("not changed; press a to accept the reply as it is")
+    reply = terminal.edit(item.reply) if action == "edit" else ""
+    if reply is None:
         return False
-    kept = queue.decide(item, action, reply=reply)
-    if not kept:
+    try:
+        is_stored = queue.decide(item, action, reply=reply or None)
+    except UserError as error:
+        terminal.say(f"{error.what}; press a to accept the reply as it is")
+        return False
+    if not is_stored:
         terminal.say("another reviewer has decided about it")
-    return kept
+    return is_stored
 
 
 class _ConsoleTerminal:
@@ -630,36 +549,14 @@ def _list_corrections(project: Path | None, labels: Path | None, *, as_json: boo
         if labels is not None:
             lines = [label.model_dump_json() + "\n" for label in list_judge_labels(work)]
             write_atomic(labels, "".join(lines), private=True)
-    if as_json:
-        print_json(found)
-        return
-    for correction in found.corrections:
-        who = correction.reviewer or "unknown"
-        print_line(
-            stdout,
-            f"{correction.at[:19]}  {quote(who)}  {correction.capture[:12]}  "
-            f"{quote(_one_line(correction.served))} → {quote(_one_line(correction.corrected))}",
-        )
-    corrections, conflicts = len(found.corrections), len(found.conflicts)
-    counted = f"{plural(corrections, 'correction')}, {plural(conflicts, 'conflict')}"
-    print_line(stdout, counted)
-    for conflict in found.conflicts:
-        print_line(stdout, f"[yellow]conflict[/]: {quote(_one_line(conflict.question))}")
-        for correction in conflict.corrections:
-            who = quote(correction.reviewer or "unknown")
-            print_line(stdout, f"  {who}, {correction.at[:19]}: {quote(_one_line(correction.corrected))}")
-
-
-def _one_line(text: str, longest: int = 60) -> str:
-    folded = " ".join(text.split())
-    return folded if len(folded) <= longest else f"{folded[: longest - 1]}…"
+    print_record(found, as_json=as_json)
 
 
 captures = typer.Typer(invoke_without_command=True)
 
 
 @captures.callback()
-def export_captures(
+def write_captures(
     context: typer.Context,
     out: Annotated[Path | None, typer.Option("--out", help="JSONL file to write.")] = None,
     feedback: Annotated[
@@ -689,51 +586,25 @@ def export_captures(
     if out is None:
         raise typer.BadParameter("name the file to write", param_hint="--out")
 
-    from graftwork.files.disk import write_atomic
-    from graftwork.serve.project import CaptureExport, FeedbackFilter
+    from graftwork.serve.project import FeedbackFilter, export_captures
+    from graftwork.text.options import apply_options
 
     if feedback is not None and feedback not in get_args(FeedbackFilter):
         raise typer.BadParameter(
             f"must be one of: {', '.join(get_args(FeedbackFilter))}", param_hint="--feedback"
         )
+    limits = {"releases": release, "since": since, "until": until, "sessions": session}
     with opened(project) as work:
-        defaults = work.project.settings.data.captures
-        chosen = cast("FeedbackFilter", feedback or defaults.feedback)
-        settings = _revise_captures(
-            defaults,
-            feedback=chosen if chosen == "positive" else "not_negative",
-            releases=release,
-            since=since,
-            until=until,
-            sessions=session,
+        settings = apply_options(
+            work.project.settings.data.captures,
+            {name: value for name, value in limits.items() if value},
+            command="graft data captures",
+            options={"releases": "release", "sessions": "session"},
         )
-        export = CaptureExport(work, settings, feedback=chosen)
-        write_atomic(out, "".join(capture.to_line() + "\n" for capture in export), private=True)
-    if json:
-        print_json({"file": str(out), "captures": export.written, "left_out": dict(export.left_out)})
-        return
-    print_line(stdout, f"{export.written} captures written to {quote(out)}", soft_wrap=True)
-    for reason, count in export.left_out.most_common():
-        print_line(stdout, f"  {count} left out: {quote(reason)}", soft_wrap=True)
-
-
-def _revise_captures(settings: "CaptureSettings", **options: object) -> "CaptureSettings":
-    from pydantic import ValidationError
-
-    from graftwork.text.wording import explain_error
-
-    given = {name: value for name, value in options.items() if value}
-    try:
-        return type(settings).model_validate({**settings.model_dump(), **given})
-    except ValidationError as refused:
-        first = refused.errors(include_url=False, include_input=False)[0]
-        option = f"--{first['loc'][0]}" if first["loc"] else "--since"
-        raise UserError(
-            f"{option} has an invalid value",
-            why=explain_error(first),
-            fix="`graft data captures --help` lists the accepted values",
-            where=option,
-        ) from refused
+        exported = export_captures(
+            work, out, settings, feedback=cast("FeedbackFilter", feedback or settings.feedback)
+        )
+    print_record(exported, as_json=json)
 
 
 @captures.command("forget")
@@ -759,30 +630,7 @@ def forget(
         raise typer.BadParameter("name one of --session and --user", param_hint="--session")
     with opened(project) as work:
         found = forget_captures(work, session=session or None, user=user or None, dry_run=not yes)
-    if json:
-        print_json(found)
-    else:
-        _show_forgotten(found)
-
-
-def _show_forgotten(found: "Forgotten") -> None:
-
-    counted = f"{plural(found.captures, 'capture')}, {plural(found.feedback, 'item')} of feedback"
-    print_line(
-        stdout, f"deleted: {counted}" if found.deleted else f"to delete: {counted}; add --yes to do it"
-    )
-    for file in found.files:
-        print_line(stdout, f"  {quote(file.file)} holds {plural(file.lines, 'line')} of them", soft_wrap=True)
-    for dataset in found.datasets:
-        trained = ", ".join(release[:12] for release in dataset.releases) or "no release"
-        text = (
-            f"  {quote(dataset.folder)} holds {plural(dataset.rows, 'row')} of them; trained on it: {trained}"
-        )
-        print_line(stdout, text, soft_wrap=True)
-    if found.files or found.datasets:
-        print_line(
-            stdout, "copies are not changed: remove the lines, then `graft run` makes data without them"
-        )
+    print_record(found, as_json=json)
 
 
 app.command("repair")(repair)

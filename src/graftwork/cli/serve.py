@@ -10,7 +10,6 @@ import typer
 
 from graftwork.cli.command import Folder, has_subcommand, opened
 from graftwork.cli.output import Json, print_json, stdout
-from graftwork.records.errors import UserError
 from graftwork.views.document import quote
 from graftwork.views.terminal import fit_words, print_line, table
 
@@ -151,22 +150,10 @@ def revise_engine(settings: "ServeSettings", kind: str) -> "ServeSettings":
 
 
 def _revise(settings: "ServeSettings", changes: dict[str, Any]) -> "ServeSettings":
-    from pydantic import ValidationError
+    from graftwork.text.options import apply_options
 
-    from graftwork.text.wording import explain_error
-
-    try:
-        return type(settings).model_validate({**settings.model_dump(), **changes})
-    except ValidationError as refused:
-        first = refused.errors(include_url=False, include_input=False)[0]
-        option = str(first["loc"][-1]) if first["loc"] else "split"
-        option = {"split": "challenger", "kind": "engine"}.get(option, option)
-        raise UserError(
-            f"--{option} has an invalid value",
-            why=explain_error(first),
-            fix="`graft serve --help` lists the accepted values",
-            where=f"--{option}",
-        ) from refused
+    names = {"split": "challenger", "kind": "engine"}
+    return apply_options(settings, changes, command="graft serve", options=names)
 
 
 keys = typer.Typer(

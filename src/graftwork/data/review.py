@@ -108,9 +108,7 @@ class ReviewQueue:
 
     def decide(self, item: ReviewItem, action: ReviewAction, *, reply: str | None = None) -> bool:
         """Store a decision; False if another reviewer was faster."""
-        return self._store.add(
-            ReviewDecision(item=item, action=action, who=self._who, at=timestamp(), reply=reply)
-        )
+        return decide_item(self._work, item, action, who=self._who, reply=reply)
 
     def undo(self) -> ReviewItem | None:
         """Take back the last decision that is not applied yet; the item comes next again."""
@@ -122,6 +120,20 @@ class ReviewQueue:
 
     def apply(self, *, out: Path | None = None) -> AppliedReviews:
         return apply_reviews(self._work, out=out)
+
+
+def decide_item(
+    work: OpenProject, item: ReviewItem, action: ReviewAction, *, who: str, reply: str | None = None
+) -> bool:
+    """Store a decision; False if another reviewer was faster."""
+    if action == "edit" and (reply is None or not reply.strip() or reply.strip() == item.reply.strip()):
+        raise UserError(
+            "the answer was not changed",
+            why="an edit must differ",
+            fix="accept the answer as it is, or edit it",
+        )
+    decision = ReviewDecision(item=item, action=action, who=who, at=timestamp(), reply=reply)
+    return ReviewStore(work.database, project=work.settings.project).add(decision)
 
 
 def list_items(work: OpenProject) -> list[ReviewItem]:

@@ -32,6 +32,7 @@ from graftwork.evaluate.escalation import read_forecast
 from graftwork.evaluate.gate.project import require_engine_gate
 from graftwork.evaluate.live.answer_checks import LiveChecks, with_call_check
 from graftwork.files.dataset import iterate_rows, read_manifest
+from graftwork.files.disk import write_atomic
 from graftwork.files.safetensors import read_router, router_path
 from graftwork.grading.metrics import TOOL_CALLS_VALID
 from graftwork.project.load import load_settings
@@ -479,6 +480,26 @@ class CaptureExport:
         if self._feedback == "negative" and not is_negative(origin, self._settings):
             return "it has no negative feedback"
         return None
+
+
+class ExportedCaptures(Record):
+    """How many captures were written, and how many were left out for each reason."""
+
+    file: str
+    captures: int
+    left_out: dict[str, int]
+
+
+def export_captures(
+    work: OpenProject, path: Path, settings: CaptureSettings, *, feedback: FeedbackFilter
+) -> ExportedCaptures:
+    """Write captures as a log file that only its owner can read."""
+    settings = settings.model_copy(
+        update={"feedback": "positive" if feedback == "positive" else "not_negative"}
+    )
+    export = CaptureExport(work, settings, feedback=feedback)
+    write_atomic(path, "".join(capture.to_line() + "\n" for capture in export), private=True)
+    return ExportedCaptures(file=str(path), captures=export.written, left_out=dict(export.left_out))
 
 
 def _held_out_questions(work: OpenProject) -> set[str]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 VIEWS = {
     "Audit": "audit.view_audit",
     "PreparedData": "dataset.view_prepared",
+    "LogScoresAudit": "dataset.view_score_audit",
     "RepairPlan": "dataset.view_repair_plan",
     "RepairOutcome": "dataset.view_repair",
     "DatasetDiff": "dataset.view_diff",
@@ -43,6 +44,9 @@ VIEWS = {
     "ABResult": "release.view_ab",
     "AliasMove": "release.view_move",
     "CanaryReport": "release.view_canary",
+    "ExportedCaptures": "dataset.view_exported_captures",
+    "Forgotten": "dataset.view_forgotten",
+    "Corrections": "dataset.view_corrections",
     "TrainedRouter": "endpoint.view_router",
     "ShadowSummary": "endpoint.view_shadow",
     "EscalationForecast": "endpoint.view_forecast",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graftwork.records.dataset import AUGMENT, CUT_OFF, RepairOutcome, RepairPlan, RepairRow
+from graftwork.text.wording import plural
 from graftwork.views.document import Cell, Document, Table, quote, safe
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
         TracedDrop,
         TracedRow,
     )
-    from graftwork.data.project import PreparedData
-    from graftwork.records.dataset import Dataset, Drop, SubsetSummary
+    from graftwork.data.project import LogScoresAudit, PreparedData
+    from graftwork.grading.reward_audit import ScoreAudit
+    from graftwork.records.dataset import Corrections, Dataset, Drop, SubsetSummary
+    from graftwork.serve.project import ExportedCaptures, Forgotten
 
 
 LOG_COLOURS = {"same": "green", "changed": "red", "gone": "yellow", "not_checked": "dim"}
@@ -466,3 +469,71 @@ def _count_states(rows: Sequence[RepairRow]) -> list[str]:
 
 def _say_dollars(dollars: float) -> str:
     return f"${dollars:.2f}" if dollars >= 0.1 or not dollars else f"${dollars:.4f}"
+
+
+def view_score_audit(found: "LogScoresAudit") -> Document:
+    viewed = Document("Quality scores")
+    rows: list[Sequence[Cell]] = [
+        (quote(log.file), log.rows, *(_score_cells(log.audit) if log.audit else (0, "", "", "no scores")))
+        for log in found.files
+    ]
+    if found.whole is not None and len(found.files) > 1:
+        rows.append(("[bold]all[/]", sum(log.rows for log in found.files), *_score_cells(found.whole)))
+    columns = ("log", "rows", "scores", "range", "values", "findings")
+    viewed.add(Table(columns, rows, right=("rows", "scores", "values")))
+    if found.whole is None:
+        viewed.line("[yellow]no row has a score: there is nothing to use as a reward[/]")
+    else:
+        usable = "[green]the scores can be used[/]"
+        viewed.line(usable if found.usable else "[red]the scores cannot serve as rewards[/]")
+    return viewed
+
+
+def _score_cells(audit: "ScoreAudit") -> tuple[Cell, ...]:
+    findings = "; ".join(f"{finding.kind}: {finding.says}" for finding in audit.findings)
+    spread = f"{audit.least:g} … {audit.most:g}"
+    return audit.scores, spread, audit.distinct, quote(findings) or "[green]none[/]"
+
+
+def view_corrections(found: "Corrections") -> Document:
+    viewed = Document("Corrections")
+    for correction in found.corrections:
+        who = quote(correction.reviewer or "unknown")
+        served, corrected = _one_line(correction.served), _one_line(correction.corrected)
+        viewed.line(f"{correction.at[:19]}  {who}  {correction.capture[:12]}  {served} → {corrected}")
+    corrections, conflicts = len(found.corrections), len(found.conflicts)
+    viewed.line(f"{plural(corrections, 'correction')}, {plural(conflicts, 'conflict')}")
+    for conflict in found.conflicts:
+        viewed.line(f"[yellow]conflict[/]: {_one_line(conflict.question)}")
+        for correction in conflict.corrections:
+            who = quote(correction.reviewer or "unknown")
+            viewed.line(f"  {who}, {correction.at[:19]}: {_one_line(correction.corrected)}")
+    return viewed
+
+
+def _one_line(text: str, longest: int = 60) -> str:
+    folded = " ".join(text.split())
+    return quote(folded if len(folded) <= longest else f"{folded[: longest - 1]}…")
+
+
+def view_exported_captures(exported: "ExportedCaptures") -> Document:
+    viewed = Document("Captures")
+    viewed.line(f"{exported.captures} captures written to {quote(exported.file)}", wrap=False)
+    for reason, count in sorted(exported.left_out.items(), key=lambda item: -item[1]):
+        viewed.line(f"  {count} left out: {quote(reason)}", wrap=False)
+    return viewed
+
+
+def view_forgotten(found: "Forgotten") -> Document:
+    viewed = Document("Forgotten captures")
+    counts = f"{plural(found.captures, 'capture')}, {plural(found.feedback, 'item')} of feedback"
+    viewed.line(f"deleted: {counts}" if found.deleted else f"to delete: {counts}; add --yes to do it")
+    for file in found.files:
+        viewed.line(f"  {quote(file.file)} holds {plural(file.lines, 'line')} of them", wrap=False)
+    for dataset in found.datasets:
+        trained = ", ".join(release[:12] for release in dataset.releases) or "no release"
+        rows = plural(dataset.rows, "row")
+        viewed.line(f"  {quote(dataset.folder)} holds {rows} of them; trained on it: {trained}", wrap=False)
+    if found.files or found.datasets:
+        viewed.line("copies are not changed: remove the lines, then `graft run` makes data without them")
+    return viewed

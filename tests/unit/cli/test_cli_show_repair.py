@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from graftwork.cli.data import _revise
+from graftwork.data.repair.project import revise_repair
 from graftwork.data.settings import RepairSettings
 from graftwork.records.dataset import RepairOutcome, RepairPlan, RepairRow, TeacherSpending
 from graftwork.records.errors import UserError
@@ -106,5 +106,5 @@ def test_a_spent_budget_is_not_answered_with_the_same_command():
 @pytest.mark.parametrize("named", ["nonsense", "champion", "https://host/v1"])
 def test_what_is_no_teacher_is_refused_as_a_teacher(named):
     with pytest.raises(UserError, match="is no teacher") as refused:
-        _revise(RepairSettings(), named, [], None, {})
+        revise_repair(RepairSettings(), named, [], None, {})
     assert refused.value.where == "--teacher"

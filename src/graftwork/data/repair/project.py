@@ -6,7 +6,7 @@ same rows however often it is run.
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +39,7 @@ from graftwork.engines.llamacpp import DEFAULT_PRECISION, LLAMACPP, serving_thre
 from graftwork.engines.local import EngineChild
 from graftwork.evaluate.project import Grading
 from graftwork.evaluate.project_subjects import find_device
+from graftwork.evaluate.subjects import parse_subject
 from graftwork.model.base import find_base
 from graftwork.plan.catalog.prices import find_token_price, index_prices, list_token_prices
 from graftwork.process.asking import ReplyJournal
@@ -48,9 +49,11 @@ from graftwork.project.open_project import OpenProject
 from graftwork.project.reporter import progress_listener
 from graftwork.records.dataset import RepairOutcome, RepairPlan
 from graftwork.records.errors import UserError
+from graftwork.text.options import apply_options
 
 REPAIRED_FILE = "repaired.jsonl"
 FOLDER = "repair"
+ENGINE_PREFIX = "engine:"
 
 
 class RepairJob(NamedTuple):
@@ -113,6 +116,42 @@ def repair_project(work: OpenProject, job: RepairJob) -> RepairOutcome:
     return outcome.model_copy(
         update={"in_logs": is_in_logs(work, job.out), "usable_after": int(usable.sum())}
     )
+
+
+def revise_repair(
+    settings: RepairSettings,
+    teacher: str | None,
+    roles: Sequence[str],
+    samples: int | None,
+    limits: Mapping[str, float | None],
+) -> RepairSettings:
+    """The settings with another teacher, more roles to add rows for, and limits of the teacher."""
+    limits = {name: value for name, value in limits.items() if value is not None}
+    values = settings.teacher.model_dump(mode="json") if settings.teacher is not None else None
+    if teacher is not None and teacher.startswith(ENGINE_PREFIX) and "#" in teacher:
+        engine, _, base = teacher.removeprefix(ENGINE_PREFIX).partition("#")
+        values = {**(values or {}), "url": None, "api_key_env": None, "engine": engine, "model": base}
+    elif teacher is not None:
+        endpoint = parse_subject(teacher).endpoint if "#" in teacher else None
+        if endpoint is None:
+            raise UserError(
+                f"{teacher!r} is no teacher",
+                why="a teacher is the address of an endpoint and a model, or an engine and a base",
+                fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE or engine:llamacpp#BASE",
+                where="--teacher",
+            )
+        names = {"url", "model", "api_key_env", "concurrency"}
+        values = {**(values or {}), **endpoint.model_dump(mode="json", include=names), "engine": None}
+    if limits and values is None:
+        # A dry run with prices needs no teacher yet.
+        values = {"url": "http://not-named-yet", "model": "not-named-yet"}
+    changes = {
+        "teacher": {**values, **limits} if values is not None else None,
+        "augment": [*settings.augment, *roles],
+        "samples": samples or settings.samples,
+    }
+    names_of_options = {"requests_per_minute": "rate"}
+    return apply_options(settings, changes, command="graft data repair", options=names_of_options)
 
 
 def with_prices(settings: RepairSettings) -> tuple[RepairSettings, str]:
