@@ -35,7 +35,7 @@ PATHS = re.compile(r"folder|path|file|root|temporary|[A-Z]{4}$")
 
 
 KEY = ("file", "name", "text", "operator", "change", "nth")
-"""The fields that tell a mutant from the others, in any commit."""
+"""The fields that identify a mutant in any commit."""
 
 
 class Mutant(NamedTuple):
