@@ -10,7 +10,14 @@ from test_data_split import CHOSEN, PASSAGES, WORDS, logs
 
 from graftwork.data.dedup import fingerprints, questions
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.assignment import UNASSIGNED, assign_splits, read_assignment, write_assignment
+from graftwork.data.split.assignment import (
+    UNASSIGNED,
+    assign_splits,
+    read_assignment,
+    read_previous_splits,
+    write_assignment,
+    write_previous_splits,
+)
 from graftwork.data.split.leakage import find_leaks
 from graftwork.records.dataset import SPLITS
 
@@ -50,6 +57,23 @@ def make_long_log(chance, *, least=80, most=150):
         if chance.random() < 0.2:
             rows.append(chance.choice(rows))
     return rows
+
+
+def test_every_row_keeps_its_previous_split_also_while_it_is_away(tmp_path):
+    def store(splits):
+        keys, split = np.array([*splits], np.uint64), np.array([*splits.values()], np.uint8)
+        write_previous_splits(tmp_path / "splits", keys=keys, split=split, settings=SETTINGS)
+
+    def read(keys, chosen=SETTINGS):
+        keys = np.array(keys, np.uint64)
+        return read_previous_splits(tmp_path / "splits", keys=keys, settings=chosen).tolist()
+
+    assert read([7, 3]) == [UNASSIGNED, UNASSIGNED]
+    store({7: TRAIN, 3: TEST, 9: TRAIN})
+    assert read([9, 7, 4, 3]) == [TRAIN, TRAIN, UNASSIGNED, TEST]
+    store({3: UNASSIGNED, 4: TEST})
+    assert read([7, 3, 9, 4]) == [TRAIN, TEST, TRAIN, TEST]
+    assert read([7], DataSettings(validation=0.1)) == [UNASSIGNED]
 
 
 @given(logs(), CHOSEN, st.data())

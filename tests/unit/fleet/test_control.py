@@ -357,6 +357,17 @@ def test_a_machine_whose_price_the_place_does_not_tell_counts_with_the_price_of_
     assert drill.provider.billed_usd() <= drill.only().counted_usd
 
 
+@pytest.mark.parametrize("listed", [(0.4, 0.4), (0.4, 0.0)])
+def test_a_machine_counts_with_the_highest_price_it_was_listed_with(listed):
+    drill = Drill()
+    place, prices = drill.controller.place, iter(listed)
+    drill.start(price=0.1)
+    machines = place.list
+    place.list = lambda: tuple(job.model_copy(update={"usd_per_hour": next(prices)}) for job in machines())
+    drill.reconcile(rounds=2)
+    assert [bill.usd_per_hour for bill in drill.only().machines.values()] == [0.4]
+
+
 def test_a_process_that_read_the_job_before_it_ran_does_not_get_its_machine_given_back():
     drill = Drill()
     early = drill.start(seconds=7200.0)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from graftwork.records.errors import GraftError, NegativeResult
 from graftwork.records.report import Verdict
 from graftwork.registry.index import Change, promote
 from graftwork.registry.manifest import ReleaseContext
-from graftwork.registry.peft import import_peft_folder
+from graftwork.registry.peft import choose_weight_files, import_peft_folder
 from graftwork.registry.store import ReleaseStore
 
 CONTEXT = ReleaseContext(PROJECT, "small", BASE_PRINT, TEMPLATE_PRINT, None, WHEN, {}, {})
@@ -40,6 +41,23 @@ def test_a_peft_folder_becomes_a_release_without_a_deploy_verdict(folder, tmp_pa
     index.add(release)
     with pytest.raises(NegativeResult, match="not cleared"):
         promote(index, release, alias="champion", change=Change("me", WHEN))
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_the_weights_end_where_the_last_tensor_of_the_header_ends(folder, missing):
+    spans = {"b": [2, 4], "a": [0, 2]}
+    entries = {name: {"dtype": "U8", "shape": [2], "data_offsets": span} for name, span in spans.items()}
+    header = json.dumps(entries).encode()
+    weights = len(header).to_bytes(8, "little") + header + b"1234"[: 4 - missing]
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    with pytest.raises(GraftError, match="not whole") if missing else nullcontext():
+        take(folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_folder_is_full_weights_only_with_both_files(file):
+    assert choose_weight_files({"config.json", "model.safetensors"}) == ("config.json", "model.safetensors")
+    assert choose_weight_files({file}) == ("adapter_config.json", "adapter_model.safetensors")
 
 
 def test_the_same_folder_is_the_same_release_whenever_it_is_imported(folder):
