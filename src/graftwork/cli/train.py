@@ -160,13 +160,13 @@ def _train_on_machines(
     if outcome is not None:
         print_record(outcome, as_json=as_json)
         return
-    instructions = machine_commands(found.folder, model=model)
+    commands, notes = machine_commands(found.folder, model=model)
     if as_json:
-        print_json(instructions)
+        print_json({"commands": commands, "notes": notes})
         return
-    for note in instructions.notes:
+    for note in notes:
         stderr.print(note, highlight=False, soft_wrap=True)
-    for command in instructions.commands:
+    for command in commands:
         stdout.print(command, highlight=False, soft_wrap=True)
 
 

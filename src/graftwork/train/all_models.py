@@ -6,7 +6,6 @@ then each model's step continues from there as if it had been trained alone. A f
 may also be trained with settings that graft.yaml does not have; its own results stay as they are.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -46,7 +45,7 @@ from graftwork.records.fleet import AlertKind
 from graftwork.records.run import TrainBatch, TrainJob, TrainOutcome
 from graftwork.text.wording import explain_error
 from graftwork.train.checkpoints import pass_mirrors
-from graftwork.train.multi_run import choose_side_by_side
+from graftwork.train.multi_run import choose_side_by_side, write_failure
 from graftwork.train.run_folder import ATTEMPTS, OUTCOME, failure_of, is_settled
 from graftwork.train.settings import TrainSettings
 
@@ -71,15 +70,15 @@ def train_at_engine(work: OpenProject, planned: Mapping[str, "PlannedModel"]) ->
                     if not accepted:
                         work.reporter.info(f"{error.what}; training here instead")
                         return False
-                    _leave(job, error)
+                    write_failure(job, error)
                 except GraftError as error:
-                    _leave(job, error)
+                    write_failure(job, error)
                 accepted += 1
             for name, job_there, why in training.ended():
                 model = planned[name]
                 model.work.reporter.info(f"job {job_there.id} at {job_there.place}: {job_there.state}")
                 if why and not (Path(model.job.folder) / ERROR_FILE).exists():
-                    _leave(
+                    write_failure(
                         model.job,
                         WorkerFailed(
                             f"job {job_there.id} did not finish at {job_there.place}: {why}",
@@ -91,10 +90,6 @@ def train_at_engine(work: OpenProject, planned: Mapping[str, "PlannedModel"]) ->
             if training:
                 training.wait()
     return True
-
-
-def _leave(run: TrainJob, error: GraftError) -> None:
-    write_atomic(Path(run.folder) / ERROR_FILE, json.dumps(error.as_json()))
 
 
 def with_train(work: OpenProject, changes: dict[str, Any]) -> OpenProject:
@@ -258,7 +253,7 @@ class _BatchProgress:
         """The process itself gave up: all runs that are not settled have failed with it."""
         for job in self._batch.jobs:
             if not is_settled(job):
-                _leave(job, reason)
+                write_failure(job, reason)
 
     def _has_begun(self, job: TrainJob) -> bool:
         if job.run_id in self._entered:

@@ -157,7 +157,7 @@ def _train_one(
         raise
     except GraftError as error:
         on_failure()
-        _write_failure(job, error)
+        write_failure(job, error)
     except Exception as error:
         # A fault of the program in one run is no reason to leave the others undone.
         sys.excepthook(*sys.exc_info())
@@ -168,10 +168,10 @@ def _train_one(
             fix=RESUMES,
             where=job.folder,
         )
-        _write_failure(job, explain_exhaustion(error) if is_exhaustion(error) else failure)
+        write_failure(job, explain_exhaustion(error) if is_exhaustion(error) else failure)
 
 
-def _write_failure(job: TrainJob, error: GraftError) -> None:
+def write_failure(job: TrainJob, error: GraftError) -> None:
     write_atomic(Path(job.folder) / ERROR_FILE, json.dumps(error.as_json()))
 
 

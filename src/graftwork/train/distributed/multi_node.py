@@ -117,13 +117,6 @@ def machines_of(settings: TrainSettings, *, rank: int = 0) -> NodeGroup:
     return NodeGroup(count=nodes, rank=rank, address=host, port=port)
 
 
-class Instructions(Record):
-    """What to run on which machine, in their order."""
-
-    commands: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
 def with_machines(settings: ProjectSettings, *, nodes: int, main_address: str | None) -> ProjectSettings:
     """The settings with the machines that the command line names."""
     run = settings.train.run
@@ -132,8 +125,8 @@ def with_machines(settings: ProjectSettings, *, nodes: int, main_address: str | 
     return settings.model_copy(update={"train": settings.train.model_copy(update={"run": run})})
 
 
-def machine_commands(project: ProjectFolder, *, model: str | None) -> Instructions:
-    """The exact command for every machine, and what they must have in common."""
+def machine_commands(project: ProjectFolder, *, model: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The exact command for every machine, in their order, and what they must have in common."""
     settings = project.settings.of_model(model or project.settings.main_model).train
     require_strategy(settings)
     nodes, address = settings.run.nodes, settings.run.main_address or f"MACHINE_0:{DEFAULT_PORT}"
@@ -156,7 +149,7 @@ def machine_commands(project: ProjectFolder, *, model: str | None) -> Instructio
         "them. Where a machine has several networks, name the one to use on each before it starts: "
         "export NCCL_SOCKET_IFNAME=eth0 GLOO_SOCKET_IFNAME=eth0",
     )
-    return Instructions(commands=commands, notes=notes)
+    return commands, notes
 
 
 def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, reporter: Reporter) -> None:
