@@ -25,6 +25,7 @@ from graftwork.process.asking import Asker, BudgetSpent, KeptReply, NoReply, Rep
 from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Message
 from graftwork.records.report import Answer, Case, Endpoint, JudgeTally
+from graftwork.text.wording import truncate
 
 Chat = list[dict[str, str]]
 LONGEST_PAUSE = 30.0
@@ -111,14 +112,14 @@ def ask_again(chat: Chat, *, reply: str) -> Chat:
 def read_pair(reply: str) -> Choice:
     winner = _read(reply).get("winner")
     if not isinstance(winner, str) or winner not in _CHOICES:
-        raise UnclearReply(f"no winner among A, B and tie: {_shown(winner)}")
+        raise UnclearReply(f"no winner among A, B and tie: {truncate(repr(winner), 60)}")
     return _CHOICES[winner]
 
 
 def read_mark(reply: str) -> int:
     mark = _read(reply).get("mark")
     if not isinstance(mark, int) or isinstance(mark, bool) or not 1 <= mark <= 5:
-        raise UnclearReply(f"no whole mark from 1 to 5: {_shown(mark)}")
+        raise UnclearReply(f"no whole mark from 1 to 5: {truncate(repr(mark), 60)}")
     return mark
 
 
@@ -127,7 +128,7 @@ def _read(reply: str) -> dict[str, object]:
     fenced = _FENCE.fullmatch(reply)
     document = parse_object(fenced[1] if fenced else reply)
     if document is None:
-        raise UnclearReply(f"no JSON object: {_shown(reply)}")
+        raise UnclearReply(f"no JSON object: {truncate(repr(reply), 60)}")
     return document
 
 
@@ -151,11 +152,6 @@ def _write(opening: str, parts: Sequence[tuple[str, str]], settings: JudgeSettin
     body = "\n\n".join(f"{title}:\n{mark}\n{text}\n{mark}" for title, text in sections)
     system = opening.format(rules=_RULES.format(mark=mark), rubric=settings.rubric)
     return [{"role": "system", "content": system}, {"role": "user", "content": body}]
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def reply_key(chat: Chat, *, settings: JudgeSettings) -> str:

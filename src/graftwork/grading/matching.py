@@ -14,6 +14,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from graftwork.text.wording import truncate
+
 if TYPE_CHECKING:
     import jsonschema_rs
     import regex
@@ -208,18 +210,13 @@ def is_integer(value: Any) -> bool:
     return is_number(value) and (isinstance(value, int) or value.is_integer())
 
 
-def shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}…"
-
-
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _demand(fine: bool, where: str, allowed: str, value: Any) -> None:
     if not fine:
-        raise ValueError(f"{where}: must be {allowed}, found {shown(value)}")
+        raise ValueError(f"{where}: must be {allowed}, found {truncate(repr(value), 40)}")
 
 
 def fits(value: Any, schema: Schema) -> bool:

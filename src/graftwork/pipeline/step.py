@@ -12,6 +12,7 @@ from graftwork.model.base import is_ready
 from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import GraftError
+from graftwork.text.wording import truncate
 
 R = TypeVar("R", bound=Record)
 
@@ -58,17 +59,15 @@ class StepInputs:
             elif len(was) == len(now) == _HASH_LENGTH:
                 changes.append(f"{name} has changed")
             else:
-                changes.append(f"{name} was {_shorten(was)} and is {_shorten(now)}")
+                changes.append(
+                    f"{name} was {truncate(was, _LONGEST_SHOWN)} and is {truncate(now, _LONGEST_SHOWN)}"
+                )
         return tuple(changes)
 
 
 _HASH_LENGTH = 64
 _LONGEST_SHOWN = 40
 MOST_REASONS = 3
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
 
 
 def _flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import marks_of
 from graftwork.records.errors import UserError
 from graftwork.text.redact import publish_text
-from graftwork.text.wording import explain_error
+from graftwork.text.wording import explain_error, truncate
 
 
 def list_single_texts(content: dict[Any, Any], owner: type[BaseModel]) -> dict[Any, Any]:
@@ -202,8 +202,7 @@ def _name_value(key: tuple[str, ...], value: object) -> str:
         return "keys and values"
     if isinstance(value, list | tuple):
         return "a list"
-    text = publish_text(repr(value))
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return truncate(publish_text(repr(value)), 60)
 
 
 log = logging.getLogger(__name__)

@@ -17,6 +17,11 @@ def plural(count: float, noun: str) -> str:
     return f"{count:{',' if isinstance(count, int) else 'g'}} {noun}{'' if count == 1 else 's'}"
 
 
+def truncate(text: str, most: int) -> str:
+    """At most so many characters; an ellipsis shows that the end is missing."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def duration(seconds: float) -> str:
     """50 ms, 5.0 s, 42 s, 1 min 05 s or 2 h 01 min."""
     if seconds < 0.095:

@@ -32,6 +32,7 @@ from graftwork.records.base import HIDDEN, hide_login
 from graftwork.records.errors import Corrupted, EnvironmentFailure, GraftError, UserError
 from graftwork.records.run import TrainJob
 from graftwork.text.redact import redact_login
+from graftwork.text.wording import truncate
 from graftwork.train.run_folder import CHECKPOINTS
 from graftwork.train.settings import TrainSettings
 
@@ -306,12 +307,7 @@ def _describe(name: str, mine: Any, saved: Any) -> str:
     if isinstance(mine, dict) and isinstance(saved, dict):
         keys = [key for key in {**saved, **mine} if mine.get(key) != saved.get(key)]
         return "; ".join(_describe(f"{name}.{key}", mine.get(key), saved.get(key)) for key in keys)
-    return f"{name} was {_short(saved)} and is {_short(mine)}"
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:39]}…"
+    return f"{name} was {truncate(str(saved), 40)} and is {truncate(str(mine), 40)}"
 
 
 def write_tensors(path: Path, tensors: "dict[str, Tensor]") -> tuple[str, int]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from graftwork.text.wording import number, plural
+from graftwork.text.wording import number, plural, truncate
 from graftwork.views.document import Bar, Gantt
 
 Child = Markup | str
@@ -593,8 +593,7 @@ def draw_gantt(chart: Gantt, *, width: float = 980) -> Markup:
         day += timedelta(days=1)
     for place, lane in enumerate(chart.lanes):
         y = DAYS + place * LANE
-        shown = lane if len(lane) <= longest else f"{lane[: longest - 1]}…"
-        parts.append(label(shown, x=0, y=y + 21, class_="name"))
+        parts.append(label(truncate(lane, longest), x=0, y=y + 21, class_="name"))
         parts.append(line(left, y + LANE, width - 4, y + LANE, class_="grid"))
         parts += [_draw_span(bar, hues[bar.name], x, y) for bar in chart.bars if bar.lane == lane]
     if chart.now is not None and chart.start < chart.now < chart.end:

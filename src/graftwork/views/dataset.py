@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graftwork.records.dataset import AUGMENT, CUT_OFF, RepairOutcome, RepairPlan, RepairRow
-from graftwork.text.wording import plural
+from graftwork.text.wording import plural, truncate
 from graftwork.views.document import Cell, Document, Table, quote, safe
 
 if TYPE_CHECKING:
@@ -170,8 +170,7 @@ def _arrow(before: int, after: int) -> str:
 
 
 def _value(value: Any) -> str:
-    text = "" if value is None else str(value)
-    return quote(text if len(text) <= 60 else f"{text[:57]}…")
+    return "" if value is None else quote(truncate(str(value), 60))
 
 
 def view_export(export: "ExportRecord", *, folder: Path) -> Document:
@@ -512,8 +511,7 @@ def view_corrections(found: "Corrections") -> Document:
 
 
 def _one_line(text: str, longest: int = 60) -> str:
-    folded = " ".join(text.split())
-    return quote(folded if len(folded) <= longest else f"{folded[: longest - 1]}…")
+    return quote(truncate(" ".join(text.split()), longest))
 
 
 def view_exported_captures(exported: "ExportedCaptures") -> Document:

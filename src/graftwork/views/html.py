@@ -24,6 +24,7 @@ from graftwork.text.wording import (
     points,
     short,
     size,
+    truncate,
     unbroken,
     usd,
 )
@@ -147,8 +148,7 @@ def commands(text: str) -> Markup:
 
 def clip(text: str | None, length: int = 160) -> str:
     """One line of a text."""
-    folded = " ".join((text or "").split())
-    return folded if len(folded) <= length else f"{folded[: length - 1]}…"
+    return truncate(" ".join((text or "").split()), length)
 
 
 def sentence(text: str) -> str:
@@ -268,4 +268,4 @@ def _cell(value: Any) -> str:
         )
         return quote(f"{figure_text(value.value)} {value.unit}".strip() + spread)
     text = "" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
-    return quote(text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…")
+    return quote(truncate(text, MOST_CHARACTERS))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from graftwork.records.live import CanaryReport
 from graftwork.records.release import PROMPT_RUN, AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
-from graftwork.text.wording import duration
+from graftwork.text.wording import duration, truncate
 from graftwork.views.document import Branch, Document, Table, Timestamp, quote
 
 if TYPE_CHECKING:
@@ -140,15 +140,11 @@ def view_lineage(graph: "LineageGraph") -> Document:
         is_new = node.id not in drawn
         drawn.add(node.id)
         below = [branch(other, edge.how) for edge, other in graph.below(node.id)] if is_new else []
-        facts = ", ".join(f"{key} {_shorten(value)}" for key, value in node.facts.items())
+        facts = ", ".join(f"{key} {truncate(value, LONGEST_FACT)}" for key, value in node.facts.items())
         edge = f"[dim]{quote(how)}[/] " if how else ""
         return Branch(f"{edge}{node.kind} [bold]{quote(node.name)}[/] [dim]{quote(facts)}[/]", below)
 
     return Document("Lineage", [branch(graph.nodes[0], "")])
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= LONGEST_FACT else f"{text[: LONGEST_FACT - 1]}…"
 
 
 def view_try_out(try_out: "TryOut") -> Document:

@@ -32,6 +32,7 @@ from graftwork.text.shape import (
     has_placeholder,
 )
 from graftwork.text.tool_calls import read_calls
+from graftwork.text.wording import truncate
 
 BROKEN_CALL, REPEATED_CALL, UNMATCHED_CALL = "broken_call", "repeated_call", "unmatched_call"
 BROKEN_EARLIER_CALL = "broken_earlier_call"
@@ -130,8 +131,7 @@ class AuditContext:
 
 
 def show_start(text: str) -> str:
-    folded = " ".join(text[: 8 * EXCERPT_CHARACTERS].split())
-    return folded if len(folded) <= EXCERPT_CHARACTERS else f"{folded[: EXCERPT_CHARACTERS - 1]}…"
+    return truncate(" ".join(text[: 8 * EXCERPT_CHARACTERS].split()), EXCERPT_CHARACTERS)
 
 
 def show_end(text: str) -> str:
@@ -144,8 +144,7 @@ def show_around(text: str, mark: str) -> str:
     mark_start = text.find(mark)
     start = max(0, mark_start - EXCERPT_CHARACTERS // 3)
     excerpt = " ".join(text[start : start + 4 * EXCERPT_CHARACTERS].split())
-    excerpt = f"…{excerpt}" if start else excerpt
-    return excerpt if len(excerpt) <= EXCERPT_CHARACTERS else f"{excerpt[: EXCERPT_CHARACTERS - 1]}…"
+    return truncate(f"…{excerpt}" if start else excerpt, EXCERPT_CHARACTERS)
 
 
 # Names shared by many rows keep their text around the placeholder.

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from graftwork.grading.rewards import RewardSpec
 from graftwork.records.errors import UserError
 from graftwork.records.report import Case
+from graftwork.text.wording import truncate
 from graftwork.train.objectives.advantages import is_dead
 from graftwork.train.rollouts.episodes import AnswerVerdict, SampledAnswer
 
@@ -152,8 +153,7 @@ def describe_extremes(groups: Sequence[Sequence[GradedAnswer]]) -> str:
         return "no answer was graded"
     lines = []
     for answer, verdict in extremes:
-        text = answer.text if len(answer.text) <= MOST_SHOWN else f"{answer.text[: MOST_SHOWN - 1]}…"
-        lines.append(f"{verdict.reward:.2f} {answer.prompt} {text!r}")
+        lines.append(f"{verdict.reward:.2f} {answer.prompt} {truncate(answer.text, MOST_SHOWN)!r}")
     return f"best {lines[0]}; worst {lines[1]}"
 
 
