@@ -223,6 +223,27 @@ def test_a_broken_wire_is_a_warning_and_only_what_is_missing_is_sent_again(
     assert CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url)).open().step == 10
 
 
+def test_a_copy_that_failed_is_tried_again_before_anyone_waits_for_it(url, tmp_path, monkeypatch):
+    mirror = mirror_of(url)
+    monkeypatch.setattr(mirror._files.system, "put_file", Wire(mirror, fails=3).put_file)
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
+    store.save(checkpoint(10))
+    store.wait()
+    with mirror._change:
+        assert mirror._change.wait_for(mirror._is_done, timeout=60)
+    assert names(mirror) == {"step-000010"}
+
+
+def test_the_time_of_a_checkpoint_includes_its_copy(url, tmp_path):
+    mirror = mirror_of(url)
+    alone, store = (CheckpointStore(tmp_path / "here", keep=2, mirror=kind) for kind in (None, mirror))
+    assert store.seconds is None
+    save(alone, checkpoint(10))
+    assert alone.seconds > 0
+    save(store, checkpoint(20))
+    assert store.seconds > mirror.seconds > 0
+
+
 def test_a_mirror_that_is_gone_never_stops_the_run(url, tmp_path, monkeypatch):
     mirror = mirror_of(url)
     monkeypatch.setattr(mirror._files.system, "put_file", Wire(mirror, fails=10**6).put_file)

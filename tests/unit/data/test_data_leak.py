@@ -82,6 +82,15 @@ def test_a_wrong_assignment_of_every_kind_is_found(kind, trained):
         assert {leak[:2] for leak in found} == {(one + other - held_out, held_out)}
 
 
+@pytest.mark.parametrize("sides", [(TRAIN, TEST), (TEST, TRAIN)])
+@pytest.mark.parametrize("kind", PLANTED)
+def test_the_first_row_of_all_can_leak(kind, sides):
+    columns = ColumnsInMemory([*PLANTED[kind], *OTHERS], settings=SETTINGS)
+    assignment = assign_splits(columns, settings=SETTINGS)
+    assignment.split[:2] = sides
+    assert {leak[:2] for leak in leaks_of(columns, assignment)} == {(sides.index(TRAIN), sides.index(TEST))}
+
+
 def test_a_row_that_is_not_kept_leaks_nothing():
     columns, assignment = plant("same_turn")
     assignment.split[-2:] = (TRAIN, TEST)
