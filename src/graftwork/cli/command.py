@@ -102,12 +102,12 @@ def opened_with_progress(project: Path | None, model: str | None = None) -> "Ite
         yield work
 
 
-def print_record(record: "Record", *, as_json: bool) -> None:
-    """The record on standard output: as JSON, or as tables."""
+def print_record(record: "Record", *, as_json: bool, **more: bool) -> None:
+    """The record on standard output: as JSON, with `more` in it, or as tables."""
     from graftwork.views.terminal import show
 
     if as_json:
-        print_json(record)
+        print_json({**record.model_dump(mode="json"), **more})
     else:
         show(stdout, record)
 

@@ -114,10 +114,7 @@ def _audit_scores(files: list[str], project: Path | None, *, as_json: bool) -> N
         with opened(project) as work:
             settings = work.settings.data
             found = audit_logs(settings.logs, root=work.project.root, settings=settings)
-    if as_json:
-        print_json({**found.model_dump(mode="json"), "usable": found.usable})
-    else:
-        print_record(found, as_json=False)
+    print_record(found, as_json=as_json, usable=found.usable)
     raise typer.Exit(0 if found.usable else EXIT_NEGATIVE_RESULT)
 
 

@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graftwork.cli.command import Folder, has_subcommand
+from graftwork.cli.command import Folder, has_subcommand, print_record
 from graftwork.cli.output import Json, print_json, stderr, stdout
 from graftwork.records.errors import UserError
 from graftwork.text.wording import plural
 from graftwork.views.document import quote
-from graftwork.views.terminal import print_line, table
+from graftwork.views.terminal import print_document, print_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from graftwork.components.attempts import OnProgress
     from graftwork.components.plan import Stage
-    from graftwork.components.session import GenerationOutcome, StageRate
     from graftwork.components.settings import GenerateSettings
     from graftwork.project.open_project import OpenProject
 
@@ -101,10 +100,7 @@ def generate(
             max_minutes=max_minutes,
         )
         outcome = generate_components(request, work=work, on_progress=on_progress)
-    if json:
-        print_json({**outcome.model_dump(mode="json"), "ok": outcome.ok})
-    else:
-        _show(outcome)
+    print_record(outcome, as_json=json, ok=outcome.ok)
     raise typer.Exit(0 if outcome.ok else 1)
 
 
@@ -155,65 +151,6 @@ def _read_stages(text: str) -> "tuple[Stage, ...]":
     return chosen
 
 
-def _show(outcome: "GenerationOutcome") -> None:
-    from graftwork.components.stages import STAGES
-
-    rows = table("component", "state", "total", "pass@1 at 1 2 3 4", "figures below 1", right=("total",))
-    rows.columns[0].no_wrap = rows.columns[3].no_wrap = True
-    for card in outcome.cards:
-        failed = [name for name, held in card.gates.items() if not held]
-        state = "[green]pass[/]" if card.ok else f"[red]{quote(', '.join(failed) or 'not built')}[/]"
-        below = [
-            f"{name} {value:.2f}" for name, value in card.scores.items() if value is not None and value < 1
-        ]
-        total = "–" if card.total is None else f"{card.total:.0f}"
-        rates = " ".join(f"{_figure(card.pass_at_1.get(str(stage))):<4}" for stage in STAGES)
-        rows.add_row(quote(f"{card.component} {card.function}"), state, total, rates, ", ".join(below))
-    stdout.print(rows)
-    for identifier, reason in outcome.failed.items():
-        print_line(stdout, f"[red]✗[/] {quote(identifier)}: {quote(reason)}")
-    if outcome.skipped:
-        print_line(stdout, f"[yellow]![/] {quote(outcome.skipped)}")
-    if outcome.rates:
-        _show_rates(outcome.rates)
-    print_line(
-        stdout,
-        f"{len(outcome.built)} of {len(outcome.cards)} components built by {quote(outcome.model)}; "
-        f"{outcome.answers} answers, {outcome.tokens:,} tokens; package {quote(outcome.out)}",
-    )
-    if not outcome.ok:
-        print_line(
-            stdout,
-            "[dim]the same command with more --samples or --rounds asks for what is missing, and for nothing "
-            "twice[/]",
-        )
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
-
-
-def _show_rates(rates: "tuple[StageRate, ...]") -> None:
-
-    rows = table(
-        "stage",
-        "components",
-        "answers",
-        "pass@1",
-        "pass@n",
-        right=("components", "answers", "pass@1", "pass@n"),
-    )
-    for rate in rates:
-        rows.add_row(
-            str(rate.stage),
-            str(rate.components),
-            str(rate.answers),
-            f"{rate.pass_at_1:.2f}",
-            f"{rate.pass_at_n:.2f}",
-        )
-    stdout.print(rows)
-
-
 @app.command("verify")
 def verify(
     out: Generated,
@@ -232,16 +169,7 @@ def verify(
 
     with _settings(project) as (_, work, _):
         report = verify_components(out, spec=spec, cases=cases, work=work)
-    if json:
-        print_json({**report.model_dump(mode="json"), "ok": report.ok})
-    else:
-        for problem in report.problems:
-            print_line(stdout, f"[red]✗[/] {quote(problem)}")
-        again = f", {report.rerun} components run again" if report.rerun else ""
-        state = "[green]every link holds[/]" if report.ok else f"[red]{len(report.problems)} do not hold[/]"
-        print_line(
-            stdout, f"{quote(report.package)}: {report.links} links, {report.entries} entries{again}: {state}"
-        )
+    print_record(report, as_json=json, ok=report.ok)
     raise typer.Exit(0 if report.ok else 1)
 
 
@@ -268,23 +196,7 @@ def episodes(
 
     with _settings(project) as (_, work, _):
         written = write_episodes(out, spec=spec, to=to, cases=cases, held_out=held_out or (), work=work)
-    if json:
-        print_json(written)
-        return
-    print_line(
-        stdout,
-        f"{written.interactions} interactions ({written.pairs} pairs, {written.failed} failed), "
-        f"{written.prompts} prompts for rollouts, {written.cases} held-out cases",
-    )
-    if written.left_out:
-        print_line(stdout, f"{written.left_out} episodes are left out: the project holds their prompts out")
-    if written.with_dependencies:
-        print_line(
-            stdout,
-            f"{written.with_dependencies} components use others, and are neither prompts nor held-out cases",
-        )
-    for name, path in written.files.items():
-        print_line(stdout, f"  {name:<13}{quote(path)}")
+    print_record(written, as_json=json)
 
 
 @app.command("report")
@@ -301,6 +213,7 @@ def report(
     """
     from graftwork.components.project import read_rates
     from graftwork.components.session import compare_rates
+    from graftwork.views.components import view_compared_rates, view_rates
 
     rates = read_rates(out)
     if against is None:
@@ -311,23 +224,10 @@ def report(
             ]
             print_json({"stages": listed})
         else:
-            _show_rates(rates)
+            print_document(stdout, view_rates(rates))
         return
     rows = compare_rates(read_rates(against), rates)
     if json:
         print_json({"stages": rows})
-        return
-    shown = table(
-        "stage",
-        "answers before",
-        "before",
-        "answers after",
-        "after",
-        right=("answers before", "before", "answers after", "after"),
-    )
-    for row in rows:
-        values = [_figure(row[name]) for name in ("before", "after")]
-        shown.add_row(
-            str(row["stage"]), str(row["answers_before"]), values[0], str(row["answers_after"]), values[1]
-        )
-    stdout.print(shown)
+    else:
+        print_document(stdout, view_compared_rates(rows))

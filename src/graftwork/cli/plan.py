@@ -9,15 +9,10 @@ import typer
 from graftwork.cli.command import Folder, Model, has_subcommand, opened, print_record, reporting
 from graftwork.cli.output import Json, print_json, stderr, stdout
 from graftwork.records.errors import EXIT_NEGATIVE_RESULT, UserError
-from graftwork.text.wording import plural
-from graftwork.views.document import quote
-from graftwork.views.terminal import print_document, print_line
+from graftwork.views.terminal import print_document
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from graftwork.plan.cost import MeasuredRun
-    from graftwork.plan.lint.project import Linted
     from graftwork.project.load import ProjectFolder
     from graftwork.records.plan import FitAnswer, FitQuestion, ProbeFacts, ProbeJob
 
@@ -603,9 +598,6 @@ def week(
     print_document(stdout, view_week(schedule, proposal=compared))
 
 
-MARKS = {"error": "[red]✗[/]", "warning": "[yellow]![/]", "note": "[dim]·[/]"}
-
-
 def lint(
     file: Annotated[
         Path | None,
@@ -657,28 +649,8 @@ def lint(
             catalog=catalog,
         ),
     )
-    if json:
-        print_json(done)
-    else:
-        _show_lint(stdout, done)
+    print_record(done, as_json=json)
     raise typer.Exit(EXIT_NEGATIVE_RESULT if done.errors else 0)
-
-
-def _show_lint(console: "Console", done: "Linted") -> None:
-
-    for finding in done.findings:
-        key = f" [dim]({quote(finding.key)})[/]" if finding.key else ""
-        print_line(console, f"{MARKS[finding.severity]} [bold]{quote(finding.what)}[/]", soft_wrap=True)
-        print_line(console, f"  [dim]where[/] {quote(finding.where)}{key}", soft_wrap=True)
-        print_line(console, f"  [dim]why[/]   {quote(finding.why)}", soft_wrap=True)
-        print_line(console, f"  [dim]fix[/]   {quote(finding.fix)}", soft_wrap=True)
-        source = f", {quote(finding.source)}" if finding.source else ""
-        print_line(console, f"  [dim]rule  {finding.rule}{source}[/]", soft_wrap=True)
-    for gap in done.unknown:
-        print_line(console, f"[dim]? not checked: {quote(gap)}[/]", soft_wrap=True)
-    counts = {kind: sum(finding.severity == kind for finding in done.findings) for kind in MARKS}
-    summary = ", ".join(plural(count, kind) for kind, count in counts.items() if count)
-    print_line(console, f"{quote(done.file)} ({done.kind}): {summary or 'no problems found'}", soft_wrap=True)
 
 
 Shape = Annotated[

@@ -17,21 +17,14 @@ from graftwork.records.errors import (
     GraftError,
     UserError,
 )
-from graftwork.text.wording import duration, plural
 from graftwork.views.document import quote
-from graftwork.views.terminal import fit_words, print_document, print_line, table
+from graftwork.views.terminal import print_document, print_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from graftwork.api.project import Project
-    from graftwork.pipeline.status import EndpointStatus, ProjectStatus, RunStatus
     from graftwork.project.open_project import OpenProject
-    from graftwork.records.live import PromptDrift
-    from graftwork.serve.captures import CaptureTotals
     from graftwork.store.runs import RunEntry
     from graftwork.train.runs import Event
-    from graftwork.views.terminal import PlainTable
 
 
 def run(
@@ -98,9 +91,6 @@ def _dry_run(project: Path | None, *, as_json: bool) -> None:
     raise typer.Exit(EXIT_USER_ERROR if found.errors else 0)
 
 
-HEALTH_COLOURS = {"working": "green", "starting": "cyan", "slow": "yellow", "stuck": "red", "gone": "red"}
-
-
 def status(project: Folder = None, json: Json = False) -> None:
     """Show completed steps, the running job and its health, the endpoint and the live release.
 
@@ -109,144 +99,8 @@ def status(project: Folder = None, json: Json = False) -> None:
     Example:  graft status --json
     """
     from graftwork.api.project import open_project
-    from graftwork.views.terminal import show
 
-    found = open_project(project).status()
-    if json:
-        print_json(found)
-        return
-    stdout.print(_table_of_steps(found))
-    _print_next(found)
-    if found.runs:
-        stdout.print(fit_words(stdout, _table_of_runs(found.runs)))
-        for run in found.runs:
-            if run.health:
-                reason = f"run {run.id} is [{HEALTH_COLOURS[run.health]}]{run.health}[/]: {quote(run.reason)}"
-                print_line(stdout, reason)
-    live = ", ".join(f"{alias} → {to[:12]}" for alias, to in found.aliases.items()) or "nothing"
-    stdout.print(
-        f"live: {live}; {plural(found.releases, 'release')}, {plural(found.captures, 'capture')}",
-        highlight=False,
-    )
-    _print_endpoint(found.endpoint)
-    _print_losses(found.capture_totals)
-    _print_drift(found.drift)
-    if found.shadow is not None:
-        show(stdout, found.shadow)
-    if found.working:
-        stdout.print("[cyan]another process is working on this project[/]", highlight=False)
-
-
-def _print_drift(drift: "PromptDrift") -> None:
-
-    if drift.all is None:
-        if drift.dataset:
-            print_line(stdout, f"drift: not measured, {quote(drift.why_not)}")
-        return
-    found = drift.all
-    print_line(
-        stdout,
-        f"drift: {found.unlike:,} of {found.prompts:,} live prompts ({found.share:.0%}, {found.low:.0%} to "
-        f"{found.high:.0%}) are unlike any training prompt; {drift.expected:.0%} would be without drift",
-    )
-    for group in drift.by_group:
-        if group.low > drift.expected:
-            print_line(
-                stdout,
-                f"  nearest to {quote(group.group)}: {group.unlike:,} of {group.prompts:,} "
-                f"({group.share:.0%}, {group.low:.0%} to {group.high:.0%})",
-            )
-    colour = "yellow" if drift.due else "dim"
-    print_line(stdout, f"  [{colour}]{quote(drift.reason)}[/]")
-
-
-STATES = {
-    "fresh": "[green]fresh[/]",
-    "running": "[cyan]running[/]",
-    "stale": "[yellow]stale[/]",
-    "missing": "[dim]missing[/]",
-    "not_due": "[dim]not due[/]",
-}
-
-
-def _table_of_steps(found: "ProjectStatus") -> "PlainTable":
-
-    right = ("took", "planned")
-    rows = table("step", "state", "because", "last done", *right, title=found.project, right=right)
-    for state in found.steps:
-        took = duration(state.seconds) if state.seconds is not None else ""
-        planned = duration(state.time.planned.value) if state.time is not None else ""
-        done = (state.finished_at or "")[:19].replace("T", " ")
-        rows.add_row(state.step, STATES[state.state], quote("; ".join(state.because)), done, took, planned)
-    return rows
-
-
-def _print_next(found: "ProjectStatus") -> None:
-
-    coming = found.next
-    running = next((state.step for state in found.steps if state.state == "running"), None)
-    if running is not None:
-        after = f"; not up to date after it: {', '.join(coming.steps)}" if coming.steps else ""
-        print_line(stdout, f"now: {running} is running{after}")
-        return
-    if not coming.steps:
-        print_line(stdout, f"next: everything is up to date; `{coming.command}` has nothing to do")
-        return
-    text = f"next: `{coming.command}` would run {', '.join(coming.steps)}"
-    if coming.seconds is not None:
-        text += f", about {duration(coming.seconds)}"
-    if coming.minutes is not None:
-        low, high = coming.minutes
-        text += f" ({duration(low * 60)} to {duration(high * 60)})"
-    print_line(stdout, text)
-
-
-def _print_endpoint(endpoint: "EndpointStatus") -> None:
-
-    colour = {"ok": "green", "starting": "cyan", "down": "red", "other": "yellow"}.get(endpoint.state, "dim")
-    text = f"endpoint: {quote(endpoint.url)} is [{colour}]{quote(endpoint.state)}[/]"
-    print_line(stdout, text + (f": {quote(endpoint.reason)}" if endpoint.reason else ""), soft_wrap=True)
-
-
-def _print_losses(totals: "CaptureTotals | None") -> None:
-
-    if totals is None:
-        return
-    if totals.journaled:
-        print_line(stdout, f"captures: {totals.journaled:,} wait in the journal for the database")
-    if totals.dropped or totals.lost:
-        killed = f" ({totals.killed:,} when the endpoint was killed)" if totals.killed else ""
-        text = f"{totals.lost:,} lost{killed}, {totals.dropped:,} dropped because the queue was full"
-        print_line(stdout, f"captures: [yellow]{text}[/], of {totals.offered:,}")
-
-
-def _table_of_runs(runs: "Sequence[RunStatus]") -> "PlainTable":
-    """Runs with their state; columns that are empty for every run are left out."""
-
-    columns = {
-        "run": [run.id for run in runs],
-        "state": [run.state for run in runs],
-        "health": [f"[{HEALTH_COLOURS[run.health]}]{run.health}[/]" if run.health else "" for run in runs],
-        "progress": [f"{run.done:.0f}/{run.total:.0f}" if run.total > 1 else "" for run in runs],
-        "step time (plan)": [_step_times(run) for run in runs],
-        "time left": [duration(run.seconds_left) if run.seconds_left is not None else "" for run in runs],
-        "last change": [run.updated_at[:19].replace("T", " ") for run in runs],
-    }
-    shown = {name: cells for name, cells in columns.items() if any(cells)}
-    rows = table(*shown)
-    rows.columns[0].no_wrap = True
-    for cells in zip(*shown.values(), strict=True):
-        rows.add_row(*cells)
-    return rows
-
-
-def _step_times(run: "RunStatus") -> str:
-    """The measured time of a training step, and the planned one."""
-
-    if run.expected_step_seconds is None:
-        return ""
-    took = duration(run.measured_step_seconds) if run.measured_step_seconds is not None else "?"
-    return f"{took} ({duration(run.expected_step_seconds)})"
+    print_record(open_project(project).status(), as_json=json)
 
 
 Follow = Annotated[

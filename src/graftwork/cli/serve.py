@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +10,10 @@ import typer
 from graftwork.cli.command import Folder, has_subcommand, opened
 from graftwork.cli.output import Json, print_json, stdout
 from graftwork.views.document import quote
-from graftwork.views.terminal import fit_words, print_line, table
+from graftwork.views.terminal import print_document, print_line
 
 if TYPE_CHECKING:
     from graftwork.project.reporter import Reporter
-    from graftwork.serve.budgets import KeyBudget
     from graftwork.serve.keys import ApiKey
     from graftwork.serve.settings import ServeSettings
 
@@ -230,27 +228,14 @@ def list_keys(project: Folder = None, json: Json = False) -> None:
 
     Example:  graft serve keys list --json
     """
+    from graftwork.views.endpoint import view_keys
 
     with opened(project) as work:
         keys = work.api_keys.list()
     if json:
         print_json({"keys": [_describe(key) for key in keys]})
-        return
-    if not keys:
-        print_line(stdout, "there are no keys; `graft serve keys create NAME` makes one")
-        return
-    made = table("name", "id", "state", "scopes", "models", "budget", "expires")
-    for key in keys:
-        made.add_row(
-            quote(key.name),
-            key.id,
-            _state_of(key),
-            " ".join(key.scopes),
-            quote(" ".join(key.models) or "all"),
-            _show_budget(key.budget),
-            key.expires_at or "never",
-        )
-    stdout.print(fit_words(stdout, made))
+    else:
+        print_document(stdout, view_keys(keys))
 
 
 @keys.command("revoke")
@@ -274,21 +259,7 @@ def revoke(
 
 
 def _describe(key: "ApiKey") -> dict[str, object]:
-    return {**key.model_dump(mode="json", exclude={"digest"}), "state": _state_of(key)}
-
-
-def _state_of(key: "ApiKey") -> str:
-    if key.revoked_at is not None:
-        return "revoked"
-    if key.expires_at is not None and datetime.fromisoformat(key.expires_at) <= datetime.now(UTC):
-        return "expired"
-    return "valid"
-
-
-def _show_budget(budget: "KeyBudget") -> str:
-    limits = {name: value for name, value in budget.model_dump().items() if value is not None}
-    shown = [f"{value:,} {name.replace('_per_', '/')}" for name, value in limits.items()]
-    return ", ".join(shown) or "none"
+    return {**key.model_dump(mode="json", exclude={"digest"}), "state": key.state}
 
 
 app.add_typer(keys, name="keys")

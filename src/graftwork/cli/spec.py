@@ -2,18 +2,14 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from graftwork.cli.output import Json, print_error, print_json, stdout
-from graftwork.records.errors import GraftError, UserError
-from graftwork.text.wording import plural
+from graftwork.records.errors import UserError
 from graftwork.views.document import quote
-from graftwork.views.terminal import print_line, table
-
-if TYPE_CHECKING:
-    from graftwork.components.check import SpecReport
+from graftwork.views.terminal import print_document, print_line
 
 app = typer.Typer(help="Read, check, compare and convert specifications.", no_args_is_help=True)
 
@@ -21,10 +17,6 @@ SpecFile = Annotated[Path, typer.Argument(help="A specification: a YAML tree or 
 Cases = Annotated[
     Path | None, typer.Option("--cases", help="The file of cases. Default: NAME.cases.yaml next to the spec.")
 ]
-
-
-MOST_SHOWN = 60
-"""Requirements without a case in one table."""
 
 
 class SpecDialect(StrEnum):
@@ -46,93 +38,20 @@ def check(
 
     Example:  graft spec check converter.tiki
     """
-    from graftwork.components.check import check_file, find_duplicates
-    from graftwork.components.read import ENDINGS
+    from graftwork.components.check import check_files
+    from graftwork.views.components import view_spec_report
 
-    paths = [
-        path
-        for given in files
-        for path in (
-            sorted(p for p in given.rglob("*") if p.suffix in ENDINGS) if given.is_dir() else [given]
-        )
-        if not path.name.endswith(".cases.yaml")
-    ]
-    if not paths:
-        raise UserError(
-            "there is no specification here",
-            why=f"no file ends in {', '.join(ENDINGS)}",
-            fix="name a file",
-            where=", ".join(map(str, files)),
-        )
-    reports, refused, failed = [], [], False
-    for path in paths:
-        try:
-            reports.append(check_file(path, cases))
-        except GraftError as error:
-            if len(paths) == 1:
-                raise
-            refused.append(error)
-            failed = failed or path in files or path.suffix not in (".yaml", ".yml")
-    duplicates = list(find_duplicates([path for path in paths if path.is_file()]))
+    checked = check_files(files, cases)
     if json:
-        print_json(
-            {
-                "files": [report.model_dump(mode="json") for report in reports],
-                "refused": [error.as_json() for error in refused],
-                "duplicates": [finding.model_dump(mode="json") for finding in duplicates],
-            }
-        )
+        print_json(checked.as_json())
     else:
-        for report in reports:
-            _show_report(report, notes=notes)
-        for refusal in refused:
+        for report in checked.reports:
+            print_document(stdout, view_spec_report(report, notes=notes))
+        for refusal in checked.refused:
             print_error(refusal, as_json=False)
-        for finding in duplicates:
-            _line(f"[yellow]warning[/] {_quote(finding.file)}: {_quote(finding.message)}")
-    raise typer.Exit(1 if failed or any(report.errors for report in reports) else 0)
-
-
-def _quote(text: str) -> str:
-
-    return quote(text)
-
-
-def _line(text: str) -> None:
-
-    print_line(stdout, text)
-
-
-def _show_report(report: "SpecReport", *, notes: bool) -> None:
-
-    runs = sum(each.executable for each in report.requirements)
-    _line(
-        f"[bold]{quote(report.file)}[/]  {report.dialect}, {plural(report.nodes, 'node')}, "
-        f"{report.leaves} {'leaf' if report.leaves == 1 else 'leaves'}, "
-        f"{report.components_with_cases} with cases, "
-        f"{runs} of {plural(len(report.requirements), 'requirement')} executable"
-    )
-    shown = [finding for finding in report.findings if notes or finding.level != "note"]
-    if shown:
-        rows = table("line", "level", "node", "finding", "rule", right=("line",))
-        rows.columns[4].no_wrap = True
-        colors = {"error": "red", "warning": "yellow", "note": "dim"}
-        for finding in shown:
-            level = f"[{colors[finding.level]}]{finding.level}[/]"
-            rows.add_row(str(finding.line), level, quote(finding.node), quote(finding.message), finding.code)
-        stdout.print(rows)
-        for rule, fix in {finding.code: finding.fix for finding in shown}.items():
-            _line(f"  [bold]{rule}[/]: {quote(fix)}")
-    hidden = len(report.findings) - len(shown)
-    if hidden:
-        _line(f"[dim]{plural(hidden, 'note')} not shown: --notes lists them[/]")
-    missing = [each for each in report.requirements if not each.executable]
-    if missing:
-        rows = table("line", "node", "requirement without a case", right=("line",))
-        for each in missing[:MOST_SHOWN]:
-            rows.add_row(str(each.line), quote(each.node), quote(each.text))
-        stdout.print(rows)
-        if len(missing) > MOST_SHOWN:
-            _line(f"[dim]and {len(missing) - MOST_SHOWN} more: --json lists all[/]")
+        for finding in checked.duplicates:
+            print_line(stdout, f"[yellow]warning[/] {quote(finding.file)}: {quote(finding.message)}")
+    raise typer.Exit(checked.exit_code)
 
 
 @app.command("show")
@@ -143,23 +62,14 @@ def show(file: SpecFile, json: Json = False) -> None:
     """
     from graftwork.components.check import to_outline
     from graftwork.components.read import read_spec
+    from graftwork.views.components import view_spec_tree
 
     tree = read_spec(file)
     rows = to_outline(tree)
     if json:
         print_json({"dialect": tree.dialect, "nodes": rows})
-        return
-    shown = table("node", "takes", "gives", "uses", "requirements", right=("requirements",))
-    shown.columns[0].no_wrap = True
-    for row in rows:
-        shown.add_row(
-            quote("  " * row["depth"] + f"{row['id']} {row['name']}"),
-            quote(", ".join(f"{name}: {kind}" if kind else name for name, kind in row["inputs"].items())),
-            quote(", ".join(f"{name}: {kind}" if kind else name for name, kind in row["outputs"].items())),
-            quote(", ".join(row["dependencies"])),
-            str(len(row["requirements"]) or ""),
-        )
-    stdout.print(shown)
+    else:
+        print_document(stdout, view_spec_tree(rows))
 
 
 @app.command("diff")
@@ -176,20 +86,13 @@ def diff(
     """
     from graftwork.components.read import read_spec
     from graftwork.components.tree import diff_trees
+    from graftwork.views.components import view_spec_changes
 
     changes = diff_trees(read_spec(old), read_spec(new))
     if json:
         print_json({"changes": [change.model_dump(mode="json") for change in changes]})
-    elif not changes:
-        _line("the specifications say the same")
     else:
-        rows = table("change", "node", "key", "old", "new")
-        for change in changes:
-            values = ["" if value is None else str(value)[:80] for value in (change.old, change.new)]
-            rows.add_row(
-                change.kind, quote(f"{change.node} {change.name}"), quote(change.key), *map(quote, values)
-            )
-        stdout.print(rows)
+        print_document(stdout, view_spec_changes(changes))
     raise typer.Exit(1 if changes else 0)
 
 
@@ -228,5 +131,7 @@ def convert(
     elif out is None:
         sys.stdout.write(text)
     else:
-        _line(f"wrote {_quote(str(out))}; read back, it says the same: {'yes' if lossless else 'no'}")
+        print_line(
+            stdout, f"wrote {quote(str(out))}; read back, it says the same: {'yes' if lossless else 'no'}"
+        )
     raise typer.Exit(0 if lossless else 1)

@@ -22,12 +22,9 @@ from graftwork.cli.command import (
 from graftwork.cli.fleet import Yes
 from graftwork.cli.output import Json, print_json, stderr, stdout
 from graftwork.records.errors import EXIT_NEGATIVE_RESULT
-from graftwork.text.wording import plural
-from graftwork.views.document import quote
-from graftwork.views.terminal import print_line, table
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.preflight import RewardCheck
+    pass
 
 
 AllModels = Annotated[
@@ -348,10 +345,7 @@ def check(project: Folder = None, model: Model = None, cases: Cases = 4, json: J
 
     with opened(project, model) as work, stderr.status("trying the reference and the catalog of hacks"):
         found = check_rewards(work, cases=cases)
-    if json:
-        print_json({**found.model_dump(mode="json"), "sound": found.sound})
-    else:
-        _show_check(found)
+    print_record(found, as_json=json, sound=found.sound)
     raise typer.Exit(0 if found.sound else 1)
 
 
@@ -383,41 +377,4 @@ def export(
 
     with opened(project, model) as work:
         made = export_taskset(work, out, name=name, cases=cases)
-    if json:
-        print_json(made.model_dump(mode="json"))
-        return
-    print_line(stdout, f"{made.tasks} tasks with {', '.join(map(quote, made.rewards))}: {quote(made.folder)}")
-    for file in made.files:
-        print_line(stdout, f"copied {quote(file)}")
-    print_line(stdout, f"next: pip install -e {quote(made.folder)}, then vf-eval {quote(made.name)} -n 3")
-
-
-def _show_check(found: "RewardCheck") -> None:
-    from graftwork.pipeline.preflight import GOLD, explain
-
-    ungraded = "references are not graded" if found.references else "no prompt has a reference"
-    gold = ungraded if found.gold is None else f"references get {found.gold:.2f}"
-    rewarded = len({item.name for item in found.rewarded})
-    prompts = "1 prompt" if found.cases == 1 else f"{found.cases} prompts"
-    print_line(
-        stdout,
-        f"{found.hacks} hacks on {prompts}: {rewarded} rewarded; {gold}; "
-        f"{found.seconds_per_answer:.2f} s an answer",
-    )
-    if found.rewarded or found.gold_failed:
-        rows = table("prompt", "answer", "reward", "parts", right=("reward",))
-        for item in (*found.gold_failed, *found.rewarded)[:40]:
-            parts = [f"{name} {value:.2f}" for name, value in item.parts.items() if value is not None]
-            rows.add_row(quote(item.case), quote(item.name), f"{item.reward:.2f}", quote(", ".join(parts)))
-        stdout.print(rows)
-    for (metric, failure), answers in found.failures.items():
-        has_reference = any(answer.name == GOLD for answer in answers)
-        which = "of which a reference" if has_reference else "no reference"
-        line = f"[yellow]{quote(metric)}[/] could not grade {plural(len(answers), 'answer')} ({which}): "
-        print_line(stdout, line + quote(failure))
-    reason = explain(found)
-    if reason is None:
-        print_line(stdout, "[green]the rewards hold[/]")
-        return
-    print_line(stdout, f"[red]the rewards do not hold[/]: {quote(reason.why)}")
-    print_line(stdout, f"fix: {quote(reason.fix)}")
+    print_record(made, as_json=json)

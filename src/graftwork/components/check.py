@@ -8,7 +8,8 @@ import json
 import keyword
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from graftwork.components.plan import (
     resolve_names,
     to_identifier,
 )
-from graftwork.components.read import read_spec
+from graftwork.components.read import ENDINGS, read_spec
 from graftwork.components.tree import (
     UNNAMED,
     Dialect,
@@ -44,6 +45,7 @@ from graftwork.components.tree import (
 )
 from graftwork.files.disk import file_digest
 from graftwork.records.base import Record
+from graftwork.records.errors import EXIT_DONE, EXIT_NEGATIVE_RESULT, GraftError, UserError
 
 FIXES = {
     "id_missing": "write an id that no other node has, in quotes",
@@ -116,6 +118,52 @@ def check_file(path: Path, cases: Path | None = None) -> SpecReport:
         ),
         requirements=tuple(list_requirements(tree, case_file)),
     )
+
+
+@dataclass(frozen=True)
+class CheckedSpecs:
+    """Several files: their reports, those that are no specification, and copies of others."""
+
+    reports: tuple[SpecReport, ...]
+    refused: tuple[GraftError, ...]
+    duplicates: tuple[SpecFinding, ...]
+    exit_code: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "files": [report.model_dump(mode="json") for report in self.reports],
+            "refused": [error.as_json() for error in self.refused],
+            "duplicates": [finding.model_dump(mode="json") for finding in self.duplicates],
+        }
+
+
+def check_files(files: Sequence[Path], cases: Path | None = None) -> CheckedSpecs:
+    """Check files, and all specifications in folders. A single file that is none raises its error."""
+    paths = [path for file in files for path in _list_specs(file) if not path.name.endswith(".cases.yaml")]
+    if not paths:
+        raise UserError(
+            "there is no specification here",
+            why=f"no file ends in {', '.join(ENDINGS)}",
+            fix="name a file",
+            where=", ".join(map(str, files)),
+        )
+    reports, refused, is_wrong = [], [], False
+    for path in paths:
+        try:
+            reports.append(check_file(path, cases))
+        except GraftError as error:
+            if len(paths) == 1:
+                raise
+            refused.append(error)
+            # YAML in a folder may be something else.
+            is_wrong = is_wrong or path in files or path.suffix not in (".yaml", ".yml")
+    duplicates = tuple(find_duplicates([path for path in paths if path.is_file()]))
+    exit_code = EXIT_NEGATIVE_RESULT if is_wrong or any(report.errors for report in reports) else EXIT_DONE
+    return CheckedSpecs(tuple(reports), tuple(refused), duplicates, exit_code)
+
+
+def _list_specs(path: Path) -> list[Path]:
+    return sorted(p for p in path.rglob("*") if p.suffix in ENDINGS) if path.is_dir() else [path]
 
 
 def find_duplicates(paths: list[Path]) -> Iterator[SpecFinding]:

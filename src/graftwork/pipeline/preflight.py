@@ -58,6 +58,17 @@ class TriedAnswer(Record):
     parts: dict[str, float | None] = {}
     failed: dict[str, str] = {}
 
+    @property
+    def is_reference(self) -> bool:
+        return self.name == GOLD
+
+
+class CheckReason(NamedTuple):
+    """Why rewards cannot be trusted, and what to do."""
+
+    why: str
+    fix: str
+
 
 class RewardCheck(Record):
     """What the catalog got. `sound` is False if a hack was rewarded or a gold answer was not."""
@@ -93,6 +104,39 @@ class RewardCheck(Record):
     def sound(self) -> bool:
         is_graded = self.gold is not None or not self.needs_gold
         return not self.rewarded and not self.gold_failed and is_graded
+
+    @property
+    def reason(self) -> CheckReason | None:
+        """Why the rewards cannot be trusted; None if they can."""
+        if self.sound:
+            return None
+        names = sorted({item.name for item in self.rewarded})
+        if names:
+            return CheckReason(
+                f"{len(names)} of {self.hacks} hacks are rewarded: {', '.join(names[:6])}",
+                "compare values outside the sandbox (`python_calls`), make the deciding part a gate",
+            )
+        if self.gold_failed:
+            return CheckReason(
+                f"the reference itself gets too little on {', '.join(i.case for i in self.gold_failed[:4])}",
+                "fix the references or the rewards: `graft reward check` shows the parts",
+            )
+        for (metric, reason), items in self.failures.items():
+            if any(item.is_reference for item in items):
+                return CheckReason(
+                    f"{metric} cannot grade the reference: {reason}",
+                    "fix the reward, or the service that it asks, and run `graft reward check`",
+                )
+        if self.references:
+            return CheckReason(
+                "no reward applies to the references: each of them returned None",
+                "let a reward return a number from 0 to 1 for the prompts of `rollouts.source`",
+            )
+        return CheckReason(
+            "no prompt has a reference that the rewards can grade",
+            "give the cases a `reference` (of a task set: `rollouts.taskset.reference`), or set "
+            "`train.reward_checks.hacks: false`",
+        )
 
 
 def check_rewards(work: OpenProject, *, cases: int = CASES) -> RewardCheck:
@@ -191,48 +235,8 @@ def judge(
     )
 
 
-class CheckReason(NamedTuple):
-    """Why rewards cannot be trusted, and what to do."""
-
-    why: str
-    fix: str
-
-
-def explain(check: RewardCheck) -> CheckReason | None:
-    """None if the rewards can be trusted. Pure."""
-    if check.sound:
-        return None
-    names = sorted({item.name for item in check.rewarded})
-    if names:
-        return CheckReason(
-            f"{len(names)} of {check.hacks} hacks are rewarded: {', '.join(names[:6])}",
-            "compare values outside the sandbox (`python_calls`), make the deciding part a gate",
-        )
-    if check.gold_failed:
-        return CheckReason(
-            f"the reference itself gets too little on {', '.join(i.case for i in check.gold_failed[:4])}",
-            "fix the references or the rewards: `graft reward check` shows the parts",
-        )
-    for (metric, reason), items in check.failures.items():
-        if any(item.name == GOLD for item in items):
-            return CheckReason(
-                f"{metric} cannot grade the reference: {reason}",
-                "fix the reward, or the service that it asks, and run `graft reward check`",
-            )
-    if check.references:
-        return CheckReason(
-            "no reward applies to the references: each of them returned None",
-            "let a reward return a number from 0 to 1 for the prompts of `rollouts.source`",
-        )
-    return CheckReason(
-        "no prompt has a reference that the rewards can grade",
-        "give the cases a `reference` (of a task set: `rollouts.taskset.reference`), or set "
-        "`train.reward_checks.hacks: false`",
-    )
-
-
 def require_sound(check: RewardCheck) -> None:
-    reason = explain(check)
+    reason = check.reason
     if reason is not None:
         raise NegativeResult("the rewards cannot be trusted", **reason._asdict(), where="train.rewards")
 

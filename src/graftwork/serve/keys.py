@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -53,6 +53,13 @@ class ApiKey(Record):
     created_at: str
     expires_at: str | None = None
     revoked_at: str | None = None
+
+    @property
+    def state(self) -> Literal["valid", "expired", "revoked"]:
+        if self.revoked_at is not None:
+            return "revoked"
+        is_over = self.expires_at and datetime.fromisoformat(self.expires_at) <= datetime.now(UTC)
+        return "expired" if is_over else "valid"
 
 
 LoadKeys = Callable[[], tuple[ApiKey, ...]]

@@ -6,7 +6,7 @@ Bars are intervals on the test cases; the chosen threshold is marked.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from markupsafe import Markup
 
@@ -32,6 +32,9 @@ from graftwork.views.charts import (
     tick_text,
 )
 from graftwork.views.document import Document, Drawing, Name, State, quote
+
+if TYPE_CHECKING:
+    from graftwork.serve.keys import ApiKey
 
 MARKS = {
     "better": State("better", "bold green"),
@@ -335,3 +338,30 @@ def _measured(value: float | None, low: float | None, high: float | None) -> str
     if value is None:
         return "?"
     return f"{value:.3g}" if low is None or high is None else f"{value:.3g} ({low:.3g} to {high:.3g})"
+
+
+def view_keys(keys: "Sequence[ApiKey]") -> Document:
+    viewed = Document("API keys")
+    if not keys:
+        viewed.line("there are no keys; `graft serve keys create NAME` makes one")
+    viewed.table(
+        ("name", "id", "state", "scopes", "models", "budget", "expires"),
+        [
+            (
+                quote(key.name),
+                key.id,
+                key.state,
+                " ".join(key.scopes),
+                quote(" ".join(key.models) or "all"),
+                _say_budget(key),
+                key.expires_at or "never",
+            )
+            for key in keys
+        ],
+    )
+    return viewed
+
+
+def _say_budget(key: "ApiKey") -> str:
+    limits = {name: limit for name, limit in key.budget.model_dump().items() if limit is not None}
+    return ", ".join(f"{limit:,} {name.replace('_per_', '/')}" for name, limit in limits.items()) or "none"

@@ -15,6 +15,7 @@ from graftwork.views.document import Bar, Cell, Document, Gantt, Meter, State, T
 if TYPE_CHECKING:
     from graftwork.evaluate.preflight import MetricTrial
     from graftwork.pipeline.preflight import Preflight
+    from graftwork.plan.lint.project import Linted
     from graftwork.plan.project import PastResiduals
 
 
@@ -621,3 +622,26 @@ def list_sessions(schedule: WeekSchedule) -> Table:
         )
     columns = ("when", "place", "model", "training", "cost", "note")
     return Table(columns, rows, right=("training", "cost"))
+
+
+LINT_MARKS = {"error": "[red]✗[/]", "warning": "[yellow]![/]", "note": "[dim]·[/]"}
+
+
+def view_lint(linted: "Linted") -> Document:
+    viewed = Document("Lint")
+    for finding in linted.findings:
+        key = f" [dim]({quote(finding.key)})[/]" if finding.key else ""
+        source = f", {quote(finding.source)}" if finding.source else ""
+        viewed.line(
+            f"{LINT_MARKS[finding.severity]} [bold]{quote(finding.what)}[/]",
+            f"  [dim]where[/] {quote(finding.where)}{key}",
+            f"  [dim]why[/]   {quote(finding.why)}",
+            f"  [dim]fix[/]   {quote(finding.fix)}",
+            f"  [dim]rule  {finding.rule}{source}[/]",
+            wrap=False,
+        )
+    viewed.line(*(f"[dim]? not checked: {quote(gap)}[/]" for gap in linted.unknown), wrap=False)
+    counts = {kind: sum(finding.severity == kind for finding in linted.findings) for kind in LINT_MARKS}
+    summary = ", ".join(plural(count, kind) for kind, count in counts.items() if count)
+    viewed.line(f"{quote(linted.file)} ({linted.kind}): {summary or 'no problems found'}", wrap=False)
+    return viewed

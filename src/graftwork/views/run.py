@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graftwork.records.run import TrainOutcome
-from graftwork.text.wording import size
+from graftwork.text.wording import plural, size
 from graftwork.train.run_folder import PAGE
 from graftwork.views.document import Cell, Document, State, quote
 from graftwork.views.plan import view_residuals
 
 if TYPE_CHECKING:
     from graftwork.model.base import LocalModels, PulledModel, RemovedModels
+    from graftwork.pipeline.preflight import RewardCheck
     from graftwork.records.release import ExportedAdapter
     from graftwork.registry.export import MergedAdapter
     from graftwork.train.all_models import ModelResult, TrainedAll
     from graftwork.train.federated import Federation, FederationPlan
     from graftwork.train.runs import BackgroundRun, Event, StopResult
     from graftwork.train.sweep import SweepResult
+    from graftwork.train.taskset_export import ExportedTaskset
 
 REPLAYS = {True: "[green]with identical bytes[/]", False: "[red]with different bytes[/]", None: "none"}
 
@@ -374,4 +376,44 @@ def view_removed(removed: "RemovedModels") -> Document:
     viewed = Document("Base models")
     viewed.line(*(f"removed [bold]{quote(name)}[/]" for name in removed.removed), wrap=False)
     viewed.line(f"{size(removed.freed_bytes)} are free again")
+    return viewed
+
+
+MOST_ANSWERS = 40
+
+
+def view_reward_check(check: "RewardCheck") -> Document:
+    viewed = Document("Reward check")
+    ungraded = "references are not graded" if check.references else "no prompt has a reference"
+    gold = ungraded if check.gold is None else f"references get {check.gold:.2f}"
+    rewarded = len({item.name for item in check.rewarded})
+    viewed.line(
+        f"{check.hacks} hacks on {plural(check.cases, 'prompt')}: {rewarded} rewarded; {gold}; "
+        f"{check.seconds_per_answer:.2f} s an answer"
+    )
+    rows = []
+    for item in (*check.gold_failed, *check.rewarded)[:MOST_ANSWERS]:
+        parts = [f"{name} {value:.2f}" for name, value in item.parts.items() if value is not None]
+        rows.append((quote(item.case), quote(item.name), f"{item.reward:.2f}", quote(", ".join(parts))))
+    viewed.table(("prompt", "answer", "reward", "parts"), rows, right=("reward",))
+    for (metric, failure), answers in check.failures.items():
+        has_reference = any(answer.is_reference for answer in answers)
+        which = "of which a reference" if has_reference else "no reference"
+        count = plural(len(answers), "answer")
+        viewed.line(f"[yellow]{quote(metric)}[/] could not grade {count} ({which}): {quote(failure)}")
+    reason = check.reason
+    if reason is None:
+        viewed.line("[green]the rewards hold[/]")
+    else:
+        viewed.line(f"[red]the rewards do not hold[/]: {quote(reason.why)}", f"fix: {quote(reason.fix)}")
+    return viewed
+
+
+def view_taskset(exported: "ExportedTaskset") -> Document:
+    viewed = Document("Task set")
+    rewards = ", ".join(map(quote, exported.rewards))
+    viewed.line(f"{exported.tasks} tasks with {rewards}: {quote(exported.folder)}")
+    viewed.line(*(f"copied {quote(file)}" for file in exported.files))
+    name = quote(exported.name)
+    viewed.line(f"next: pip install -e {quote(exported.folder)}, then vf-eval {name} -n 3")
     return viewed

@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from graftwork.cli.run import _table_of_runs
 from graftwork.evaluate.live.ab import ABResult
 from graftwork.pipeline.status import RunStatus
 from graftwork.pipeline.steps.release import Tried, TryOut
 from graftwork.records.release import AliasMove, ReleaseEntry
+from graftwork.views.document import Document
 from graftwork.views.release import view_ab, view_entries, view_log, view_try_out
+from graftwork.views.status import list_runs
 from graftwork.views.terminal import fit_words, print_document, table
 
 ID, OTHER = "477bdf94bf14" + "0" * 52, "49afc134d83a" + "0" * 52
@@ -85,7 +86,7 @@ def run_standing(**fields):
 
 
 def show_runs(*runs):
-    return written(lambda console: console.print(fit_words(console, _table_of_runs(runs))))
+    return printed(lambda: Document(parts=[list_runs(runs)]))
 
 
 def test_runs_that_do_not_run_take_no_columns_for_what_they_cannot_say():
