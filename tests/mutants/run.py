@@ -50,13 +50,18 @@ TESTS = (
     *(f"unit/train/test_train_{part}.py" for part in ("objective_gradients", "preferences", "proximal")),
     *("unit/serve/test_serve_keys.py", "unit/serve/test_serve_gateway.py", "hostile/test_sandbox.py"),
     *(f"contract/test_{part}.py" for part in ("store_fleet", "store_api_keys", "mirror", "release_index")),
-    *("contract/test_minisign.py", "unit/pipeline/test_merge_adapters.py"),
-    *("unit/process", "golden", "unit/data", "statistics", "unit/grading", "unit/train", "unit/serve"),
-    *(f"flow/test_{part}_flow.py" for part in ("cycle", "gate", "release")),
+    *("contract/test_minisign.py", "unit/pipeline/test_merge_adapters.py", "unit/grading"),
+    *("unit/components/test_verifier.py", "flow/test_cycle_flow.py"),
+    *("unit/process", "golden", "unit/data", "statistics", "unit/train", "unit/serve", "unit/pipeline"),
+    *(f"flow/test_{part}_flow.py" for part in ("gate", "release")),
 )
 """What the map is made from, in this order, as long as its time suffices."""
+SANDBOX_TESTS = ("process/test_sandbox", "grading/test_metrics", "grading/test_grading", "components/")
 IN_CHILDREN = {
-    f"{PACKAGE}/process/sandbox/inside/": ("tests/unit/process/test_sandbox", "tests/hostile/test_sandbox")
+    f"{PACKAGE}/process/sandbox/inside/": (
+        "tests/hostile/test_sandbox",
+        *(f"tests/unit/{tests}" for tests in SANDBOX_TESTS),
+    )
 }
 """Code that runs in processes of its own, where no line is recorded, and the tests that start them."""
 MAP_TIMEOUT = 60

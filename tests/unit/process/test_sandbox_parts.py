@@ -1,6 +1,7 @@
 """The parts of the sandbox by themselves: what is seen, what is refused, what is said."""
 
 import os
+import re
 import secrets
 import socket
 import struct
@@ -224,3 +225,15 @@ def _interpret(program: bytes, number: int, architecture: int, arguments: int | 
         else:
             holds = {0x15: held == value, 0x35: held >= value, 0x45: bool(held & value)}[code]
             place += yes if holds else no
+
+
+@pytest.mark.parametrize(
+    ("column", "header"), [(0, "x86_64-linux-gnu/asm/unistd_64.h"), (1, "asm-generic/unistd.h")]
+)
+def test_refused_calls_have_the_numbers_of_the_kernel(column, header):
+    numbers = {name: row[column] for name, row in call_filter.REFUSED.items() if row[column] is not None}
+    assert len(set(numbers.values())) == len(numbers)
+    file = Path("/usr/include") / header
+    defined = re.findall(r"^#define __NR_(\w+) (\d+)$", file.read_text(), re.M) if file.exists() else []
+    known = {name: int(number) for name, number in defined if name in numbers}
+    assert known == {name: numbers[name] for name in known}
