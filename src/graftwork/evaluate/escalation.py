@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from graftwork.evaluate.statistics.means import bounded_difference, bounded_mean
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import read_record, write_atomic
 from graftwork.records.live import (
     EscalationCurve,
     EscalationForecast,
@@ -335,7 +333,4 @@ def write_forecast(state: Path, forecast: EscalationForecast) -> Path:
 
 def read_forecast(state: Path) -> EscalationForecast | None:
     """None where there is none, or one of another version."""
-    try:
-        return EscalationForecast.from_json((state / FORECAST_FILE).read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return None
+    return read_record(EscalationForecast, state / FORECAST_FILE)

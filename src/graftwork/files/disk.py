@@ -19,9 +19,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from graftwork.records.errors import Corrupted, EnvironmentFailure, GraftError, UserError
+
+if TYPE_CHECKING:
+    from graftwork.records.base import Record
+
+SomeRecord = TypeVar("SomeRecord", bound="Record")
 
 STATE_FOLDER = ".graft"
 """Where a project keeps its captures, datasets, runs and releases."""
@@ -176,6 +181,14 @@ def read_or_empty(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def read_record(kind: type[SomeRecord], path: Path) -> SomeRecord | None:
+    """None where there is no such file, or one that this version cannot read."""
+    try:
+        return kind.from_json(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def explain_os_error(error: OSError, path: Path) -> GraftError:

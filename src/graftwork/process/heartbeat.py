@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from graftwork.files.disk import Journal, write_atomic
+from graftwork.files.disk import Journal, read_record, write_atomic
 from graftwork.process import clock
 from graftwork.process import clock as steady_clock
 from graftwork.process.machine import (
@@ -260,10 +260,7 @@ def remove_beat(folder: Path) -> None:
 
 def read_beat(folder: Path) -> Beat | None:
     """The last beat; None where there is none, or one that this version cannot read."""
-    try:
-        return Beat.from_json((folder / HEARTBEAT_FILE).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
+    return read_record(Beat, folder / HEARTBEAT_FILE)
 
 
 SLOW_FACTOR = 3.0

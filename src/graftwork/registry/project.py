@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from pydantic import ValidationError
 
-from graftwork.files.disk import file_digest
+from graftwork.files.disk import file_digest, read_record
 from graftwork.project.open_project import OpenProject, current_user, timestamp
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, InputFile
@@ -385,7 +385,8 @@ def trace_release(work: OpenProject, release: Release, *, lines: bool = True) ->
     store = open_store(work)
     dataset = None
     if store.has(release.id):
-        dataset = _read_dataset(store.get(release.id) / "dataset.json")
+        # An imported adapter came without its data.
+        dataset = read_record(Dataset, store.get(release.id) / "dataset.json")
     _draw_making(work, drawing, release, top, dataset, lines=lines)
     child, child_node, visited = release, top, {release.id}
     while child.parent is not None and child.parent not in visited and len(visited) < _LONGEST_WAY_BACK:
@@ -401,14 +402,6 @@ def trace_release(work: OpenProject, release: Release, *, lines: bool = True) ->
         _draw_making(work, drawing, parent, below, None, lines=False)
         child, child_node = parent, below
     return LineageGraph(nodes=tuple(drawing.nodes.values()), edges=tuple(drawing.edges))
-
-
-def _read_dataset(path: Path) -> Dataset | None:
-    """None where an imported adapter came without its data, or where another version wrote this otherwise."""
-    try:
-        return Dataset.from_json(path.read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return None
 
 
 def _draw_release(work: OpenProject, drawing: _Drawing, release: Release) -> str:

@@ -16,8 +16,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
+from graftwork.files.disk import read_record
 from graftwork.process.http_client import LONGEST_ANSWER, HttpAnswer, HttpClient
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
@@ -102,12 +101,12 @@ def reload_endpoint(serving: Path) -> ReloadResult:
             fix="`graft serve` starts it with the settings as they are now",
             where=str(folder),
         )
-    before = _read(folder)
+    before = read_record(ReloadResult, folder / RESULT_FILE)
     number = before.number if before is not None else 0
     os.kill(process, RELOAD_SIGNAL)
     deadline = time.monotonic() + _WAIT_SECONDS
     while time.monotonic() < deadline and lock_holder(folder) == process:
-        result = _read(folder)
+        result = read_record(ReloadResult, folder / RESULT_FILE)
         if result is None or result.number <= number:
             time.sleep(_POLL_SECONDS)
         elif result.error is None:
@@ -123,10 +122,3 @@ def reload_endpoint(serving: Path) -> ReloadResult:
         why=f"process {process} gave no answer for {_WAIT_SECONDS:.0f} s, or has ended",
         fix="look at its output; `graft status` shows whether it answers",
     )
-
-
-def _read(folder: Path) -> ReloadResult | None:
-    try:
-        return ReloadResult.from_json((folder / RESULT_FILE).read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return None

@@ -20,7 +20,7 @@ from graftwork.evaluate.gate.figures import describe_change
 from graftwork.evaluate.gate.rules import Surroundings
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.subjects import CHAMPION
-from graftwork.files.disk import Journal, file_digest, make_folder, write_atomic
+from graftwork.files.disk import Journal, file_digest, make_folder, read_record, write_atomic
 from graftwork.grading.metrics import (
     COST_PER_SUCCESS,
     FIRST_TOKEN,
@@ -133,11 +133,7 @@ def keep_report(work: OpenProject, adapter_hash: str, report: Report) -> None:
 
 def find_report(work: OpenProject, adapter_hash: str) -> Report | None:
     """None where the adapter was never judged here, or by a version that wrote otherwise."""
-    path = _place(work, adapter_hash)
-    try:
-        return Report.from_json(path.read_bytes()) if path.is_file() else None
-    except ValidationError:
-        return None
+    return read_record(Report, _place(work, adapter_hash))
 
 
 def find_judged_report(
@@ -160,12 +156,8 @@ def keep_verdict(work: OpenProject, adapter_folder: Path, verdict: Verdict) -> N
 
 def find_verdict(work: OpenProject, weights_sha256: str) -> Verdict | None:
     """The last verdict about these weights: of a gate here, or of a release that holds them."""
-    path = _verdict_place(work, weights_sha256)
-    try:
-        if path.is_file():
-            return Verdict.from_json(path.read_bytes())
-    except ValidationError:
-        pass  # written by another version: the releases may still know
+    if (verdict := read_record(Verdict, _verdict_place(work, weights_sha256))) is not None:
+        return verdict
     for release in work.releases.list():
         if any(file.path == WEIGHTS and file.sha256 == weights_sha256 for file in release.files):
             return Verdict(
@@ -275,11 +267,7 @@ def keep_engine_verdict(
 
 def find_engine_verdict(work: OpenProject, release: Release, engine: EngineSettings) -> Verdict | None:
     """The last verdict about the adapter or prompt of a release on this engine."""
-    path = _verdict_path(work, release.adapter_hash, engine)
-    try:
-        return Verdict.from_json(path.read_bytes()) if path.is_file() else None
-    except ValidationError:
-        return None  # written by another version: judge again
+    return read_record(Verdict, _verdict_path(work, release.adapter_hash, engine))
 
 
 def require_engine_gate(work: OpenProject, release: Release, settings: ServeSettings) -> None:
