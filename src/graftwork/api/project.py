@@ -381,7 +381,7 @@ class Project:
         `options` are the fields of `CanaryRequest`: alias, metric, reason, force, max_sessions, max_seconds,
         every_seconds.
         """
-        from graftwork.evaluate.live.traffic import CanaryRequest, run_canary
+        from graftwork.evaluate.live.canary import CanaryRequest, run_canary
 
         with self.open() as work:
             return run_canary(work, name, CanaryRequest(share=share, **options))
@@ -420,7 +420,7 @@ class Project:
 
     def shadow(self) -> "ShadowSummary | None":
         """Compare the challenger of `serve.shadow` with what users got; None where no shadow is set up."""
-        from graftwork.evaluate.live.traffic import summarize_shadow
+        from graftwork.evaluate.live.shadow import summarize_shadow
 
         with self.open() as work:
             return summarize_shadow(work)

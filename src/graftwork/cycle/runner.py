@@ -26,9 +26,9 @@ from graftwork.cycle.state import CoordinatorState, CycleState, Notice
 from graftwork.data.ingest.files import find_sources
 from graftwork.data.project import PreparedData
 from graftwork.evaluate.live.ab import ABResult
-from graftwork.evaluate.live.comparison import LiveComparison, choose_live_metric, find_experiment
+from graftwork.evaluate.live.canary import CanaryComparison, explain_step
+from graftwork.evaluate.live.comparison import choose_live_metric, find_experiment
 from graftwork.evaluate.live.drift import measure_drift
-from graftwork.evaluate.live.traffic import explain_step
 from graftwork.evaluate.project import Evaluated
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.fleet.control import what_failed
@@ -366,7 +366,7 @@ def watch_canary(work: OpenProject, cycle: CycleState, release: Release, *, now:
         # No session was assigned yet. What either answered before is not part of the canary.
         experiment = make_experiment(split, champion=champion, challenger=release.id).experiment
     metric = choose_live_metric(work, settings.metric)
-    look = LiveComparison(work, pair, metric=metric, experiment=experiment, is_canary=True)
+    look = CanaryComparison(work, pair, metric=metric, experiment=experiment)
     comparison = look.look()
     step, state = look.decide(comparison), cycle.step("canary")
     if step != "wait":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from graftwork.evaluate.live.drift import measure_drift
-from graftwork.evaluate.live.traffic import summarize_shadow
+from graftwork.evaluate.live.shadow import summarize_shadow
 from graftwork.pipeline import table
 from graftwork.pipeline.run_plan import StageTime, read_time
 from graftwork.pipeline.step import PipelineStep, StepOutputs, StepWalk

@@ -273,7 +273,7 @@ def serve_here(
 
     `revise` makes the settings of a reload from those in graft.yaml; None keeps the settings.
     """
-    from graftwork.evaluate.live.traffic import find_canary
+    from graftwork.evaluate.live.canary import find_canary
     from graftwork.serve.run import ServedProject, run, serve
 
     require_upstream_keys(settings)

@@ -17,9 +17,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 from registry_samples import PROJECT, alias_move, parts, publish_parts, write_adapter
 
 from graftwork.cli.release import promote
-from graftwork.evaluate.live import traffic as canaries
-from graftwork.evaluate.live.ab import CanaryTest, LiveAnswer, decide_canary
-from graftwork.evaluate.live.traffic import CanaryRequest, find_canary, parse_share, run_canary
+from graftwork.evaluate.live import canary as canaries
+from graftwork.evaluate.live.ab import LiveAnswer
+from graftwork.evaluate.live.canary import (
+    CanaryRequest,
+    CanaryTest,
+    decide_canary,
+    find_canary,
+    parse_share,
+    run_canary,
+)
 from graftwork.evaluate.statistics.anytime import TwoArms
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
@@ -329,7 +336,7 @@ def test_a_share_of_none_all_or_nonsense_is_refused(text):
 def test_the_command_prints_its_report_and_exits_by_the_decision(work, pair, root, monkeypatch):
     endpoint = Endpoint(work, answers(0.9, 0.4))
     watch = partial(run_canary, pause=endpoint.pause)
-    monkeypatch.setattr("graftwork.evaluate.live.traffic.run_canary", watch)
+    monkeypatch.setattr("graftwork.evaluate.live.canary.run_canary", watch)
     words = [pair[1], "--canary", "30%", "--metric", "json_valid", "-C", str(root)]
     made = CliRunner().invoke(app, [*words, "--json"])
     assert made.exit_code == 1, made.output

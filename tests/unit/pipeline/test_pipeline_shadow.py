@@ -13,7 +13,7 @@ from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.data.settings import CaptureSettings
 from graftwork.evaluate.live.comparison import compare_live
-from graftwork.evaluate.live.traffic import compare_shadow, summarize_shadow
+from graftwork.evaluate.live.shadow import compare_shadow, summarize_shadow
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter

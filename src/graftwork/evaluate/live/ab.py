@@ -2,9 +2,8 @@
 
 In: graded answers in an order that does not depend on them; the captures of each arm. Out: who won, on how
 many sessions, and how each arm did. Each session counts once. The tests are valid however often the result
-is read (`statistics.anytime`). A canary has two such tests that share the allowed error: its metric, and
-failed requests. What a large model or a fallback answered in place of an arm counts for that arm. Does not
-know who asked the models.
+is read (`statistics.anytime`). What a large model or a fallback answered in place of an arm counts for that
+arm. Does not know who asked the models.
 """
 
 import hashlib
@@ -373,44 +372,3 @@ def check_voices(a: ArmTally, b: ArmTally, *, spoken: tuple[int, int]) -> list[s
 def _quantile(values: list[float], share: float) -> float | None:
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
-
-
-Winner = Literal["candidate", "baseline"]
-CanaryStep = Literal["promote", "roll_back", "wait", "stop"]
-"""`stop`: the arms cannot be compared, and more sessions do not change that."""
-
-
-class CanaryTest:
-    """Takes sessions as they come; once decided, it stays decided. Only its metric promotes a canary.
-
-    `lower_is_better` and `goes_on` are of the metric, as in `LiveTest`.
-    """
-
-    def __init__(
-        self, confidence: float = 0.95, *, lower_is_better: bool = False, goes_on: bool = False
-    ) -> None:
-        # Each of the two tests may have half of the error, so that together they keep the confidence.
-        alpha = (1 - confidence) / 2
-        self.metric = LiveTest(alpha, lower_is_better=lower_is_better, goes_on=goes_on)
-        self.failures = LiveTest(alpha, lower_is_better=True)
-
-    def take(self, answer: LiveAnswer, *, failed: bool) -> CanaryStep:
-        """One more answer. One that failed has the worst grade of the metric too."""
-        self.metric.take(answer)
-        self.failures.take(answer._replace(grade=float(failed)))
-        return self.step
-
-    @property
-    def step(self) -> CanaryStep:
-        return decide_canary(self.metric.test.winner, self.failures.test)
-
-
-def decide_canary(by_metric: Winner | None, failures: TwoArms, *, comparable: bool = True) -> CanaryStep:
-    """Whatever the metric says, nothing is promoted while the evidence is that it fails more requests."""
-    if "baseline" in (by_metric, failures.winner):
-        return "roll_back"
-    if not comparable:
-        return "stop"
-    if failures.difference < 0 and failures.log_e_value > 0:
-        return "wait"
-    return "promote" if by_metric == "candidate" else "wait"

@@ -1,4 +1,4 @@
-"""`graft release ab`: two releases compared on cases that both are asked, or on live traffic.
+"""Two releases compared on cases that both are asked, or on live traffic.
 
 In: an open project, two releases, a metric. Out: an ABResult. The metric is noted before the first result
 is read, so that the number of metrics tried on a pair is known. Live answers are read in the order they
@@ -19,16 +19,11 @@ from graftwork.evaluate.live.ab import (
     ABResult,
     ArmFacts,
     ArmTally,
-    CanaryStep,
-    CanaryTest,
     LiveAnswer,
     LiveTest,
     Scores,
-    Winner,
     check_voices,
-    decide_canary,
     find_mismatch,
-    has_failed,
     make_result,
     run_replay,
     survives_silence,
@@ -227,10 +222,7 @@ def watch_live(
 
 
 class LiveComparison:
-    """One experiment, or traffic that was not assigned at random; may be evaluated any number of times.
-
-    A canary tests failed requests besides its metric, and both together keep the confidence.
-    """
+    """One experiment, or traffic that was not assigned at random; may be evaluated any number of times."""
 
     def __init__(
         self,
@@ -239,7 +231,6 @@ class LiveComparison:
         *,
         metric: str,
         experiment: str | None,
-        is_canary: bool = False,
     ) -> None:
         self.experiment = experiment
         self._work, self._pair, self._metric = work, pair, metric
@@ -250,15 +241,13 @@ class LiveComparison:
         self._grade = partial(grade, metric, context=Grading(work, ()).context())
         self._worst = 1.0 if metric in LOWER_IS_BETTER else 0.0
         confidence, lower = work.settings.evaluate.confidence, metric in LOWER_IS_BETTER
-        self._live = LiveTest(1 - confidence, lower_is_better=lower, goes_on=self._by_users)
-        self._canary: CanaryTest | None = None
-        if is_canary:
-            self._canary = CanaryTest(confidence, lower_is_better=lower, goes_on=self._by_users)
-            self._live = self._canary.metric
-        self._confidence = 1 - self._live.alpha
+        self._use_test(LiveTest(1 - confidence, lower_is_better=lower, goes_on=self._by_users))
         self._heard = FeedbackStore(work.database, project=work.settings.project)
         self._spoken: dict[Side, set[str]] = {"A": set(), "B": set()}
         self._captures_read = self._feedback_read = 0
+
+    def _use_test(self, test: LiveTest) -> None:
+        self._live, self._confidence = test, 1 - test.alpha
 
     def look(self) -> ABResult:
         """Read what is new, and return what is known."""
@@ -269,10 +258,7 @@ class LiveComparison:
             if capture.shadow_of is not None:
                 continue
             side = self._of[capture.asked_release]
-            self._tallies[side].see(capture)
-            if self._canary is not None:
-                failed = float(has_failed(capture))
-                self._canary.failures.take(LiveAnswer(side, capture.session, failed))
+            self._see(capture, side)
             if not self._by_users and not self._live.test.decided:
                 mark = grade_own(capture, self._grade, worst=self._worst)
                 self._live.take(LiveAnswer(side, capture.session, mark))
@@ -297,18 +283,8 @@ class LiveComparison:
             self._remarks = note_pair(self._work, pair, metric=self._metric, traffic=traffic)
         return self._tell()
 
-    def decide(self, result: ABResult) -> CanaryStep:
-        """What a canary does next after this look."""
-        winner: Winner | None = None
-        if result.winner is not None:
-            winner = "candidate" if result.winner == "B" else "baseline"
-        return decide_canary(winner, self.failures.test, comparable=result.mismatch is None)
-
-    @property
-    def failures(self) -> LiveTest:
-        """Whether one of the two fails more requests; of a canary only."""
-        assert self._canary is not None
-        return self._canary.failures
+    def _see(self, capture: Capture, side: Side) -> None:
+        self._tallies[side].see(capture)
 
     def _tell(self) -> ABResult:
         test = self._live.test
