@@ -50,7 +50,7 @@ OPEN_PROJECT = {"project", "store", "pipeline"}
 """A module that imports one of these works on an open project."""
 # Those of each feature; a module that is not listed stays pure.
 ON_A_PROJECT = {
-    "data": "project repair.project review",
+    "data": "captures project repair.project review",
     "plan": "fit.project lint.project probe project",
     "week": "follow project",
     "train": "distributed.multi_node all_models federated sweep rollouts.project router runs "

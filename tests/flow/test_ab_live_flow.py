@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
 from registry_samples import PROJECT, alias_move, parts, publish_parts, write_adapter
 
-from graftwork.data.ingest.log_formats import read_captured
+from graftwork.data.ingest.captures import read_captured
 from graftwork.engines.protocol import EngineJob
 from graftwork.evaluate.live.comparison import compare_live
 from graftwork.http.client import Client

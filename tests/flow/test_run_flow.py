@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from graftwork.data.captures import CaptureExport
 from graftwork.pipeline.status import examine_steps
 from graftwork.pipeline.steps.plan import run_id_of
 from graftwork.pipeline.steps.release import TryOut
@@ -27,7 +28,6 @@ from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
-from graftwork.serve.project import CaptureExport
 
 GRAFT = [sys.executable, "-m", "graftwork.cli.main"]
 ALL = [step.name for step in STEPS]

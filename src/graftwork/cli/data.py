@@ -583,7 +583,7 @@ def write_captures(
     if out is None:
         raise typer.BadParameter("name the file to write", param_hint="--out")
 
-    from graftwork.serve.project import FeedbackFilter, export_captures
+    from graftwork.data.captures import FeedbackFilter, export_captures
     from graftwork.text.options import apply_options
 
     if feedback is not None and feedback not in get_args(FeedbackFilter):

@@ -513,7 +513,7 @@ def promote(
     Example:  graft release promote 3f2a --canary 5% --metric feedback --hours 24
     """
     if canary is not None:
-        from graftwork.evaluate.live.traffic import parse_share
+        from graftwork.evaluate.live.canary import parse_share
 
         with reporting(project) as opened_project:
             report = opened_project.promote_canary(

@@ -23,6 +23,7 @@ from graftwork.cycle.settings import (
     NotifySettings,
 )
 from graftwork.cycle.state import CoordinatorState, CycleState, Notice
+from graftwork.data.captures import CaptureExport
 from graftwork.data.ingest.files import find_sources
 from graftwork.data.project import PreparedData
 from graftwork.evaluate.live.ab import ABResult
@@ -57,7 +58,6 @@ from graftwork.records.run import TrainOutcome
 from graftwork.registry.deploy import HERE, Question, deploy
 from graftwork.registry.index import Change, promote
 from graftwork.registry.project import full_alias, promote_release, roll_back_release
-from graftwork.serve.project import CaptureExport
 from graftwork.serve.routing import make_experiment
 from graftwork.store.cycles import name_cycle
 from graftwork.text.redact import publish_text

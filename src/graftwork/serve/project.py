@@ -1,9 +1,8 @@
-"""Connects a project to an endpoint: aliases and API keys from the store, captures into it and out of it.
+"""Connects a project to an endpoint: aliases and API keys from the store, captures into it; deletes captures.
 
 The model runs in a child process of the serve stage; this side stays free of torch. Captures also come from
-traces. An export of captures as a log applies the same rules as data preparation, so that training elsewhere
-on it is as safe. What was captured of a session or a user can be deleted; copies in log files, datasets and
-releases are found and not changed.
+traces. What was captured of a session or a user can be deleted; copies in log files, datasets and releases
+are found and not changed. `data/captures.py` makes training rows of captures.
 """
 
 import asyncio
@@ -11,35 +10,30 @@ import hashlib
 import secrets
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from graftwork.data.audit.row_checks import find_refusal, is_negative
 from graftwork.data.ingest.blocks import ReadFault
 from graftwork.data.ingest.fields import BadRow
 from graftwork.data.ingest.files import find_sources
 from graftwork.data.ingest.trace_formats import read_otlp
-from graftwork.data.project import PreparedData
-from graftwork.data.settings import CaptureSettings
 from graftwork.engines.protocol import EngineJob
 from graftwork.evaluate.escalation import read_forecast
 from graftwork.evaluate.gate.project import require_engine_gate
 from graftwork.evaluate.live.answer_checks import LiveChecks, with_call_check
 from graftwork.files.dataset import iterate_rows, read_manifest
-from graftwork.files.disk import write_atomic
 from graftwork.files.safetensors import read_router, router_path
 from graftwork.grading.metrics import TOOL_CALLS_VALID
 from graftwork.project.load import load_settings
 from graftwork.project.open_project import OpenProject, load_template, timestamp
 from graftwork.records.base import MIB, Record
 from graftwork.records.errors import GraftError, NegativeResult, UserError, WorkerFailed
-from graftwork.records.interaction import Capture, CaptureOrigin, Feedback, Interaction, Origin, user_texts
+from graftwork.records.interaction import Capture, Feedback, Interaction, Origin
 from graftwork.records.release import Release
 from graftwork.registry.manifest import split_alias
 from graftwork.registry.project import full_alias, open_store
@@ -55,7 +49,6 @@ from graftwork.serve.settings import OperationSettings, ServeSettings, require_u
 from graftwork.store.captures import FeedbackStore
 from graftwork.text.redact import Redactor
 from graftwork.text.wording import explain_error, parse_time
-from graftwork.text.words import words
 
 if TYPE_CHECKING:
     from graftwork.serve.run import ServedProject
@@ -434,90 +427,6 @@ def _require_template(work: OpenProject, release: Release, template: str | None)
             fix="serve it with the version of graftwork that made it, or train again",
             where=str(file),
         )
-
-
-FeedbackFilter = Literal["not_negative", "positive", "negative", "all"]
-
-HELD_OUT = "it asks a held-out question of the dataset"
-
-
-class CaptureExport:
-    """Iterate over it once; then `written` and `left_out` hold the counts."""
-
-    def __init__(self, work: OpenProject, settings: CaptureSettings, *, feedback: FeedbackFilter) -> None:
-        self._work = work
-        self._settings = settings
-        self._feedback = feedback
-        self.written = 0
-        self.left_out: Counter[str] = Counter()
-
-    def __iter__(self) -> Iterator[Capture]:
-        held_out = _held_out_questions(self._work)
-        for capture in self._work.captures.export():
-            reason = self._why_not(capture)
-            if reason is None and _question_of(capture.request.get("messages")) in held_out:
-                reason = HELD_OUT
-            if reason is None:
-                self.written += 1
-                yield capture
-            else:
-                self.left_out[reason] += 1
-
-    def _why_not(self, capture: Capture) -> str | None:
-        if capture.shadow_of is not None:
-            return "no user got it: it is a shadow answer"
-        origin = CaptureOrigin(
-            id=capture.id,
-            release=capture.release,
-            at=capture.at,
-            feedback=capture.feedback,
-            corrected=capture.correction is not None,
-        )
-        judged = self._feedback in ("not_negative", "positive")
-        refusal = find_refusal(origin, capture.session, self._settings, judged=judged)
-        if refusal is not None:
-            return refusal.reason
-        if self._feedback == "negative" and not is_negative(origin, self._settings):
-            return "it has no negative feedback"
-        return None
-
-
-class ExportedCaptures(Record):
-    """How many captures were written, and how many were left out for each reason."""
-
-    file: str
-    captures: int
-    left_out: dict[str, int]
-
-
-def export_captures(
-    work: OpenProject, path: Path, settings: CaptureSettings, *, feedback: FeedbackFilter
-) -> ExportedCaptures:
-    """Write captures as a log file that only its owner can read."""
-    settings = settings.model_copy(
-        update={"feedback": "positive" if feedback == "positive" else "not_negative"}
-    )
-    export = CaptureExport(work, settings, feedback=feedback)
-    write_atomic(path, "".join(capture.to_line() + "\n" for capture in export), private=True)
-    return ExportedCaptures(file=str(path), captures=export.written, left_out=dict(export.left_out))
-
-
-def _held_out_questions(work: OpenProject) -> set[str]:
-    """What the test and validation rows of the project's dataset ask; nothing where there is none."""
-    entry = work.ledger.get("prepare")
-    folder = Path(PreparedData.model_validate(entry.output).folder) if entry is not None else None
-    if folder is None or not folder.is_dir():
-        return set()
-    return {
-        _question_of([message.model_dump() for message in row.messages])
-        for split in ("validation", "test")
-        for row in iterate_rows(folder, split)
-    } - {""}
-
-
-def _question_of(messages: Any) -> str:
-    """The text of all user messages, without case, spacing and punctuation."""
-    return " ".join(word for text in user_texts(messages) for word in words(text))
 
 
 _ID_BYTES = 6

@@ -12,6 +12,7 @@ from graftwork.text.wording import plural, truncate
 from graftwork.views.document import Cell, Document, Table, quote, safe
 
 if TYPE_CHECKING:
+    from graftwork.data.captures import ExportedCaptures
     from graftwork.data.export.sink import ExportRecord
     from graftwork.data.inspect import (
         DatasetDiff,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from graftwork.data.project import LogScoresAudit, PreparedData
     from graftwork.grading.reward_audit import ScoreAudit
     from graftwork.records.dataset import Corrections, Dataset, Drop, SubsetSummary
-    from graftwork.serve.project import ExportedCaptures, Forgotten
+    from graftwork.serve.project import Forgotten
 
 
 LOG_COLOURS = {"same": "green", "changed": "red", "gone": "yellow", "not_checked": "dim"}

@@ -7,12 +7,12 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
+from graftwork.data import captures as exporting
 from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserError
 from graftwork.records.interaction import TRY_OUT_SESSION, Capture, Feedback
-from graftwork.serve import project as exporting
 from graftwork.store.captures import FeedbackStore
 
 NAMES = {

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
+from graftwork.data.captures import CaptureExport
 from graftwork.data.settings import CaptureSettings
 from graftwork.evaluate.live.comparison import compare_live
 from graftwork.evaluate.live.shadow import compare_shadow, summarize_shadow
@@ -20,7 +21,6 @@ from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserError
 from graftwork.records.interaction import Capture
 from graftwork.registry.project import open_store, promote_release
-from graftwork.serve.project import CaptureExport
 from graftwork.serve.settings import ShadowSettings
 
 

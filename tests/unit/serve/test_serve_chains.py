@@ -10,7 +10,7 @@ from openai import APIStatusError, AsyncOpenAI
 from pydantic import ValidationError
 from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house
 
-from graftwork.data.ingest.log_formats import read_captured
+from graftwork.data.ingest.captures import read_captured
 from graftwork.records.interaction import Origin
 from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.budgets import KeyBudget

@@ -13,7 +13,7 @@ from serve_harness import DEADLINE, RELEASE, ListSink, open_house
 from stub_engine import StubEngine
 from tool_template import ASK, TOOLS
 
-from graftwork.data.ingest.log_formats import read_captured
+from graftwork.data.ingest.captures import read_captured
 from graftwork.engines.protocol import ReplyPiece
 from graftwork.records.interaction import Origin
 from graftwork.serve.budgets import RequestBudget

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from serve_harness import DEADLINE, ListSink, open_house
 
-from graftwork.data.ingest.log_formats import read_captured
+from graftwork.data.ingest.captures import read_captured
 from graftwork.http.client import Client
 from graftwork.http.messages import ApiError
 from graftwork.records.interaction import Origin

@@ -1,6 +1,5 @@
 """Formats of logs: OpenAI-compatible and Anthropic requests with responses, gateways and APIs that keep calls
-(LiteLLM, Helicone, stored completions and Responses), our own captures and repaired rows, multi-agent
-executions, agent sessions.
+(LiteLLM, Helicone, stored completions and Responses), repaired rows, multi-agent executions, agent sessions.
 
 In: a parsed row that fits. Out: its interactions, or the rule that leaves it out. An error in place of a
 response becomes an empty reply with the status `failed`. The result file of a batch has no questions: join
@@ -9,8 +8,6 @@ it with its requests by `custom_id` first.
 
 from collections.abc import Callable
 from typing import Any
-
-from pydantic import ValidationError
 
 from graftwork.data.ingest.blocks import RowResult, SkippedPart
 from graftwork.data.ingest.dataset_formats import (
@@ -44,7 +41,7 @@ from graftwork.data.ingest.fields import (
     take_tokens,
     take_usage,
 )
-from graftwork.data.ingest.llm_spans import INCOMPLETE, read_bodies, to_row
+from graftwork.data.ingest.llm_spans import read_bodies, to_row
 from graftwork.data.ingest.turns import (
     LogTurn,
     ModelAnswer,
@@ -61,8 +58,6 @@ from graftwork.data.ingest.turns import (
 )
 from graftwork.records.interaction import (
     AnswerOrigin,
-    Capture,
-    CaptureOrigin,
     Interaction,
     Message,
     Origin,
@@ -105,61 +100,6 @@ def read_openai_log(row: dict[str, Any], origin: Origin) -> Interaction:
         facts["extra"].pop(key, None)
     tools = take_tools(request)
     return Interaction(messages=to_messages(turns, tools=tools), reply=write_reply(answer.turn), **facts)
-
-
-def fits_captured(row: dict[str, Any]) -> bool:
-    request = row.get("request")
-    return isinstance(request, dict) and "messages" in request and "reply" in row
-
-
-def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
-    """Read a request and the reply we served; a correction becomes the reply, the served one the rejected."""
-    try:
-        capture = Capture.model_validate(row)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise BadRow(f"`{key}`: {first['msg']}") from None
-    request = capture.request
-    turns = take_turns(request["messages"], "request.messages")
-    require_user(turns, "request.messages")
-    limit = first_of(request, "max_completion_tokens", "max_tokens")
-    served = take_text(capture.reply, "reply")
-    reply = capture.correction if capture.correction is not None else served
-    was_wrong = reply != served
-    ended = INCOMPLETE if capture.finish_reason == "error" else capture.finish_reason
-    return Interaction(
-        id=capture.id,
-        origin=origin,
-        messages=to_messages(turns, tools=first_of(request, "tools", "functions")),
-        reply=reply,
-        # A client that disconnected got only a part of the reply, so its quality is unknown.
-        status="disconnected" if capture.disconnected and not was_wrong else None,
-        finish_reason=None if was_wrong else ended,
-        group=capture.model,
-        session=capture.session,
-        model=capture.release,
-        duration_ms=capture.total_ms,
-        first_token_ms=capture.first_token_ms,
-        prompt_tokens=capture.prompt_tokens,
-        reply_tokens=None if was_wrong else capture.reply_tokens,
-        max_tokens=None if was_wrong else take_count(limit),
-        rejected=(served if was_wrong and served.strip() else None) or capture.rejected,
-        reward=None if was_wrong else capture.feedback,
-        cost=capture.cost,
-        cached_tokens=capture.cached_tokens,
-        trace=capture.trace,
-        capture=CaptureOrigin(
-            id=capture.id,
-            release=capture.release,
-            at=capture.at,
-            feedback=capture.feedback,
-            corrected=capture.correction is not None,
-            corrected_by=capture.corrected_by,
-            corrected_at=capture.corrected_at,
-        ),
-        extra={"timestamp": capture.at},
-    )
 
 
 def fits_repaired(row: dict[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 from pydantic import ValidationError
 
+from graftwork.data.ingest import captures
 from graftwork.data.ingest import dataset_formats as datasets
 from graftwork.data.ingest import log_formats as logs
 from graftwork.data.ingest import trace_formats as traces
@@ -112,7 +113,7 @@ FORMATS: dict[FormatName, BuiltInFormat] = {
         traces.read_langfuse,
     ),
     "captured": BuiltInFormat(
-        "a capture with request and reply", "request", logs.fits_captured, logs.read_captured
+        "a capture with request and reply", "request", captures.fits_captured, captures.read_captured
     ),
     "execution": BuiltInFormat(
         "an execution with its output", "execution", logs.fits_execution, logs.read_execution
@@ -192,8 +193,8 @@ def read_row(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> 
     # Our own rows among the logs of a project are read whatever form the others have.
     if "answered" in row and logs.fits_repaired(row):
         results: Sequence[RowResult] = [logs.read_repaired(row, origin)]
-    elif "release" in row and logs.fits_captured(row):
-        results = [logs.read_captured(row, origin)]
+    elif "release" in row and captures.fits_captured(row):
+        results = [captures.read_captured(row, origin)]
     elif settings.mapping and settings.mapping.reply and not settings.format:
         results = [datasets.read_mapped(row, origin, mapping=settings.mapping)]
     else:
