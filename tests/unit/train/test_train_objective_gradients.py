@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,15 @@ def test_policy_weights_with_one_update_need_no_log_probabilities():
     assert [value.tolist() for value in weights] == [
         pytest.approx([0.05] * len(ANSWERS[at]), rel=1e-6) for at in range(3)
     ]
+
+
+def test_policy_weights_have_the_ratio_of_an_answer_next_to_rows_without_one():
+    count, log_ratio = len(ANSWERS[0]), -math.log(1.1)
+    old = make_sample(0, 0, unit="0", part="rl", advantage=0.5, scale=1.0, sampled=(log_ratio,) * count)
+    rows = [old, make_sample(1, 4, unit="", part="sft", scale=0.1)]
+    weights = PolicyGradient(PolicySettings()).weights(rows, lambda: [torch.zeros(count), torch.zeros(9)])
+    assert weights[0].tolist() == pytest.approx([0.55] * count)
+    assert set(weights[1].tolist()) == {pytest.approx(0.1)}
 
 
 @pytest.mark.parametrize("share", [0.3, 0.05])
