@@ -3,7 +3,7 @@
 Prepares generated logs, appends one row in a hundred and prepares again, in this process and its workers.
 What grows with the old rows is in the stages between reading and rendering; reading and rendering are the new
 rows, the last block if it was not full, and the first use of libraries. With `--check` the grown log is also
-prepared from nothing: the hashes must be equal. `--folder` goes on from a log that is there already.
+prepared from nothing: the hashes must be equal. `--folder` goes on from a log that already exists.
 
     python benchmarks/data_growth.py --rows 50000 --check
 """

@@ -2,7 +2,7 @@
 
     python benchmarks/plan_memory.py --dry                          # predictions only, needs no GPU
     python benchmarks/plan_memory.py --out own.jsonl [--jobs 4]
-    python benchmarks/plan_memory.py --out timed.jsonl --timed      # seconds a step: one at a time
+    python benchmarks/plan_memory.py --out timed.jsonl --timed      # seconds per step: one at a time
 
 Our own training step over nine decoders of random weights (`plan_memory_shapes.py`); two of them are
 held out. All predictions are made first and written beside the results (`OUT.predicted`), before the
@@ -242,7 +242,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("plan_memory_own.jsonl"))
     parser.add_argument("--jobs", type=int, default=4, help="processes at a time")
-    parser.add_argument("--timed", action="store_true", help="measure seconds a step, one process at a time")
+    parser.add_argument("--timed", action="store_true", help="measure seconds per step, one process each")
     parser.add_argument("--only", default="", help="configurations whose name has this in it")
     parser.add_argument("--every", type=int, default=1, help="every so many of them")
     parser.add_argument("--predict", action="store_true", help="write OUT.predicted, run nothing")

@@ -1,7 +1,7 @@
 """One configuration of `plan_memory.py`, in a process of its own: what a card's memory really held.
 
 In: a configuration as JSON. Out: one line of JSON: peaks of the allocator over the steps and by phase,
-seconds a step, or that it ran out.
+seconds per step, or that it ran out.
 Weights are random: memory does not depend on them.
 """
 

@@ -4,7 +4,7 @@
     python benchmarks/train_full.py --small         # the same cases, tiny, on a CPU in a minute
     python benchmarks/train_full.py --only streamed-6.7b,resume-1.4b
 
-Random weights of Llama shapes, rows of 2,048 tokens, 16 rows a step, AdamW, clipping. Each case runs in a
+Random weights of Llama shapes, rows of 2,048 tokens, 16 rows per step, AdamW, clipping. Each case runs in a
 process of its own under a memory cap of the allocator, prints its figures as they come, and is killed after
 its time: what it had measured by then is kept. What does not fit the budget of all cases is skipped.
 """

@@ -1,4 +1,4 @@
-"""The peers' LoRA and QLoRA step on one GPU: tokens a second and memory, one process a setting.
+"""The peers' LoRA and QLoRA step on one GPU: tokens per second and memory, one process a setting.
 
 Random weights of the Qwen2.5-7B shape, rows of 2,048 tokens, r = 16 and alpha = 32 on all seven linears,
 bf16 autocast, fused AdamW at every micro-batch; 4 steps to warm up, the median of 8. Memory is the peak

@@ -13,7 +13,8 @@ HEAD = """# Settings
 
 Every key of `graft.yaml`, with its default. `graft init LOG` writes the keys that most projects need; `graft
 schema` prints the JSON Schema that editors complete and check with. A mistake is reported with its line and a
-fix, and a key of transformers, TRL, Axolotl or LLaMA-Factory is answered with ours.
+fix. Keys of transformers, TRL, Axolotl and LLaMA-Factory are recognized, and the error names the key to use
+here.
 
 This page is generated: `python tools/settings_page.py`.
 """

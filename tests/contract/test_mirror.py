@@ -62,7 +62,7 @@ def test_an_empty_mirror_is_an_empty_start(url, tmp_path):
 
 
 def deaf(mirror, monkeypatch, *, times, error=PermissionError):
-    """The mirror's place does not answer so many times."""
+    """The mirror's place is not responding so many times."""
     asked = []
 
     def ls(*arguments, **more):

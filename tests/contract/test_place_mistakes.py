@@ -191,10 +191,10 @@ def test_a_storage_that_is_full_or_gone_leaves_no_reservation(case, ledger, bund
         from graftwork.fleet.place import PlaceUnreachable
 
         def vanish(*_words, **_options):
-            raise PlaceUnreachable("the bucket does not answer", fix="try again later")
+            raise PlaceUnreachable("the bucket is not responding", fix="try again later")
 
         monkeypatch.setattr(kind, "write", vanish)
-        with pytest.raises(Refused, match="could not be sent: the bucket does not answer") as caught:
+        with pytest.raises(Refused, match="could not be sent: the bucket is not responding") as caught:
             start(case, ledger, bundle)
         explained(caught.value)
         nothing_is_left(case, ledger)

@@ -117,11 +117,11 @@ def test_what_ray_does_not_know_or_refuses_is_explained(make_place, cluster, tmp
         place.fetch(UNKNOWN, tmp_path / "none")
     wrong = tmp_path / "wrong"
     wrong.write_text("0" * 64)
-    with pytest.raises(Refused, match="refuses the token"):
+    with pytest.raises(Refused, match="rejected the token"):
         make_place(token=str(wrong)).list()
     with pytest.raises(Refused, match="no token"):
         make_place(token=str(tmp_path / "missing")).list()
-    with pytest.raises(PlaceUnreachable, match="does not answer"):
+    with pytest.raises(PlaceUnreachable, match="is not responding"):
         make_place(jobs="http://127.0.0.1:1").list()
 
 

@@ -142,7 +142,7 @@ def test_wrong_credentials_and_keys_are_explained_before_a_pod_is_made(
     provider, settings, tmp_path, monkeypatch
 ):
     with running_runpod(provider) as (_, url):
-        with pytest.raises(Refused, match="refuses the key") as caught:
+        with pytest.raises(Refused, match="rejected the key") as caught:
             make_place(url, settings, tmp_path, key="wrong").offer()
         assert "RUNPOD_API_KEY" in caught.value.fix
         absent = settings.model_copy(update={"public_key": str(tmp_path / "none.pub")})

@@ -98,7 +98,7 @@ def test_slurm_queues_a_job_again_and_it_goes_on_from_its_checkpoint(place, tmp_
 def test_what_slurm_refuses_is_explained_and_nothing_is_queued(place, tmp_path, shared, monkeypatch):
     bundle, _ = trial_bundle(tmp_path)
     wrong = SlurmPlace(SlurmSettings(folder=str(shared / "graftwork"), partition="none"))
-    with pytest.raises(Refused, match="Slurm refuses the job"):
+    with pytest.raises(Refused, match="Slurm rejected the job"):
         wrong.submit(order(bundle, 24), secrets={})
     assert place.list() == ()
     monkeypatch.setenv("PATH", "/nowhere")

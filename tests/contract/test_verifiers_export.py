@@ -93,7 +93,7 @@ def test_rewards_that_need_more_than_one_answer_are_not_exported(project, reward
 def test_an_export_overwrites_nothing(project):
     folder = project("[{metric: answer_match}]")
     export(folder)
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         export(folder)
 
 

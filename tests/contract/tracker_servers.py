@@ -58,7 +58,7 @@ class Server:
         deadline = time.monotonic() + 180
         while not self._answers():
             assert self._process.poll() is None, self.log.read_text()[-2000:]
-            assert time.monotonic() < deadline, "the server does not answer"
+            assert time.monotonic() < deadline, "the server is not responding"
             time.sleep(0.2)
 
     def kill(self) -> None:

@@ -150,7 +150,7 @@ def test_llama_cpp_serves_the_answers_of_the_evaluated_weights(tmp_path, tiny_ba
 
 def test_llama_cpp_refuses_a_base_with_another_template(tmp_path, tiny_base):
     async def main():
-        with pytest.raises(UserError, match="another chat template"):
+        with pytest.raises(UserError, match="a different chat template"):
             async with serving(tmp_path, tiny_base, aliases={}, adapters={}, fingerprint="0" * 64):
                 pass
 

@@ -183,7 +183,7 @@ def test_a_killed_engine_comes_back_with_the_same_answers(tmp_path, tiny_base, a
 
 def test_a_base_with_another_template_is_refused(tmp_path, tiny_base):
     async def main():
-        with pytest.raises(UserError, match="another chat template"):
+        with pytest.raises(UserError, match="a different chat template"):
             async with serving(tmp_path, tiny_base, {}, fingerprint="0" * 64):
                 pass
 

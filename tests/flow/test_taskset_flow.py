@@ -106,4 +106,4 @@ def test_a_project_that_trains_on_rows_still_needs_logs(project):
     (project / "graft.yaml").write_text(yaml.safe_dump(settings))
     refused = CliRunner().invoke(app, ["train", "-C", str(project)])
     assert isinstance(refused.exception, UserError)
-    assert "no log file is named" in str(refused.exception)
+    assert "no log file was specified" in str(refused.exception)

@@ -151,7 +151,7 @@ def test_an_export_is_proven_and_the_base_is_left_alone(trained_project, tmp_pat
     with use_project(open_project(trained_project), NullReporter()) as work:
         merged = export_run(work, run=None, to=tmp_path / "merged")
         adapter = export_run(work, run=merged.run_id[:6], to=tmp_path / "adapter", format="adapter")
-        with pytest.raises(UserError, match="is there already"):
+        with pytest.raises(UserError, match="already exists"):
             export_run(work, run=None, to=tmp_path / "merged")
         with pytest.raises(UserError, match="no trained run"):
             export_run(work, run="nothing", to=tmp_path / "nowhere")

@@ -64,7 +64,7 @@ def test_stopped_killed_and_moved_it_comes_to_the_same_adapter(job, tmp_path):
     assert stopped == EXIT_RESUME
     output = json.loads((here / "error.json").read_text())
     assert output["error"] == "GracefulStop"
-    assert "stopped in good order after step" in output["what"]
+    assert "stopped cleanly after step" in output["what"]
     after = len(Journal(here / "steps.jsonl").read())
 
     assert signal_after(start(job, here, **mirror), here, after + 20, signal.SIGKILL) == -signal.SIGKILL

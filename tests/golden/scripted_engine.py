@@ -68,6 +68,6 @@ class ScriptedEngine:
             raise ApiError(400, message, param="messages", code="context_length_exceeded")
         if question == "break":
             yield ReplyPiece(text="It")
-            raise ApiError(503, "the engine's server does not answer", code="engine_down")
+            raise ApiError(503, "the engine's server is not responding", code="engine_down")
         for piece in SCRIPT.get(question) or [ReplyPiece(text=f"You said: {question}"), end()]:
             yield piece

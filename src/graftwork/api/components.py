@@ -73,7 +73,7 @@ def generate_components(
 
 
 def verify_generated(out: str | Path, *, spec: str | Path | None = None) -> ProvenanceReport:
-    """Check the chain from specification to files; with a spec, run every component again."""
+    """Check the chain from specification to files; with a spec, also run every component again."""
     return verify_components(Path(out), spec=Path(spec) if spec is not None else None)
 
 
@@ -138,7 +138,7 @@ class ComponentTry(Record):
 
 
 class ComponentStage(Record):
-    """What a stage ended with, and how the source changed."""
+    """The outcome of a stage, and how the source changed."""
 
     stage: int
     how: str
@@ -158,7 +158,7 @@ class ComponentView(Record):
 
 
 def list_generations(project: Project) -> tuple[GenerationGlance, ...]:
-    """Those below the project folder, the one that changed last first."""
+    """Folders below the project folder, most recently changed first."""
     found = [_glance(project.root, folder) for folder in _find_folders(project.root)]
     return tuple(sorted(found, key=lambda glance: -glance.changed_at))
 
@@ -227,7 +227,7 @@ def read_component(project: Project, name: str, component: str) -> ComponentView
 
 
 def _find_folders(root: Path) -> Iterator[Path]:
-    """Folders with a journal of a generation; a hidden or deep one is not searched."""
+    """Folders with the journal of a generation; hidden and deep folders are not searched."""
     waiting, found = [(root, 0)], 0
     while waiting and found < MOST_FOUND:
         folder, depth = waiting.pop(0)
@@ -248,7 +248,7 @@ def _find_folders(root: Path) -> Iterator[Path]:
 
 
 def _require_folder(project: Project, name: str) -> Path:
-    """One of the folders that are listed: no other can be named."""
+    """One of the listed folders; no other can be requested."""
     for folder in _find_folders(project.root):
         if _name(project.root, folder) == name:
             return folder
@@ -321,7 +321,7 @@ def _journal(folder: Path) -> GenerationJournal:
 
 @lru_cache(maxsize=8)
 def _read_journal(folder: Path, _changed: int, _size: int) -> GenerationJournal:
-    """By the identity of the file: the chain of a large journal takes a while to check."""
+    """Cached by file identity: checking the chain of a large journal takes a while."""
     return GenerationJournal(folder)
 
 

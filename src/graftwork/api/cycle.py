@@ -1,8 +1,7 @@
 """The training cycle of `graft up`, and the week that was planned: what a page shows and asks of them.
 
-In: a project. Out: the status of the cycle, the state after a decision; the schedule of the file that
-`graft plan week --out week.json` writes, None where there is none. Starts no coordinator; `try_terms` writes
-nothing.
+In: a project. Out: the status of the cycle, the state after a decision; the schedule of the file that `graft
+plan week --out week.json` writes, None if there is none. Starts no coordinator; `try_terms` writes nothing.
 """
 
 import threading
@@ -27,7 +26,7 @@ def read_cycle(project: Project) -> CycleStatus:
 
 
 def find_waiting_step(state: CoordinatorState, settings: CycleSettings) -> str | None:
-    """The step of the open cycle that waits for a person."""
+    """The step of the open cycle that waits for approval."""
     cycle = state.open_cycle
     step = cycle.current if cycle is not None else None
     if cycle is None or step is None or step.name not in settings.approve:
@@ -36,7 +35,7 @@ def find_waiting_step(state: CoordinatorState, settings: CycleSettings) -> str |
 
 
 def list_controls(state: CoordinatorState) -> tuple[ControlAction, ...]:
-    """What can be decided now."""
+    """The decisions that are possible now."""
     if state.open_cycle is None:
         return ("begin", "resume") if state.paused is not None else ("begin", "pause")
     return ("resume", "cancel") if state.paused is not None else ("pause", "cancel")
@@ -58,7 +57,7 @@ def approve_in_cycle(project: Project, step: str, *, why: str, who: str, cycle: 
 
 def _parse_number(cycle: str) -> int | None:
     if cycle and not cycle.isdecimal():
-        raise UserError(f"{cycle!r} is no number of a cycle", fix="reload the page and decide again")
+        raise UserError(f"{cycle!r} is not a cycle number", fix="reload the page and decide again")
     return int(cycle) if cycle else None
 
 
@@ -76,13 +75,13 @@ def read_week(project: Project) -> WeekSchedule | None:
 
 
 def next_sessions(week: WeekSchedule, *, now: datetime) -> tuple[ShownSession, ...]:
-    """Those that run or come next."""
+    """The sessions that run or come next."""
     coming = [session for session in week.sessions if session.ends_at > now]
     return tuple(sorted(coming, key=lambda session: session.starts_at)[:SHOWN_SESSIONS])
 
 
 def list_terms(project: Project) -> tuple[WeekDial, ...]:
-    """The terms of the week that `try_terms` can change, with what they are now."""
+    """The terms of the week that `try_terms` can change, with their current values."""
     return list_dials(project.folder)
 
 

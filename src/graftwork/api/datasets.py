@@ -68,7 +68,7 @@ class DatasetLine(Record):
 
 
 class RowView(Record):
-    """A row with its text as the model sees it. `shown` is None where the tokenizer is missing."""
+    """A row with its text as the model sees it. `shown` is None if the tokenizer is missing."""
 
     row: Row
     split: Split
@@ -78,7 +78,7 @@ class RowView(Record):
 
 
 def read_audit(project: Project) -> Audit | None:
-    """The last audit of the project's logs; None where there was none yet."""
+    """The last audit of the project's logs; None if there was none yet."""
     with project.open() as work:
         entry = work.ledger.get("audit")
     try:
@@ -88,7 +88,7 @@ def read_audit(project: Project) -> Audit | None:
 
 
 def list_datasets(project: Project) -> tuple[DatasetLine, ...]:
-    """The newest first; those whose manifest cannot be read are left out."""
+    """Newest first; datasets whose manifest cannot be read are left out."""
     latest = None
     with suppress(UserError):
         latest = _find(project, "")
@@ -217,14 +217,14 @@ def trace_line(project: Project, what: str, name: str = "") -> Trace:
 
 
 def show_log_lines(project: Project, found: Trace) -> dict[str, str]:
-    """The log lines that a trace leads to, redacted and laid out for people, by their origin."""
+    """The log lines that a trace leads to, redacted and formatted for reading, by their origin."""
     origins = [row.place.origin for row in found.rows] + [drop.drop.origin for drop in found.drops]
     lines = {str(origin): read_log_line(origin, root=project.root) for origin in origins[:MOST_LOG_LINES]}
     return {name: redact(_lay_out(line)).text for name, line in lines.items() if line}
 
 
 def _lay_out(line: str) -> str:
-    """JSON with one value a line; other text, and very long lines, as they are."""
+    """JSON with one value per line; other text, and very long lines, unchanged."""
     if len(line) <= LONGEST_LOG_LINE:
         with suppress(ValueError):
             return json.dumps(json.loads(line), indent=2, ensure_ascii=False)
@@ -246,10 +246,10 @@ def _find(project: Project, name: str) -> Path:
 
 
 KEEP_SECONDS = 60.0
-"""Listing reads all captures and rows: the order of the queue is kept for so long."""
+"""Listing reads all captures and rows: the order of the queue is kept for this long."""
 
 HOLD_SECONDS = 600.0
-"""A row that one reviewer looks at is not shown to others for so long."""
+"""A row that one reviewer looks at is not shown to others for this long."""
 
 
 class ReviewTurn(Record):
@@ -310,7 +310,7 @@ def next_review(project: Project, *, who: str = "", key: str = "", hold: bool = 
 def decide_review(
     project: Project, key: str, action: ReviewAction, *, who: str = "", reply: str | None = None
 ) -> bool:
-    """Keep a decision; False if another reviewer was faster."""
+    """Store a decision; False if another reviewer was faster."""
     item = next((item for item in _list(project) if item.key == key), None)
     if item is None:
         item = next((item for item in _list(project, fresh=True) if item.key == key), None)

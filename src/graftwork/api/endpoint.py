@@ -35,7 +35,7 @@ SHOWN_HEADERS = (
 
 
 class EndpointAnswer(Record):
-    """What came back, whatever its status. `error` says why there is no answer."""
+    """The response, whatever its status. `error` says why there is no answer."""
 
     model: str
     status: int | None = None
@@ -48,7 +48,7 @@ class EndpointAnswer(Record):
 
 
 class EndpointCounts(Record):
-    """What the endpoint has counted since it was started."""
+    """The endpoint's counters since it was started."""
 
     requests: int = 0
     errors: int = 0
@@ -64,7 +64,7 @@ _STATUS = re.compile(r'status="(\d+)"')
 
 
 def read_endpoint_counts(project: Project) -> EndpointCounts | None:
-    """None where nothing answers, or where its counts are not for this reader."""
+    """None if nothing answers, or if its counters are not accessible to this reader."""
     try:
         with _open(project, "/metrics", None, seconds=LIST_SECONDS) as reply:
             return parse_counts(reply.read().decode()) if reply.status == 200 else None
@@ -73,7 +73,7 @@ def read_endpoint_counts(project: Project) -> EndpointCounts | None:
 
 
 def parse_counts(text: str) -> EndpointCounts:
-    """From the metrics of the endpoint in the text format of Prometheus; others are passed over."""
+    """Parse the endpoint's metrics in the Prometheus text format; skip the others."""
     requests = errors = refused = fallbacks = 0
     for line in text.splitlines():
         sample = _SAMPLE.match(line)
@@ -91,7 +91,7 @@ def parse_counts(text: str) -> EndpointCounts:
 
 
 def list_endpoint_models(project: Project) -> tuple[str, ...]:
-    """The names that requests may use; the aliases of the project where nothing answers."""
+    """The names that requests may use; the project's aliases if nothing answers."""
     try:
         with _open(project, "/v1/models", None, seconds=LIST_SECONDS) as reply:
             body = json.loads(reply.read())
@@ -132,7 +132,7 @@ def ask_model(
 
 
 def curl_command(project: Project, model: str, messages: list[dict[str, str]]) -> str:
-    """The same question on the command line."""
+    """The same request as a shell command."""
     body = json.dumps({"model": model, "messages": messages}, ensure_ascii=False)
     url = f"{ask_address(project)}/v1/chat/completions"
     certificate = project.settings.serve.tls_certificate
@@ -163,7 +163,7 @@ MOST_EXCHANGES = 2000
 
 
 class Traffic(Record):
-    """The last exchanges. Shares are None without any."""
+    """Statistics of the last exchanges. Shares are None if there are none."""
 
     exchanges: int = 0
     since: str | None = None
@@ -220,7 +220,7 @@ def read_traffic(project: Project) -> Traffic:
 
 
 def read_capture_totals(project: Project) -> CaptureTotals | None:
-    """What became of all exchanges that were to be captured; None where nothing was served yet."""
+    """What became of all exchanges that were to be captured; None if nothing was served yet."""
     return read_totals(project.folder.serving)
 
 

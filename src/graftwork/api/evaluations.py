@@ -111,7 +111,7 @@ _lock = threading.Lock()
 
 
 def read_evaluation(project: Project) -> EvaluationView | None:
-    """None where nothing was evaluated yet."""
+    """None if nothing was evaluated yet."""
     with project.open() as work:
         times = work.ledger.times().get(name_entry(work, "evaluate"))
         judged = work.ledger.get(name_entry(work, "gate"))
@@ -188,7 +188,7 @@ def read_case(project: Project, case_id: str, query: CaseQuery) -> CaseView:
 
 
 def read_escalation(project: Project) -> EscalationForecast | None:
-    """The last forecast of escalation; None where there is none."""
+    """The last forecast of escalation; None if there is none."""
     return read_forecast(project.folder.state)
 
 
@@ -198,8 +198,8 @@ def require_known_subject(project: Project, text: str) -> None:
     if subject.kind not in OUTSIDE or subject in parse_subjects(project.settings.evaluate.subjects):
         return
     raise NegativeResult(
-        "a URL or a folder can be asked here only if graft.yaml names it",
-        why="held-out cases and a key would go there, or files from there would be loaded",
+        "a URL or a folder can only be evaluated here if graft.yaml lists it",
+        why="it would receive held-out cases and a key, or files would be loaded from it",
         fix="add it to evaluate.subjects, or run the command in a terminal",
         where="evaluate.subjects",
     )

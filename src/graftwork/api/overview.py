@@ -54,7 +54,7 @@ class LiveRelease(Record):
     move: AliasMove | None
     verdict: Verdict | None
     back_to: str | None
-    """The release that a rollback leads to; None where there is none."""
+    """The release that a rollback leads to; None if there is none."""
     back_to_version: str = ""
 
 
@@ -82,7 +82,7 @@ class Overview(Record):
     """The challenger's alias and share, where graft.yaml sets up an experiment."""
     working: bool
     cycle: CoordinatorState
-    """The open cycle of `graft up`, or why none goes on."""
+    """The open cycle of `graft up`, or why none continues."""
     waits_for: str | None
     """The step of the cycle that a person has to approve."""
 
@@ -149,7 +149,7 @@ def check_freshness(project: Project) -> tuple[tuple[StepState, ...], NextRun]:
 
 
 def check_endpoint(project: Project) -> EndpointStatus:
-    """Ask the endpoint for its health, where graft.yaml says that it listens."""
+    """Ask the endpoint for its health, at the address in graft.yaml."""
     return ask_endpoint(project.settings.serve, root=project.root)
 
 
@@ -161,9 +161,9 @@ MOST_WATCHED = 4
 
 
 def mark_project(project: Project) -> str:
-    """Another text after every change of the database, of graft.yaml or of a running job.
+    """A text that changes with every change of the database, of graft.yaml or of a running job.
 
-    Reads files alone, and is cheap enough for every second.
+    Only reads files, and is cheap enough to call every second.
     """
     folder = project.folder
     parts = [_mark_of(folder.file), *_mark_database(folder.database_url)]
@@ -187,12 +187,12 @@ def _mark_of(path: Path) -> str:
 
 @lru_cache(maxsize=1)
 def _watched_server(url: str) -> Database:
-    """Kept open: it is asked every second."""
+    """Kept open, because it is queried every second."""
     return open_database(url)
 
 
 def _mark_database(url: str) -> list[str]:
-    """Of SQLite its files. Its log is made empty by readers: only a log with content counts."""
+    """For SQLite, its files. Readers empty the log, so only a log with content counts."""
     if not url.startswith("sqlite:///"):
         return [str(_watched_server(url).count_written_rows())]
     path = Path(url.removeprefix("sqlite:///"))

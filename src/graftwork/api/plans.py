@@ -169,7 +169,7 @@ def _run_question(model: str | None, options: dict[str, Any]) -> FitQuestion:
 
 
 def _split_options(kind: type[R], options: dict[str, Any]) -> tuple[R, dict[str, Any]]:
-    """The options of a question, and those of the run that it is about."""
+    """The options of a question, and those of its run."""
     own = {name: value for name, value in options.items() if name in kind.model_fields}
     run = {name: value for name, value in options.items() if name not in kind.model_fields}
     return _validated(kind, own), run
@@ -193,12 +193,12 @@ CATALOG_PARTS = ("models", "gpus", "cpus", "prices", "quoted", "places", "api_pr
 
 
 def list_catalog(kind: str | None, *, overlay: Path | None, today: date) -> dict[str, Any]:
-    """The rows of one kind, or of all, each with its age in days; prices with whether that is too old."""
+    """The rows of one kind, or of all, each with its age in days; prices also say whether they are stale."""
     if kind is not None and kind not in CATALOG_PARTS:
         raise UserError(
             f"the catalog has no part {kind!r}",
-            why="it was asked for by that name",
-            fix=f"name one of {', '.join(CATALOG_PARTS)}",
+            why="no catalog part has this name",
+            fix=f"use one of {', '.join(CATALOG_PARTS)}",
             where=kind,
         )
     parts: dict[str, Callable[[], list[dict[str, Any]]]] = {

@@ -47,7 +47,7 @@ class ReleaseView(Record):
     has_files: bool
     size_bytes: int
     page: str = ""
-    """The file of its report page; empty where there is none."""
+    """The file of its report page; empty if there is none."""
 
 
 def list_releases(
@@ -123,14 +123,14 @@ def export_release(project: Project, name: str) -> ArchiveFile:
 
 
 def find_archive(project: Project, name: str) -> Path | None:
-    """The archive that `export_release` wrote; None where there is none."""
+    """The archive that `export_release` wrote; None if there is none."""
     with project.open() as work:
         path = archive_path(work, find_release(work.releases, name))
     return path if path.is_file() else None
 
 
 def promote(project: Project, name: str, *, alias: str = "", reason: str, who: str = "") -> AliasMove | None:
-    """Point an alias at a release that may be deployed; None where it points there already."""
+    """Point an alias at a release that may be deployed; None if it points there already."""
     with project.open() as work:
         return promote_release(work, name, alias=alias or None, reason=reason, who=who)[2]
 

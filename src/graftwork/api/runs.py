@@ -170,7 +170,7 @@ def compare_runs(project: Project, a: str, b: str) -> TwoCompared:
 
 
 def list_differences(section: str, left: dict[str, Any], right: dict[str, Any]) -> list[Difference]:
-    """Every value that one of the two has."""
+    """Every value that at least one of the two has."""
     differences = []
     for name in dict.fromkeys((*left, *right)):
         a, b, better = left.get(name), right.get(name), ""
@@ -243,7 +243,7 @@ def _read_outcome(entry: RunEntry) -> TrainOutcome | None:
 
 
 LESS_IS_BETTER = {"final loss", "validation loss", "minutes", "peak memory, GiB", "restarts"}
-MORE_IS_BETTER = {"tokens a second"}
+MORE_IS_BETTER = {"tokens per second"}
 
 
 def _measured(entry: RunEntry) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def _measured(entry: RunEntry) -> dict[str, Any]:
         "steps": outcome.steps,
         "rows": outcome.rows,
         "minutes": outcome.seconds / 60,
-        "tokens a second": outcome.tokens_per_second,
+        "tokens per second": outcome.tokens_per_second,
         "peak memory, GiB": outcome.peak_memory_gib,
         "restarts": outcome.restarts,
     }

@@ -83,13 +83,13 @@ class CancelRequest(Record):
 
 
 class PingRequest(Record):
-    """Answered by a heartbeat at once."""
+    """Answered by a heartbeat immediately."""
 
     type: Literal["ping"] = "ping"
 
 
 class WorkerMessage(Record):
-    """What every message of the worker has."""
+    """Fields of every message from the worker."""
 
     seq: int = Field(0, description="Counts the messages of this process.")
     at: float = Field(0.0, description="Seconds since 1970.")
@@ -120,7 +120,7 @@ class StepMessage(WorkerMessage):
 
 
 class ProgressMessage(WorkerMessage):
-    """How far the work is. Combined where the client is slow: only the newest counts."""
+    """Progress of the work. Combined if the client is slow: only the newest counts."""
 
     type: Literal["progress"] = "progress"
     phase: str
@@ -146,7 +146,7 @@ class LogMessage(WorkerMessage):
 
 
 class HeartbeatMessage(WorkerMessage):
-    """The worker lives. `busy` is true between start and end."""
+    """The worker is alive. `busy` is true between start and end."""
 
     type: Literal["heartbeat"] = "heartbeat"
     busy: bool
@@ -230,7 +230,7 @@ class MessageOutbox:
         self._thread.start()
 
     def send(self, message: WorkerMessage) -> None:
-        """Queue it. Never blocks; nothing is sent any more once the client is gone."""
+        """Queue it. Never blocks; nothing is sent once the client is gone."""
         with self._changed:
             if isinstance(message, ProgressMessage):
                 self._progress = message
@@ -249,7 +249,7 @@ class MessageOutbox:
             self._changed.notify_all()
 
     def end_acks(self) -> None:
-        """The client has closed its side: no ack will come."""
+        """The client has closed its side: no more acks will come."""
         with self._changed:
             self._client_left = True
             self._changed.notify_all()
@@ -360,7 +360,7 @@ class WorkerSession:
         self._work: OpenProject | None = None
 
     def run(self) -> int:
-        """Wait for the start, do the work, and give the exit code of the process."""
+        """Wait for the start, do the work, and return the exit code of the process."""
         self._outbox.send(HelloMessage(graftwork=__version__, pid=os.getpid()))
         threading.Thread(target=self._listen, daemon=True, name="requests").start()
         self._arrived.wait()
@@ -407,7 +407,7 @@ class WorkerSession:
         return code
 
     def _set_busy(self, busy: bool) -> None:
-        """A signal is sent only while the work can take it."""
+        """A signal is only sent while the work can handle it."""
         with self._guard:
             self._busy = busy
 
@@ -436,7 +436,7 @@ class WorkerSession:
         return error.exit_code
 
     def _plan_known(self, step: str, plan: Plan | None) -> None:
-        """From here on the run's folder is watched for checkpoints."""
+        """Watch the run's folder for checkpoints from now on."""
         if step != "plan" or self._work is None:
             return
         if plan is None:
@@ -451,7 +451,7 @@ class WorkerSession:
         self._events = events
 
     def _listen(self) -> None:
-        """Requests until the input ends, which is the last of them."""
+        """Requests until the end of the input, which counts as the last request."""
         try:
             for text in read_messages(self._read, self._framing):
                 self._take(text)
@@ -482,7 +482,7 @@ class WorkerSession:
                 self._outbox.send(HeartbeatMessage(busy=self._busy))
 
     def _refuse(self, why: str) -> None:
-        """A message that cannot be read: before the start the end, later a remark."""
+        """Handle a message that cannot be read: before the start, exit; later, log a remark."""
         if self._start is None and self._mistake is None:
             self._mistake = UserError(
                 "the message cannot be read",
@@ -557,7 +557,7 @@ def _run(work: OpenProject, start: StartRequest) -> tuple[dict[str, Any], int]:
 
 
 def serve_stdio(framing: Framing) -> int:
-    """Keep standard output for messages: whatever else is printed goes to standard error."""
+    """Reserve standard output for messages: anything else that is printed goes to standard error."""
     write = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     read = os.fdopen(os.dup(0), "rb")

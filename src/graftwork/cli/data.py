@@ -87,7 +87,7 @@ def audit(
 
 
 def _audit(files: list[str], project: Path | None, row_format: str | None) -> "tuple[Audit, Path | None]":
-    """The audit, and the page of the project where its own logs are audited."""
+    """The audit, and the project's page if its own logs are audited."""
     from graftwork.api.project import audit_files
     from graftwork.cli.progress import RichReporter
     from graftwork.project.load import find_project
@@ -162,13 +162,13 @@ def show(
     row: Annotated[str | None, typer.Option("--row", help="A row id, or its first characters.")] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Mark token boundaries.")] = False,
     plain: Annotated[
-        bool, typer.Option("--plain", help="No colours: trained tokens are enclosed in ⟦ and ⟧.")
+        bool, typer.Option("--plain", help="No colors: trained tokens are enclosed in ⟦ and ⟧.")
     ] = False,
     dataset: Dataset = None,
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Show rows as the model sees them, with the trained tokens in colour.
+    """Show rows as the model sees them, with the trained tokens in color.
 
     Example:  graft data show --split test --rows 5
     """
@@ -248,7 +248,7 @@ def export(
 
 
 def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:
-    """The folder of a dataset, and the folder to which the names of its logs are relative."""
+    """The folder of a dataset, and the folder that its log names are relative to."""
     from graftwork.data.project import find_dataset_by_hash, find_latest_dataset, no_such_dataset
     from graftwork.files.dataset import MANIFEST
     from graftwork.project.load import PROJECT_FILE, find_project, open_project
@@ -298,7 +298,7 @@ def repair(
         float | None, typer.Option("--price-in", min=0, help="USD per million prompt tokens.")
     ] = None,
     price_out: Annotated[
-        float | None, typer.Option("--price-out", min=0, help="USD per million answer tokens.")
+        float | None, typer.Option("--price-out", min=0, help="USD per million completion tokens.")
     ] = None,
     max_cost: Annotated[
         float | None, typer.Option("--max-cost", help="Budget in USD, earlier runs included.")
@@ -355,7 +355,7 @@ LONGEST_SHOWN = 4000
 
 
 class ReviewTerminal(Protocol):
-    """Where a reviewer looks and types. An empty key means that there is no more input."""
+    """Where a reviewer looks and types. An empty key means end of input."""
 
     def show(self, item: "ReviewItem", *, waiting: int) -> None: ...
     def say(self, text: str) -> None: ...
@@ -446,7 +446,7 @@ def run_review(queue: "ReviewQueue", terminal: ReviewTerminal, *, limit: int | N
         elif action == "undo":
             undone = queue.undo()
             decided -= undone is not None
-            terminal.say("taken back" if undone is not None else "nothing to take back")
+            terminal.say("taken back" if undone is not None else "nothing to undo")
         else:
             decided += _decide(queue, terminal, item, action)
     return decided
@@ -464,12 +464,12 @@ def _decide(
         terminal.say(f"{error.what}; press a to accept the reply as it is")
         return False
     if not is_stored:
-        terminal.say("another reviewer has decided about it")
+        terminal.say("another reviewer has already decided on it")
     return is_stored
 
 
 class _ConsoleTerminal:
-    """The terminal of the user; lines of standard input where that is no terminal."""
+    """The user's terminal, or lines of standard input if it is not a terminal."""
 
     def show(self, item: "ReviewItem", *, waiting: int) -> None:
 
@@ -495,7 +495,7 @@ class _ConsoleTerminal:
         return _read_terminal_key() if sys.stdin.isatty() else _read_plain_key(sys.stdin.read)
 
     def edit(self, text: str) -> str | None:
-        """The text as the user left it in $VISUAL or $EDITOR; None where the editor failed."""
+        """The text as the user left it in $VISUAL or $EDITOR; None if the editor failed."""
 
         with tempfile.TemporaryDirectory(prefix="graft-review-") as folder:
             path = Path(folder) / "reply.txt"
@@ -504,13 +504,13 @@ class _ConsoleTerminal:
             try:
                 done = subprocess.run([*shlex.split(editor), str(path)], check=False)
             except (OSError, ValueError) as error:
-                self.say(f"{quote(editor)} does not start ({type(error).__name__}); set $EDITOR")
+                self.say(f"could not start {quote(editor)} ({type(error).__name__}); set $EDITOR")
                 return None
             return path.read_text().removesuffix("\n") if done.returncode == 0 else None
 
 
 def _read_terminal_key() -> str:
-    """One key without Enter. Keys that were pressed before are kept, which `typer.getchar` does not do."""
+    """Read one key without Enter. Keys pressed earlier are kept, unlike with `typer.getchar`."""
     import termios
     import tty
 
@@ -581,7 +581,7 @@ def write_captures(
     if has_subcommand(context):
         return
     if out is None:
-        raise typer.BadParameter("name the file to write", param_hint="--out")
+        raise typer.BadParameter("specify the file to write", param_hint="--out")
 
     from graftwork.data.captures import FeedbackFilter, export_captures
     from graftwork.text.options import apply_options
@@ -624,7 +624,7 @@ def forget(
     from graftwork.serve.project import forget_captures
 
     if bool(session) == bool(user):
-        raise typer.BadParameter("name one of --session and --user", param_hint="--session")
+        raise typer.BadParameter("specify one of --session and --user", param_hint="--session")
     with opened(project) as work:
         found = forget_captures(work, session=session or None, user=user or None, dry_run=not yes)
     print_record(found, as_json=json)

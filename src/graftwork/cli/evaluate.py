@@ -54,8 +54,9 @@ def evaluate(
         bool,
         typer.Option(
             "--savings",
-            help="Show what the logged model costs per month, what hosting the small one costs, and the "
-            "difference. The cost is the log's, or by the prices of `graft plan catalog api_prices`.",
+            help="Show the monthly cost of the logged model, the cost of hosting the small one, and "
+            "the difference. The cost comes from the log, or from the prices in `graft plan "
+            "catalog api_prices`.",
         ),
     ] = False,
     engine: Engine = None,
@@ -152,9 +153,9 @@ def _show_savings(project: Path | None, model: str | None, *, as_json: bool) -> 
         saved = found.savings()
     if saved is None:
         raise NegativeResult(
-            "the logs hold no call of this model's roles",
-            why="what is not called saves nothing",
-            fix="name other roles under `models:`, or bring the logs of these",
+            "the logs contain no calls for this model's roles",
+            why="a model that is never called saves nothing",
+            fix="specify other roles under `models:`, or add logs for these roles",
         )
     print_record(saved, as_json=as_json)
 
@@ -240,7 +241,7 @@ def escalation(
 
 
 def _show_live(project: Path | None, model: str | None, *, as_json: bool) -> None:
-    """Exit code 1 where a figure is not what was predicted."""
+    """Exit code 1 if a figure differs from the forecast."""
 
     with reporting(project, model) as found:
         compared = found.live_escalation()

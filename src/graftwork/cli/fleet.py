@@ -106,7 +106,7 @@ def run(
     model: Model = None,
     json: Json = False,
 ) -> None:
-    """Train at another place and bring the result back. A run that was stopped goes on from its checkpoint.
+    """Train at another place and bring the result back. A run that was stopped continues from its checkpoint.
 
     Shows the largest possible cost and asks before money is spent. Ctrl-C stops following, not the job.
 
@@ -147,7 +147,7 @@ def run_at_place(
 
 
 def choose_for(work: "OpenProject", request: "FleetRequest") -> "FleetRequest":
-    """The request at the place that `--place auto` finds; prints the reasons on standard error."""
+    """The request with the place that `--place auto` chooses; prints the reasons on standard error."""
     from graftwork.fleet.jobs import find_place
 
     best, why, refused = find_place(work, request)
@@ -158,7 +158,7 @@ def choose_for(work: "OpenProject", request: "FleetRequest") -> "FleetRequest":
 
 
 def confirm_quote(quote: "RunQuote", *, yes: bool) -> bool:
-    """Ask on standard error where the job costs money."""
+    """Ask for confirmation on standard error if the job costs money."""
 
     if not quote.largest_usd:
         return True
@@ -224,7 +224,7 @@ def stop(
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Stop a job at its next checkpoint; `graft fleet run` goes on from there, at this place or another.
+    """Stop a job at its next checkpoint; `graft fleet run` continues from there, at this place or another.
 
     Example:  graft fleet stop 4f1c
     """
@@ -241,7 +241,7 @@ def fetch(
     job: JobId,
     results: Annotated[
         Path | None,
-        typer.Argument(help="Of a job that was run by hand: its results.zip, or its work folder."),
+        typer.Argument(help="For a job that was run manually: its results.zip, or its work folder."),
     ] = None,
     project: Folder = None,
     json: Json = False,
@@ -346,7 +346,7 @@ def image(
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of 90m, 12h or 2d."""
+    """Parse 90m, 12h or 2d to seconds."""
     units = {"m": 60.0, "h": 3600.0, "d": 86400.0}
     try:
         seconds = float(text[:-1]) * units[text[-1:]]
@@ -371,10 +371,13 @@ def simulate(
     ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Start a Ray node on each host.")] = True,
     slurm: Annotated[bool, typer.Option("--slurm/--no-slurm", help="Start Slurm on the hosts.")] = True,
     netem: Annotated[
-        str, typer.Option("--netem", help='Fault of every link, as tc netem takes it: "delay 50ms loss 1%".')
+        str,
+        typer.Option(
+            "--netem", help='Network fault to apply to every link, in tc netem syntax: "delay 50ms loss 1%".'
+        ),
     ] = "",
     kill: Annotated[
-        list[str] | None, typer.Option("--kill", help="HOST=SECONDS: let this host die after so long.")
+        list[str] | None, typer.Option("--kill", help="HOST=SECONDS: kill this host after this many seconds.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -427,7 +430,7 @@ def _start_services(network: "HostNetwork", *, ray: bool, slurm: bool) -> dict[s
 def _run_on_first_host(
     network: "HostNetwork", command: list[str], environment: dict[str, str], *, kills: list[tuple[str, float]]
 ) -> int:
-    """Run the command, or wait for Ctrl-C where there is none; returns its exit code."""
+    """Run the command, or wait for Ctrl-C if there is none; returns its exit code."""
     from graftwork.fleet.simulated_hosts import PATH
 
     timers = [threading.Timer(seconds, network.kill, (host,)) for host, seconds in kills]

@@ -114,7 +114,7 @@ def reflow(text: str) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """What lists of commands show."""
+    """Names and help texts for lists of commands."""
     return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
 
 
@@ -221,7 +221,7 @@ def repeat_lost_interrupts() -> None:
 
 
 def _exit_quietly() -> NoReturn:
-    """Discards what is still buffered, so that the interpreter does not complain at exit."""
+    """Discard what is still buffered, so that the interpreter does not complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(0)
 
@@ -273,7 +273,7 @@ def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackT
 
 
 def _explain(error: OSError) -> GraftError:
-    """An error of the operating system about a file, as an error of the environment."""
+    """Convert an operating system error about a file to an environment error."""
     from pathlib import Path
 
     from graftwork.files.disk import explain_os_error

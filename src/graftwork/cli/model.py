@@ -46,7 +46,7 @@ def pull(
     found = _find_project(project)
     if name is None:
         if found is None:
-            raise UserError("no model is named", fix="graft model pull Qwen/Qwen3-0.6B", where="NAME")
+            raise UserError("no model was specified", fix="graft model pull Qwen/Qwen3-0.6B", where="NAME")
         name = found.settings.base
     root = found.root if found is not None else (project or Path())
     with RichReporter(tables=False) as reporter:

@@ -25,7 +25,7 @@ def print_json(value: "Record | dict[str, Any] | list[Any]") -> None:
 
 
 def print_text(*lines: str) -> None:
-    """Plain lines, as they are: nothing is highlighted, wrapped or read as markup."""
+    """Print plain lines without highlighting, wrapping or markup."""
     stdout.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 

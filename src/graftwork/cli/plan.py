@@ -181,7 +181,7 @@ def _write(answer: "FitAnswer", folder: Path) -> list[Path]:
 
 
 def _as_json(answer: "FitAnswer") -> dict[str, Any]:
-    """The answer; of many row lengths, an evenly spaced sample."""
+    """The answer; for many row lengths, computed on an evenly spaced sample."""
     body = answer.model_dump(mode="json")
     lengths = answer.question.lengths
     if len(lengths) > LENGTHS_SHOWN:

@@ -100,7 +100,7 @@ def _show(proposal: "Proposal", started: "Started") -> None:
 
 
 def describe_counts(proposal: "Proposal", started: "Started") -> str:
-    """How many rows each step leaves, and what says more about the others."""
+    """How many rows each step leaves, and which command says more about the others."""
     read, usable, kept = started.rows_read, started.rows_usable, proposal.rows
     text = f"{read:,} rows read, {usable:,} usable"
     if usable < read:
@@ -118,7 +118,7 @@ MOST_FIELDS = 20
 
 
 def _show_fields(started: "Started") -> None:
-    """The own fields of the rows and what they are taken for."""
+    """The extra fields of the rows and how they are interpreted."""
 
     if not started.fields:
         return

@@ -77,7 +77,7 @@ def push(
     if sum(way is not None for way in ways) > 1 or (alias is not None and ssh is None):
         raise UserError(
             "these options cannot be combined",
-            why="a push has one destination, and only a machine has aliases",
+            why="a push has one destination, and only a serving machine has aliases",
             fix="use one of --to, --hub, --ssh and --mlflow; --alias requires --ssh",
         )
     with opened_with_progress(project) as work:
@@ -169,9 +169,9 @@ def deploy(
         moved = f"is {done.alias}"
         if not done.ok:
             moved = (
-                f"was taken back; {done.alias} is as before"
+                f"was rolled back; {done.alias} is unchanged"
                 if done.taken_back
-                else f"failed and is still {done.alias}: there was no other release to go back to"
+                else f"failed and is still {done.alias}: there was no other release to roll back to"
             )
         why = f": {done.why}" if done.why else f", {done.asked} requests answered"
         print_text(f"{done.release[:12]} {moved} at {done.to}{why}")
@@ -730,14 +730,14 @@ def edit(
     from graftwork.registry.signatures import create_key_pair
 
     if not any((tag, untag, note is not None, version, sign, new_key)):
-        raise typer.BadParameter("name a change: --tag, --untag, --note, --version, --sign or --new-key")
+        raise typer.BadParameter("specify a change: --tag, --untag, --note, --version, --sign or --new-key")
     if note is not None and not note.strip():
         raise typer.BadParameter("the note is empty, and notes cannot be removed")
     if sign is not None and new_key is not None:
         raise typer.BadParameter("choose one of --sign and --new-key")
     if name is None:
         if new_key is None or any((tag, untag, note is not None, version)):
-            raise typer.BadParameter("name a release: without one only --new-key works")
+            raise typer.BadParameter("specify a release: without one only --new-key works")
         created = create_key_pair(new_key).as_json()
         print_json(created) if json else print_text(*_signature_lines(created))
         return
@@ -756,7 +756,7 @@ def edit(
 
 
 def _signature_lines(signed: dict[str, str]) -> list[str]:
-    """The files of a key pair and a signature, and how graft.yaml names a new public key."""
+    """The files of a key pair and a signature, and the line for graft.yaml with a new public key."""
     lines = [f"{what.replace('_', ' ')}: {value}" for what, value in signed.items()]
     if "public_key" in signed:
         lines += ["for graft.yaml:", "release:", f"  public_key: {signed['public_key']}"]

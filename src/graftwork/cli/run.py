@@ -34,7 +34,8 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Stop before training: try metrics and rules, estimate every step. Exit code 2: an error.",
+            help="Stop before training: try metrics and rules, and estimate every step. Exit code 2 "
+            "means an error.",
         ),
     ] = False,
     json: Json = False,
@@ -72,7 +73,10 @@ def run(
 
 
 def _show_estimate(project: "Project") -> None:
-    """The estimated time on standard error, where anything is to do. The run itself reports errors."""
+    """Print the estimated time to standard error if there is anything to do.
+
+    The run itself reports errors.
+    """
     from graftwork.views.terminal import show
 
     try:
@@ -149,7 +153,7 @@ def logs(
 
 
 def _await_first_run(work: "OpenProject") -> None:
-    """A command that has just been started in the background enters its run in a moment."""
+    """Wait for a command that was just started in the background to register its run."""
     from graftwork.train.runs import find_processes
 
     pause = threading.Event()
@@ -215,7 +219,7 @@ def worker(
         int | None,
         typer.Option(
             "--packet",
-            help="4: each message has its length in four bytes before it, as Erlang's {packet, 4}.",
+            help="4: each message is preceded by its length in four bytes, like Erlang's {packet, 4}.",
         ),
     ] = None,
     schema: Annotated[

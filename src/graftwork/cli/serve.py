@@ -53,7 +53,8 @@ def serve(
     reload: Annotated[
         bool,
         typer.Option(
-            "--reload", help="Apply changed settings and aliases to the running endpoint; drops no request."
+            "--reload",
+            help="Apply changed settings and aliases to the running endpoint without dropping requests.",
         ),
     ] = False,
     project: Folder = None,
@@ -118,7 +119,7 @@ def serve(
 
 
 def _choose_reporter(settings: "ServeSettings", start: ExitStack) -> "Reporter":
-    """Progress and remarks on standard error: a bar until the endpoint answers, or JSON as its log is."""
+    """Progress and remarks on standard error: a bar until the endpoint answers, or JSON."""
     from graftwork.cli.progress import JsonRemarks, RichReporter
 
     if settings.log_format == "json":
@@ -143,7 +144,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def revise_engine(settings: "ServeSettings", kind: str) -> "ServeSettings":
-    """The settings with another kind of engine, its own settings kept."""
+    """The settings with another kind of engine, keeping its own settings."""
     return _revise(settings, {"engine": {**settings.engine.model_dump(), "kind": kind}})
 
 

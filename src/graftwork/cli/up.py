@@ -28,10 +28,11 @@ class Action(StrEnum):
 def up(
     action: Annotated[
         Action | None,
-        typer.Argument(help="What to ask of the coordinator. Default: be the coordinator."),
+        typer.Argument(help="What to request from the coordinator. Default: be the coordinator."),
     ] = None,
     step: Annotated[
-        str | None, typer.Argument(help="With approve: the step to allow. Default: the one that waits.")
+        str | None,
+        typer.Argument(help="With approve: the step to approve. Default: the one that is waiting."),
     ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Run one cycle now, or finish the open one, and exit.")
@@ -57,9 +58,8 @@ def up(
     step that waits for a person (`cycle.approve`).
 
     `week` follows the plan that `graft plan week --out week.json` writes: it starts each session at its
-    place, judges what is trained, and plans again around a session that a place refuses or ends early.
-    --once does what is due now; --dry-run shows it. Killed and started again, it goes on; jobs run on
-    meanwhile.
+    place, judges what is trained, and plans again around a session that a place refuses or ends early. --once
+    does what is due now; --dry-run shows it. Killed and started again, it continues; jobs run on meanwhile.
 
     Example:  graft up --once
     Example:  graft up approve promote --reason "looked at the report"

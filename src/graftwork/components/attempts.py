@@ -56,7 +56,7 @@ MOST_SHOWN = 12
 def write_prompt(
     plan: ComponentPlan, component: Component, stage: Stage, *, source: str = "", feedback: str = ""
 ) -> tuple[Message, ...]:
-    """`source` is what was accepted at the stage before; `feedback` why the last attempt failed."""
+    """`source` was accepted at the previous stage; `feedback` says why the last attempt failed."""
     parts = [heading(component, stage), component.description]
     if plan.language == "python":
         parts.append(f"```python\n{component.signature}\n    ...\n```")
@@ -132,13 +132,13 @@ def entry_hash(entry: dict[str, Any]) -> str:
 
 
 def check_chain(entries: list[dict[str, Any]]) -> str:
-    """What breaks the chain; empty where nothing does."""
+    """What breaks the chain; empty if nothing does."""
     previous = FIRST
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict) or "hash" not in entry:
             return f"entry {number} is not an entry of a journal"
         if entry.get("previous") != previous:
-            return f"entry {number} does not follow the one before it: an entry was removed or added"
+            return f"entry {number} does not follow the previous one: an entry was removed or added"
         if entry_hash(entry) != entry["hash"]:
             return f"entry {number} ({entry.get('kind')}) was changed"
         previous = entry["hash"]
@@ -155,7 +155,7 @@ class GenerationJournal:
         if broken:
             raise Corrupted(
                 f"the journal is damaged: {broken}",
-                why="answers and verdicts in it are no longer evidence",
+                why="its answers and verdicts can no longer be trusted as evidence",
                 fix="restore the file, or generate into another folder",
                 where=str(self._journal.path),
             )
@@ -181,7 +181,7 @@ class GenerationJournal:
         return entry
 
     def add_once(self, kind: str, key: str, **content: Any) -> None:
-        """Unless there is an entry of this kind and key."""
+        """Append unless there is already an entry of this kind and key."""
         if self.find(kind, key) is None:
             self.add(kind, key, **content)
 
@@ -206,7 +206,7 @@ class ComponentModel(NamedTuple):
 
 
 class RecordedAnswers:
-    """Answers from a file, one JSON object a line: component, stage, text, and sample where it matters.
+    """Answers from a file, one JSON object per line: component, stage, text, and sample where it matters.
 
     Stands in for a large model: the file is what such a model answered, or what a person wrote in its place.
     """
@@ -223,8 +223,8 @@ class RecordedAnswers:
             except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
                 raise UserError(
                     "this is not a recorded answer",
-                    why="every line is a JSON object with the keys component, stage (a number) and text",
-                    fix="correct the line, or name another file as recorded:FILE",
+                    why="every line must be a JSON object with the keys component, stage (a number) and text",
+                    fix="correct the line, or use another file as recorded:FILE",
                     where=f"{path}:{number}",
                 ) from None
         self.digest = file_digest(path)
@@ -232,7 +232,7 @@ class RecordedAnswers:
     def ask(self, messages: tuple[Message, ...], decoding: DecodingSettings) -> EngineReply:
         heading = _HEADING.search(messages[-1].content)
         if heading is None:
-            raise EngineUnavailable("the question names no component")
+            raise EngineUnavailable("the question does not mention a component")
         texts = self._answers.get((heading["id"], int(heading["stage"])), {})
         text = texts.get((decoding.seed or 0) % len(texts), "") if texts else ""
         prompt_words = sum(len(message.content.split()) for message in messages)
@@ -268,7 +268,7 @@ class Question(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """A source and what verification found. `key` is that of its answer."""
+    """A source and its verification. `key` identifies its answer."""
 
     key: str
     submission: Submission
@@ -277,7 +277,7 @@ class Attempt(NamedTuple):
 
 
 def submission_key(submission: Submission) -> str:
-    """Names everything that a verdict depends on."""
+    """A key of everything that a verdict depends on."""
     content = submission.component.model_dump(mode="json", exclude={"line"})
     return fingerprint([content, submission.source, submission.stage, submission.modules])[:24]
 
@@ -307,7 +307,7 @@ class Budget:
         if minutes is not None and self._clock() - self._began >= minutes * 60:
             raise _stopped(
                 f"the budget of {minutes:g} minutes is spent",
-                "run the same command again: it has new minutes",
+                "run the same command again: the time budget starts over",
             )
 
 
@@ -332,7 +332,7 @@ class Attempts:
         self._settings, self.budget, self._progress = settings, budget, on_progress
 
     def ask(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
-        """The entry of each answer, from the journal where it is known."""
+        """The entry of each answer, from the journal if it is there."""
         identity = self._model.identity
         missing = [each for each in questions if self._journal.find(ANSWER, each.key(identity)) is None]
         for each in missing:
@@ -368,7 +368,7 @@ class Attempts:
         return [entry for entry in entries if entry is not None]
 
     def _ask_one(self, question: Question) -> tuple[EngineReply, float]:
-        """The reply, and the seconds that it took."""
+        """The reply, and how many seconds it took."""
         self.budget.require()
         # The first sample is greedy; each has a seed of its own.
         seed = question.round * self._settings.samples + question.sample
@@ -382,7 +382,7 @@ class Attempts:
                 f"{self._model.label} does not answer for component {question.component.id}, "
                 f"stage {question.stage}",
                 why=f"{error} (after {error.attempts} attempts)",
-                fix="start it again, then run the same command: nothing that was answered is asked again",
+                fix="start it again, then run the same command: answered questions are not repeated",
             ) from error
 
     def is_prose(self, attempt: Attempt) -> bool:

@@ -86,7 +86,7 @@ class RequirementState(Record):
 
 
 class SpecReport(Record):
-    """One file: what it holds and what was found."""
+    """One file: its content and the findings."""
 
     file: str
     dialect: Dialect
@@ -217,14 +217,14 @@ def _check_ids(tree: SpecTree) -> Iterator[SpecFinding]:
 
 
 def _check_names(tree: SpecTree, cases: CaseFile) -> Iterator[SpecFinding]:
-    """Each component is a module of the package: names differ, and are not words of Python."""
+    """Each component is a module of the package: names must differ, and must not be Python keywords."""
     by_function: dict[str, SpecNode] = {}
     for node in component_nodes(tree, cases):
         function = function_of(node, cases.components.get(node.id, ComponentCases()))
         namesake = by_function.setdefault(function, node)
         if keyword.iskeyword(function):
             yield _finding(
-                "error", "name_taken", node, f"{function} is a word of Python, not a function's name"
+                "error", "name_taken", node, f"{function} is a Python keyword and cannot name a function"
             )
         elif namesake is not node:
             message = f"the components {namesake.id} and {node.id} are both called {function}"
@@ -254,7 +254,7 @@ def _check_references(tree: SpecTree) -> Iterator[SpecFinding]:
             if target not in names:
                 line = node.line + (node.tail + "\n" + node.body)[: reference.start()].count("\n")
                 yield _finding(
-                    "warning", "dangling", node, f"the reference {reference[1].strip()} leads nowhere", line
+                    "warning", "dangling", node, f"the reference {reference[1].strip()} has no target", line
                 )
     stages = tree.root.fields.get("stages")
     for stage, content in stages.items() if isinstance(stages, dict) else ():

@@ -264,7 +264,7 @@ QUALITY_RULES = 4
 
 @lru_cache(maxsize=1)
 def why_no_elixir() -> str:
-    """Empty where Elixir can run in the sandbox of this machine."""
+    """Why Elixir cannot run in this machine's sandbox; empty if it can."""
     if not Path(ELIXIR, "lib", "elixir", "ebin").is_dir():
         return f"Elixir is not installed in {ELIXIR} (apt install elixir)"
     if not any(Path(ERLANG).glob("erts-*/bin/erlexec")):
@@ -281,7 +281,7 @@ def _camel(name: str) -> str:
 
 
 def to_literal(value: Any) -> str:
-    """A plain value as Elixir writes it."""
+    """A plain value in Elixir syntax."""
     if value is None:
         return "nil"
     if isinstance(value, bool):

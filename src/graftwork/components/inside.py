@@ -56,7 +56,7 @@ def main(text: str) -> None:
     output, dump, put = os.dup(1), json.dumps, os.write
 
     def write(value: Any) -> None:
-        """A line past whatever the component puts in the place of standard output."""
+        """Write a line that bypasses whatever the component installed as standard output."""
         data = (dump(value) + "\n").encode()
         while data:
             data = data[put(output, data) :]
@@ -78,7 +78,7 @@ def main(text: str) -> None:
 
 
 def refuse(facts: dict[str, Any], allowed: set[str]) -> str:
-    """Why a source is not run at all; empty where it is."""
+    """Why a source is not run at all; empty if it is."""
     if facts["syntax"]:
         return f"is not Python: {facts['syntax']}"
     beyond = [name for name in facts["imports"] if name not in allowed]
@@ -92,7 +92,7 @@ def refuse(facts: dict[str, Any], allowed: set[str]) -> str:
 
 
 def read_facts(source: str, function: str) -> dict[str, Any]:
-    """What the source says by itself; nothing of it is run."""
+    """Static facts about the source; nothing of it is run."""
     facts: dict[str, Any] = {"syntax": "", "imports": [], "forbidden": [], "defines": False}
     try:
         tree = ast.parse(source)
@@ -171,7 +171,7 @@ def _names_plainly(call: ast.Call) -> bool:
 
 
 def refuse_reach(source: str, own_module: str, allowed: set[str]) -> str:
-    """Why a source gets from the modules that it may import to others; empty where it does not."""
+    """Why a source gets from the modules that it may import to others; empty if it does not."""
     reach = _ImportReach(ast.parse(source), own_module.partition(".")[0], allowed)
     return f"reaches {', '.join(dict.fromkeys(reach.beyond))} through an import" if reach.beyond else ""
 
@@ -240,7 +240,7 @@ class _ImportReach(ast.NodeVisitor):
         self.beyond += filter(None, (self._follow(origin, parts) for origin in self._modules[base.id]))
 
     def _follow(self, module: str, parts: list[str]) -> str:
-        """The dotted name that is beyond what is allowed; empty where the parts lead to a plain member."""
+        """The dotted name that is beyond what is allowed; empty if the parts lead to a plain member."""
         for part in parts:
             inner = f"{module}.{part}"
             if any(f"{allowed}.".startswith(f"{inner}.") for allowed in self._allowed):
@@ -429,7 +429,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 class _Sink:
-    """What the component prints goes nowhere."""
+    """Discard what the component prints."""
 
     def write(self, text: str) -> int:
         return len(text)
@@ -526,7 +526,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def judge(items: list[dict[str, Any]]) -> list[bool | None]:
-    """Whether each expression holds for its names; None where it cannot be evaluated."""
+    """Whether each expression holds for its names; None if it cannot be evaluated."""
     verdicts: list[bool | None] = []
     for item in items:
         try:
@@ -537,7 +537,7 @@ def judge(items: list[dict[str, Any]]) -> list[bool | None]:
 
 
 class _Mutate(ast.NodeTransformer):
-    """Changes the place with this number, counted in the order of the walk, and nothing else."""
+    """Change only the position with this number, counted in the order of the walk."""
 
     COMPARED = {
         ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,

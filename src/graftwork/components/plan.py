@@ -72,7 +72,7 @@ class CallCase(Record):
 
 
 class InputRule(Record):
-    """How values for one parameter are drawn; exactly one of text, int, float, bool, one_of, list."""
+    """How values for one parameter are drawn; set exactly one of text, int, float, bool, one_of, list."""
 
     text: str | None = None
     """Texts over these characters."""
@@ -188,7 +188,7 @@ def cases_path(spec: Path) -> Path:
 
 
 def read_cases(path: Path) -> CaseFile:
-    """The file of cases; empty where there is none."""
+    """The file of cases; empty if there is none."""
     if not path.is_file():
         return CaseFile()
     text = read_config_text(path)
@@ -218,7 +218,7 @@ _KNOWN = (
 
 
 def case_from_requirement(text: str, functions: Collection[str]) -> CallCase | PropertyCase | None:
-    """The case that a requirement states, or None where it states none that can be run.
+    """The case that a requirement states, or None if it states none that can be run.
 
     `functions` are the names of the component: a call of anything else states no case of it.
     """
@@ -321,7 +321,7 @@ class Shape(NamedTuple):
 
 
 def read_type(text: str) -> tuple[Shape | None, tuple[str, ...]]:
-    """The type, None where no Python type is known, and the words of other languages in it."""
+    """The type, None if no Python type is known, and the words of other languages in it."""
     foreign: list[str] = []
     return _read(text.strip(), foreign), tuple(dict.fromkeys(foreign))
 
@@ -499,7 +499,7 @@ def make_plan(tree: SpecTree, cases: CaseFile, *, where: str) -> ComponentPlan:
         if missing := [identifier for identifier in inverses if identifier not in uses]:
             raise UserError(
                 f"a property of {node.id} names the component {missing[0]}, which does not exist",
-                fix="name the id of a component as `inverse`",
+                fix="specify the id of a component as `inverse`",
                 where=f"components.{node.id}.properties",
             )
         earlier[node.id] = (*uses[node.id], *inverses)
@@ -611,7 +611,7 @@ def describe_cycle(cycle: list[str]) -> str:
 
 
 def find_cycle(uses: dict[str, tuple[str, ...]]) -> list[str]:
-    """A cycle of these, with its first member again at the end; empty where there is none."""
+    """A cycle of these, with its first member again at the end; empty if there is none."""
     path: list[str] = []
     done: set[str] = set()
     for start in uses:
@@ -664,7 +664,7 @@ def to_identifier(name: str) -> str:
 
 
 def describe(node: SpecNode) -> str:
-    """What the node is for, in the words of the spec."""
+    """The purpose of the node, in the words of the spec."""
     metadata = metadata_of(node)
     listed = metadata.get("responsibilities")
     parts = [metadata.get("description"), *(listed if isinstance(listed, list) else [])]
@@ -673,7 +673,7 @@ def describe(node: SpecNode) -> str:
 
 
 def python_type(text: str) -> str:
-    """As Python writes it; empty where none is known."""
+    """The type in Python syntax; empty if unknown."""
     shape, _ = read_type(text)
     return str(shape) if shape is not None and shape.kind != "any" else ""
 

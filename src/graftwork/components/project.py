@@ -64,7 +64,7 @@ HELD_OUT_SPLITS: tuple[Literal["validation", "test"], ...] = ("validation", "tes
 
 
 class ComponentRequest(NamedTuple):
-    """What a user asks for."""
+    """The user's request."""
 
     spec: Path
     engine: str
@@ -90,9 +90,9 @@ def generate_components(
     if request.judged:
         if work is None or work.settings.evaluate.judge is None:
             raise UserError(
-                "no judge is named",
+                "no judge is configured",
                 why="--judge asks the judge of a project",
-                fix="name one under evaluate.judge in graft.yaml",
+                fix="specify one under evaluate.judge in graft.yaml",
                 where="--judge",
             )
         judge = Grading(work, ()).judge
@@ -146,7 +146,7 @@ def open_model(name: str, work: OpenProject | None) -> Iterator[ComponentModel]:
         subject = parse_subject(name)
     except UserError as error:
         raise UserError(
-            f"{name!r} names no engine",
+            f"{name!r} is not an engine",
             why=f"engines are {ENGINES}",
             fix="for example `--engine base`, or `--engine http://localhost:8000/v1#model`",
             where="--engine",
@@ -164,9 +164,9 @@ def open_model(name: str, work: OpenProject | None) -> Iterator[ComponentModel]:
 def _open_local(subject: NamedSubject, work: OpenProject | None) -> Iterator[ComponentModel]:
     if subject.kind not in ("base", "folder", "run", "release", "model"):
         raise UserError(
-            f"{subject.name!r} cannot be asked for components",
+            f"{subject.name!r} cannot generate components",
             why=f"engines are {ENGINES}",
-            fix="name one of these",
+            fix="use one of these",
             where="--engine",
         )
     if subject.kind != "base" and work is None:
@@ -239,7 +239,7 @@ def verify_components(
     verdicts = open_verifier(plan, _sandbox_of(work)).verify(submissions)
     for component, verdict in zip(components, verdicts, strict=True):
         if not verdict.ok:
-            problems.append(f"{component.id}: run again, it does not hold its cases: {verdict.reason}")
+            problems.append(f"{component.id}: when run again, it fails its cases: {verdict.reason}")
     return report.model_copy(update={"problems": tuple(problems), "rerun": len(submissions)})
 
 
@@ -311,5 +311,7 @@ def write_episodes(
 
 def read_rates(out: Path) -> tuple[StageRate, ...]:
     if read_manifest(out) is None and not (out / GENERATION).is_dir():
-        raise UserError("there is no generation here", fix="name the folder that --out wrote", where=str(out))
+        raise UserError(
+            "no generation was found here", fix="specify the folder that --out wrote", where=str(out)
+        )
     return stage_rates(GenerationJournal(out / GENERATION))

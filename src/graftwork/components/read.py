@@ -423,7 +423,9 @@ def parse_spec(text: str, *, where: str) -> SpecTree:
         raise _free_text(text, where=where, why=f"its YAML is {kind}, not a mapping")
     if not _TREE_KEYS & content.keys():
         keys = ", ".join(str(key) for key in list(content)[:6])
-        raise _free_text(text, where=where, why=f"its keys ({keys}) are none of id, name, children, metadata")
+        raise _free_text(
+            text, where=where, why=f"none of its keys ({keys}) is id, name, children or metadata"
+        )
     return read_yaml_tree(text, where=where)
 
 

@@ -53,7 +53,7 @@ WEAK_TESTS = 0.8
 
 
 class ScoreCard(Record):
-    """The figures of one component, None where there is no evidence for one."""
+    """The figures of one component, None if there is no evidence for one."""
 
     component: str
     function: str
@@ -303,8 +303,8 @@ def _require_own(
         if present in digests.get(name, ()) or (text is not None and present == text_hash(text)):
             continue
         raise UserError(
-            f"{name} is there already, and no generation wrote it",
-            why="files that a person wrote are never overwritten; nothing was written",
+            f"{name} already exists, and was not written by a generation",
+            why="files written by a person are never overwritten; nothing was written",
             fix="move it away, or generate into another folder with --out",
             where=str(path),
         )
@@ -460,7 +460,7 @@ def verify_package(out: Path, *, plan: ComponentPlan | None = None) -> Provenanc
         raise UserError(
             "there is no generated package here",
             why=f"{MANIFEST_FILE} is missing",
-            fix="name the folder that `graft generate --out` wrote",
+            fix="specify the folder that `graft generate --out` wrote",
             where=str(out),
         )
     entries = Journal(out / GENERATION / JOURNAL_FILE).read()
@@ -470,7 +470,9 @@ def verify_package(out: Path, *, plan: ComponentPlan | None = None) -> Provenanc
     hashes = {entry.get("hash") for entry in entries} | {FIRST}
     links.require(manifest.journal in hashes, "the journal ends before the package was made")
     if plan is not None:
-        links.require(manifest.spec_hash == plan.spec_hash, "the package was made from another specification")
+        links.require(
+            manifest.spec_hash == plan.spec_hash, "the package was made from a different specification"
+        )
     for name, digest in manifest.files.items():
         path = out / name
         if links.require(path.is_file(), f"{name} is missing"):
@@ -478,7 +480,7 @@ def verify_package(out: Path, *, plan: ComponentPlan | None = None) -> Provenanc
     by_key = {(entry["kind"], entry["key"]): entry for entry in entries if "key" in entry}
     links.require(
         (PACKAGED, manifest_key(manifest)) in by_key,
-        f"{MANIFEST_FILE} is not one that the journal names: it was changed, or the run ended too early",
+        f"{MANIFEST_FILE} is not recorded in the journal: it was changed, or the run ended too early",
     )
     for identifier, part in manifest.components.items():
         if part["how"] != "handwritten":
@@ -511,13 +513,14 @@ def _check_component(
     sources = [stage.source for stage in accepted if stage.submission == part["submission"]]
     if not links.require(bool(sources), f"{identifier}: no stage was accepted with this source"):
         return
-    links.require(text_hash(sources[-1]) == part["source"], f"{identifier}: the source is another one")
+    links.require(text_hash(sources[-1]) == part["source"], f"{identifier}: the source does not match")
     verdict = by_key.get((VERDICT, part["submission"]))
     if links.require(verdict is not None, f"{identifier}: the verdict is missing"):
         assert verdict is not None
-        links.require(bool(verdict["verdict"]["ok"]), f"{identifier}: the verdict is no")
+        links.require(bool(verdict["verdict"]["ok"]), f"{identifier}: the verdict is negative")
         links.require(
-            verdict["source"] == fingerprint(sources[-1]), f"{identifier}: verdict of another source"
+            verdict["source"] == fingerprint(sources[-1]),
+            f"{identifier}: the verdict is for a different source",
         )
 
 
@@ -530,7 +533,7 @@ def _check_answer(
         return
     assert answer is not None
     links.require(
-        source_of(answer, language) == stage.source, f"{label}: the source is not that of the answer"
+        source_of(answer, language) == stage.source, f"{label}: the source does not match the answer"
     )
     prompt = by_key.get((PROMPT, answer["prompt"]))
     if links.require(prompt is not None, f"{label}: the prompt is missing"):

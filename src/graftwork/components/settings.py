@@ -9,24 +9,24 @@ class ScoreThresholds(Record):
     """Scores that a component needs. Each is from 0 to 1; docs/components.md defines them."""
 
     atomicity: float | None = Field(0.95, ge=0, le=1, description="One function, no effect on import, small.")
-    adherence: float | None = Field(0.95, ge=0, le=1, description="Every stage keeps to the method.")
+    adherence: float | None = Field(0.95, ge=0, le=1, description="Every stage follows the method.")
     compliance: float | None = Field(0.90, ge=0, le=1, description="Signature, types, requirements.")
     supervision: float | None = Field(0.85, ge=0, le=1, description="Cases that no prompt showed.")
     integration: float | None = Field(1.0, ge=0, le=1, description="Cases with real dependencies.")
     performance: float | None = Field(None, ge=0, le=1, description="Limits of the cases.")
-    quality: float | None = Field(None, ge=0, le=1, description="Rules of code quality.")
+    quality: float | None = Field(None, ge=0, le=1, description="Code quality rules.")
     coverage: float | None = Field(None, ge=0, le=1, description="Lines that the cases run.")
     mutation: float | None = Field(None, ge=0, le=1, description="Mutants that the cases notice.")
-    consistency: float | None = Field(None, ge=0, le=1, description="Samples that behave alike.")
+    consistency: float | None = Field(None, ge=0, le=1, description="Samples that behave the same.")
 
 
 class GenerateSettings(Record):
     """How components are generated from a specification."""
 
-    samples: int = Field(4, ge=1, le=256, description="Answers for each component, stage and round.")
+    samples: int = Field(4, ge=1, le=256, description="Answers per component, stage and round.")
     rounds: int = Field(2, ge=1, le=16, description="Rounds with feedback per component.")
-    max_tokens: int = Field(768, ge=16, description="The longest answer.")
-    hacks: bool = Field(True, description="Try the catalog of hacks on the cases before anything is asked.")
+    max_tokens: int = Field(768, ge=16, description="Maximum answer length.")
+    hacks: bool = Field(True, description="Try the catalog of hacks on the cases before sending any request.")
     thresholds: ScoreThresholds = Field(
         default_factory=ScoreThresholds, description="Gates of the score card."
     )

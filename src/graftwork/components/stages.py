@@ -5,7 +5,7 @@ stage accepts the best of n answers that hold every case so far and keep to the 
 fails later. The same call resumes a run that was killed.
 
 Whether a stage kept to the method is checked on sources, values and counts, never judged: stage 1 has no
-optimisation, stage 2 changes nothing that passed, stage 3 gives the same values for less, stage 4 adds only
+optimization, stage 2 changes nothing that passed, stage 3 gives the same values for less, stage 4 adds only
 handling and monitoring.
 """
 
@@ -105,14 +105,14 @@ How = Literal["answer", "kept", "handwritten"]
 
 
 class AcceptedStage(Record):
-    """What a stage ended with."""
+    """The outcome of a stage."""
 
     component: str
     stage: Stage
     how: How
     source: str
     answer: str = ""
-    """The key of the answer in the journal; empty where the source was kept."""
+    """The key of the answer in the journal; empty if the source was kept."""
     submission: str = ""
     """The key of its verdict."""
     checks: dict[str, bool] = {}
@@ -375,7 +375,7 @@ class ComponentBuilder:
         return attempts
 
     def _choose(self, component: Component, stage: Stage, candidates: list[Attempt]) -> bool:
-        """Accept the best candidate; False where none may be accepted."""
+        """Accept the best candidate; False if none is acceptable."""
         before = self._before(component, stage)
         fitting = []
         for number, attempt in enumerate(candidates):
@@ -429,7 +429,7 @@ class ComponentBuilder:
         if best.verdict.ok:
             method = self._broken_method(component, stage, best)
             passed = sum(attempt.verdict.ok for attempt in candidates)
-            reason = f"{passed} of {answers} hold the cases, and none keeps to the method: {method}"
+            reason = f"{passed} of {answers} pass the cases, but none follows the method: {method}"
         elif all(map(self._attempts.is_prose, candidates)):
             reason = f"{answers} without code: the model writes prose"
         else:
@@ -452,18 +452,18 @@ class ComponentBuilder:
         return f"{broken} (it uses {used})" if stage == 1 and used else broken
 
     def _feedback(self, component: Component, stage: Stage, candidates: list[Attempt]) -> str:
-        """Why the best attempt failed, without the cases that are hidden."""
+        """Why the best attempt failed, without revealing hidden cases."""
         if not candidates:
             return ""
         best = max(candidates, key=lambda attempt: attempt.verdict.share)
         if best.verdict.ok:
-            return f"it does not keep to the method: {self._broken_method(component, stage, best)}"
+            return f"it does not follow the method: {self._broken_method(component, stage, best)}"
         if self._attempts.is_prose(best):
             return "the answer has no code block"
         case_ids = [call.id for call in shown_calls(component, stage)]
         reasons = [best.verdict.cases.get(case_id, "") for case_id in case_ids]
         failed = next((reason for reason in reasons if reason), "")
-        return failed or "a case that is not shown does not hold"
+        return failed or "a hidden case fails"
 
     def _fail(self, started: BuiltComponent, stage: int, reason: str) -> BuiltComponent:
         key = fingerprint([started.id, stage, reason])[:24]
@@ -498,7 +498,9 @@ STUB_MARK = "# stub of a component that is not built"
 
 
 def write_stub(component: Component) -> str:
-    """Gives what the cases give for their arguments, and raises NotImplementedError for all others."""
+    """A stand-in that returns the expected values for the arguments in its cases, and raises
+    NotImplementedError for all others.
+    """
     known_calls = [
         [list(call.args), call.gives, call.raises] for call in component.cases.calls if not call.named
     ]

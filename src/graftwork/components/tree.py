@@ -29,8 +29,8 @@ class SpecFinding(Record):
 
 
 class SpecNode(Record):
-    """One node. `id` is the text as written, empty where there is none; `tail` is what follows an outline
-    title on its line."""
+    """One node. `id` is the text as written, empty if there is none; `tail` is what follows an outline title
+    on its line."""
 
     id: str
     name: str = ""
@@ -48,7 +48,7 @@ class SpecNode(Record):
 
     @property
     def label(self) -> str:
-        """How messages name the node."""
+        """The node's name in messages."""
         identifier = self.id or UNNAMED
         return f"{identifier} {self.name}" if self.name else identifier
 
@@ -100,7 +100,7 @@ def content_of(node: SpecNode) -> dict[str, Any]:
 
 
 def same_tree(tree: SpecTree, other: SpecTree) -> bool:
-    """Whether two trees say the same, wherever and in whichever dialect they were written."""
+    """Whether two trees are equivalent, regardless of position and dialect."""
     return content_of(tree.root) == content_of(other.root)
 
 
@@ -191,7 +191,7 @@ def requirements_of(node: SpecNode) -> list[tuple[str, int]]:
 
 
 def requirement_text(item: Any) -> str | None:
-    """An entry in words, or one that describes itself: {id: R1, text: …}."""
+    """An entry as text, or as a mapping that describes itself: {id: R1, text: …}."""
     if isinstance(item, dict):
         item = next((item[key] for key in _TEXT_KEYS if isinstance(item.get(key), str)), None)
     return item if isinstance(item, str) else None

@@ -35,7 +35,7 @@ from graftwork.records.base import Record, fingerprint
 
 
 class SourceFacts(Record):
-    """What a source says by itself, read in the sandbox before any of it ran."""
+    """Facts about a source, read in the sandbox before any of it ran."""
 
     syntax: str = ""
     imports: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class SourceVerdict(Record):
 
 
 class Evidence(Record):
-    """What a source that holds its cases costs, and how well the cases test it."""
+    """The cost of a source that passes its cases, and how well the cases test it."""
 
     events: int
     peak_bytes: int
@@ -89,7 +89,7 @@ class Evidence(Record):
 
 
 class MutationScore(Record):
-    """How many small changes of a source its cases notice."""
+    """How many small changes of a source are caught by its cases."""
 
     mutants: int
     killed: int
@@ -171,9 +171,9 @@ _REASONS = {
     "wall_clock": "takes too long",
     "cpu": "takes too long",
     "memory": "takes too much memory",
-    "output": "writes too much",
+    "output": "writes too much output",
     "disk": "writes too many files",
-    "signal": "ends by a signal",
+    "signal": "was killed by a signal",
     "exit": "ends the interpreter",
 }
 
@@ -259,7 +259,7 @@ class Verifier:
         ]
 
     def measure(self, submissions: Sequence[Submission]) -> list[Evidence | None]:
-        """What each costs; None for one that cannot be run."""
+        """The cost of each source; None if it cannot be run."""
         calls = [calls_of(submission.component, submission.stage) for submission in submissions]
         evidence = []
         for result in self.run_sources(submissions, calls, "evidence"):
@@ -269,7 +269,7 @@ class Verifier:
         return evidence
 
     def mutate(self, submissions: Sequence[Submission]) -> list[MutationScore]:
-        """How many mutants of sources that hold their cases fail them."""
+        """How many mutants of passing sources fail their cases."""
         tasks = [
             {"mode": "mutants", "source": submission.source, "most": MOST_MUTANTS}
             for submission in submissions
@@ -414,7 +414,7 @@ def conclude(
 ) -> SourceVerdict:
     ids = case_ids(submission.component, submission.stage)
     if reading.refused or len(reading.calls) != len(calls):
-        reason = reading.refused or "gave another number of values"
+        reason = reading.refused or "returned the wrong number of values"
         return SourceVerdict(ok=False, reason=reason, cases=dict.fromkeys(ids, reason), facts=reading.facts)
     cases = dict.fromkeys(ids, "")
     for call_index, (call, result) in enumerate(zip(calls, reading.calls, strict=True)):
@@ -435,7 +435,7 @@ def conclude(
 
 
 def _fault(call: PlannedCall, result: dict[str, Any], holds: bool | None) -> str:
-    """Why a case does not hold; empty where it does."""
+    """Why a case fails; empty if it passes."""
     arguments = json.dumps([*call.args], ensure_ascii=False)[:200]
     if call.expected is None:
         assert call.rule is not None

@@ -30,7 +30,7 @@ def rounded(size: int) -> int:
 
 
 class AllocatorLimitExceeded(Exception):
-    """The limit holds no more, also after everything cached was given back."""
+    """The limit is exceeded, even after everything cached was released."""
 
 
 class MemoryBlock:
@@ -137,7 +137,7 @@ class Allocator:
         return block
 
     def _fresh(self, pool: Pool, size: int) -> MemoryBlock | None:
-        """Memory from the GPU; None where the limit has no room for it."""
+        """Memory from the GPU; None if the limit has no room for it."""
         segment_bytes = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
         if size >= OWN_SEGMENT:
             segment_bytes = -(-size // ROUND_LARGE) * ROUND_LARGE
@@ -245,7 +245,7 @@ def _join(left: MemoryBlock, right: MemoryBlock) -> MemoryBlock:
 
 
 class MemoryTrace(Record):
-    """A run of steps as the memory saw it."""
+    """The memory events of a run of steps."""
 
     peak: MemoryPeak
     sizes: tuple[int, ...]
@@ -275,12 +275,12 @@ class AllocationStream:
         self.events.append(~number)
 
     def use(self, size: int, part: str = "workspace") -> None:
-        """Taken and given back within one operation."""
+        """Allocate and free within one operation."""
         if size > 0:
             self.give_back(self.take(size, part))
 
     def use_together(self, sizes: Sequence[int]) -> None:
-        """Taken one after the other; the last one goes first."""
+        """Allocate one after the other, and free in reverse order."""
         numbers = [self.take(size, "workspace") for size in sizes if size > 0]
         for number in reversed(numbers):
             self.give_back(number)
@@ -374,7 +374,7 @@ Weight = tuple[int, int]
 
 
 def keep_states(stream: AllocationStream, weights: Sequence[Weight], optimizer: Optimizer) -> None:
-    """What the first step makes and later ones find."""
+    """Allocations of the first step that later steps reuse."""
     if optimizer == "sgd":
         return
     for count, width in weights:
@@ -393,7 +393,7 @@ def keep_states(stream: AllocationStream, weights: Sequence[Weight], optimizer: 
 
 
 def take_step(stream: AllocationStream, weights: Sequence[Weight], optimizer: Optimizer) -> None:
-    """What a step takes and gives back."""
+    """Allocations and frees of a step."""
     if optimizer == "adamw_foreach":
         for width in {width for _, width in weights}:
             stream.use_together([count * width for count, kind in weights if kind == width])

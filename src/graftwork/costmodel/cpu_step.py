@@ -137,7 +137,7 @@ def _step_bytes(
     width: int,
     checkpointed: bool,
 ) -> dict[str, float]:
-    """What depends on which step is taken."""
+    """What depends on the kind of step."""
     cpu_step = work.cpu_step
     if cpu_step is None:
         padded = (max(longest) - work.shared_tokens) * len(longest) + work.shared_tokens
@@ -213,10 +213,10 @@ def layer_bytes(shape: ModelShape, work: Workload, *, width: int) -> float:
 EFFICIENCY = 0.55
 """Share of the measured matrix rate that the plain step reaches (measured)."""
 OWN_EFFICIENCY, OWN_SHARED_EFFICIENCY = 0.95, 0.72
-"""The same of the step that is written for CPUs: of one core (measured: 1.0 of passes in a loop, 5 %
-less in runs), and of two that share it (measured in one run)."""
+"""The same for the step that is written for CPUs: of one core (measured: 1.0 of passes in a loop, 5 % less in
+runs), and of two that share it (measured in one run)."""
 PASS_TOKENS = 95
-"""A pass costs as much as so many tokens more, however short it is: weights are read from memory and small
+"""A pass costs as much as this many tokens more, however short it is: weights are read from memory and small
 operations are called (measured: passes of 392 to 872 tokens)."""
 
 
@@ -292,7 +292,7 @@ def lost_states_share(shape: ModelShape, work: Workload) -> float:
 
 
 def _read_tokens(work: Workload) -> float:
-    """Tokens of a run, the common beginning once a batch."""
+    """Tokens of a run, counting the common prefix once per batch."""
     rows = len(work.lengths)
     batches = math.ceil(rows / work.batch_size)
     return float((sum(work.lengths) - work.shared_tokens * (rows - batches)) * work.epochs)
@@ -335,7 +335,7 @@ def _pass_flops(shape: ModelShape, work: Workload, cpu_step: CpuStepPlan) -> flo
 def choose_host_micro_batches(
     shape: ModelShape, work: Workload, *, limit_gib: float, width: int, checkpointed: bool = False
 ) -> PlainStep | None:
-    """As many rows at a time as memory has room for; None where that is all rows of a step."""
+    """As many rows at a time as memory has room for; None if that is all rows of a step."""
     rows, trainable = work.batch_size, trained_by(shape, work)
     while True:
         parts = training_memory(

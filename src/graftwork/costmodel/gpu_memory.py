@@ -38,7 +38,7 @@ SLACK = 1.04
 
 
 class PieceBytes(NamedTuple):
-    """A piece of a step: the most that it takes for a moment, and what it leaves."""
+    """A piece of a step: its temporary peak, and what it leaves allocated."""
 
     most: int
     left: int
@@ -77,7 +77,7 @@ class StepBytes(NamedTuple):
 
     @property
     def held(self) -> float:
-        """With what the allocator adds to a pass."""
+        """The same, including what the allocator adds to a pass."""
         return self.standing + SLACK * self.passing
 
 
@@ -200,7 +200,7 @@ def best_levels(shape: ModelShape, room: float, *, tokens: int, adapted: int) ->
 
 
 def extra_bytes(shape: ModelShape, level: str) -> float:
-    """What a token costs in a block of this level beyond the block's input."""
+    """The cost of a token in a block of this level, beyond the block's input."""
     return kept_bytes(shape, level) - kept_bytes(shape, "again")
 
 
@@ -264,7 +264,7 @@ def gpu_peak(
 
 
 def reserved_within(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> int | None:
-    """The reserved bytes that `gpu_peak` states where the limit has room for them; None where it has not."""
+    """The reserved bytes that `gpu_peak` states where the limit has room for them; None if it has not."""
     walk = step_recipe(shape, tuning, trainable=trainable, adapted=adapted)
     return _reserved_within(walk, expandable=True)
 
@@ -285,7 +285,7 @@ def load_peak(shape: ModelShape, tuning: Tuning) -> int:
 
 
 class Top(NamedTuple):
-    """The moment at which the most is allocated."""
+    """The moment of peak allocation."""
 
     bytes: int
     phase: str

@@ -1,4 +1,4 @@
-"""A step of graft's own on a GPU as memory: loading, blocks, loss, gradients, update. Pure.
+"""The memory of graft's own step on a GPU: loading, blocks, loss, gradients, update. Pure.
 
 In: something that gives memory, a decoder's shape, a tuning. Out: the same allocations, in the same order,
 that `train/gpu` makes. The caller counts them or replays them through the allocator. A block mirrors
@@ -38,7 +38,7 @@ class SavedActivationBytes:
     normed_after: list[Any] = field(default_factory=list)
 
     def blocks(self) -> list[Any]:
-        """In the order in which a tuple lets go of them: from its end."""
+        """In the order in which a tuple releases them: from its end."""
         return [*self.normed_after[::-1], *self.lows[::-1], self.gate_up, self.middle]
 
 
@@ -180,7 +180,7 @@ SHOWN = 3
 
 @dataclass
 class SavedBlock:
-    """What one block holds between the passes."""
+    """What one block keeps between the passes."""
 
     x: Any
     """The block's input; none where another tensor keeps it alive longer."""

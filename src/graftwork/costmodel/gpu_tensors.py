@@ -19,7 +19,7 @@ from graftwork.records.plan import ModelShape, Tuning
 
 
 class TensorMemory(Protocol):
-    """Gives memory: a tally, or the replayed allocator."""
+    """Allocates memory: either a tally, or the replayed allocator."""
 
     def alloc(self, size: int) -> Any: ...
 
@@ -27,7 +27,7 @@ class TensorMemory(Protocol):
 
 
 class ByteTally:
-    """Adds up what is there, and remembers the most, and the largest piece."""
+    """Adds up allocations, and remembers the peak and the largest piece."""
 
     def __init__(self) -> None:
         self.now = self.most = self.largest = 0

@@ -18,7 +18,7 @@ ELEMENTWISE_BYTES, AGAIN_BYTES = 46, 16
 """Traffic a token, block and unit of width besides the products where layers are compiled: norms, gates,
 sums, thin products; and what of it a block does once more that starts from its input."""
 NORM_BYTES, ROTARY_BYTES, GATE_BYTES = 70, 8, 23
-"""The same of kernels written by hand, forward and backward: a value of the hidden state, of queries, keys
+"""The same for kernels written by hand, forward and backward: a value of the hidden state, of queries, keys
 and values, of the MLP's inside."""
 OTHER_GATE = 3.0
 """Over the gate's kernel, an activation that has none and goes operation by operation."""
@@ -64,7 +64,7 @@ class TrainedPart(NamedTuple):
 
 
 class RowStatistics(NamedTuple):
-    """What the time of a step depends on besides its tokens."""
+    """What the time of a step depends on, besides its tokens."""
 
     mean_length: float
     """The mean over tokens: the length of the row that a token is in."""

@@ -176,7 +176,7 @@ class TuningOption:
         return room_with_margin(self.tuning.limit_gib * GIB - standing) // grain * grain
 
     def replayed(self, keep: int, lean: int, *, scant: bool = False) -> Tuning | None:
-        """With what the allocator would really hold; None where that is more than there is."""
+        """With what the allocator would really hold; None if that is more than there is."""
         tuning = with_room(
             self.shape,
             self.tuning.model_copy(update={"keep": keep, "lean": lean}),
@@ -204,7 +204,7 @@ class TuningCandidate(NamedTuple):
 
 
 def fastest(shape: ModelShape, settings: Sequence[Tuning], trained: TrainedPart) -> Tuning | None:
-    """The fastest that fits, of all settings and levels."""
+    """The fastest setting that fits, over all settings and levels."""
     ways = [TuningOption(shape, tuning, trained) for tuning in settings]
     failed, most, least = Failed(), trained.adapted, smallest(ways)
     heap = [TuningCandidate(way.estimate(most, 0), index, most, 0, False) for index, way in enumerate(ways)]
@@ -272,7 +272,7 @@ CHUNK_TOKENS = (4096, 2048, 1024)
 
 
 class TuningRequest(NamedTuple):
-    """What of a run decides how its step is tuned."""
+    """The properties of a run that decide how its step is tuned."""
 
     method: str
     adapted: int
@@ -289,7 +289,7 @@ class TuningRequest(NamedTuple):
 def choose_tuning(
     shape: ModelShape, request: TuningRequest, *, limit_gib: float, rates: StepRates
 ) -> Tuning | None:
-    """The fastest setting within the limit; None where nothing fits. `rates` are those of the GPU.
+    """The fastest setting within the limit; None if nothing fits. `rates` are those of the GPU.
 
     A step that is not compiled holds more at once: where it has no room, the layers are compiled.
     """

@@ -119,7 +119,7 @@ def plain_step(
 
 
 def longer(host: float, busy: float) -> float:
-    """What a pass takes whose host and GPU work at the same time."""
+    """The time of a pass whose host and GPU work in parallel."""
     most = max(host, busy)
     return (
         float(most * ((host / most) ** OVERLAP + (busy / most) ** OVERLAP) ** (1 / OVERLAP)) if most else 0.0
@@ -231,7 +231,7 @@ def _attention(shape: ModelShape, setup: PlainSetup, family: ModelFamily, rates:
 
 
 def _optimizer(shape: ModelShape, setup: PlainSetup, rates: StepRates) -> float:
-    """The GPU's update, or the host's calls where these take longer."""
+    """The GPU's update, or the host's calls if these take longer."""
     trainable = trained_parameters(shape, setup)
     width = WIDTHS[setup.dtype if setup.method == "full" else setup.adapter_dtype]
     moved = trainable * width * PLAIN_OPTIMIZER_BYTES[setup.optimizer] / rates.bandwidth
@@ -288,7 +288,7 @@ HELD = ("weights", "adapters", "gradients", "optimizer")
 
 
 class Distribution(NamedTuple):
-    """How a run is spread."""
+    """How a run is sharded."""
 
     sharding: Sharding
     offload: Offload
@@ -465,7 +465,7 @@ def plain_step_parts(
 
 
 def exposed(computing: float, moving: float) -> float:
-    """What the GPU waits for: what does not go on while it computes, and all that takes longer."""
+    """What the GPU waits for: transfers that do not overlap with computation, or take longer than it."""
     return max(moving - computing, 0.0) + NOT_HIDDEN * min(moving, computing)
 
 

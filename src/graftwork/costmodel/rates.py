@@ -1,8 +1,8 @@
 """What a GPU reaches within a training step, by its data sheet. Pure.
 
-In: a GPU of the catalog. Out: StepRates, in operations and bytes a second. Constants without a source were
-fitted to benchmarks/results/train_gpu.json and tests/data/step_times.jsonl (H200, 2026-11).
-`probed_rates.py` replaces shares by what was measured.
+In: a GPU of the catalog. Out: StepRates, in operations and bytes per second. Constants without a source were
+fitted to benchmarks/results/train_gpu.json and tests/data/step_times.jsonl (H200, 2026-11). `probed_rates.py`
+replaces shares by what was measured.
 """
 
 from graftwork.records.base import Record
@@ -63,13 +63,13 @@ CONSUMER = ("RTX 3", "RTX 4", "RTX 5")
 
 
 class StepRates(Record):
-    """Reached rates, in operations and bytes a second; and the peaks that no estimate may beat."""
+    """Reached rates, in operations and bytes per second; and the peaks that no estimate may beat."""
 
     name: str
     half: float
     """16-bit products in a whole step."""
     eight: float | None = None
-    """8-bit products; None where the GPU has none."""
+    """8-bit products; None if the GPU has none."""
     single: float
     """32-bit products."""
     bandwidth: float

@@ -82,7 +82,7 @@ TOKEN_SECONDS_PER_BLOCK, WITH_FEWER_BITS = 1.2e-4, 2.3e-4
 weights in 8 bits each product quantizes its input (H200, 0.1B and 7.6B)."""
 HANDLING_SECONDS_PER_TOKEN = 9e-6
 """Of an answer, besides sampling and training: journal, rows, the pass by the start (H200, two runs of 128
-answers, 0.50 and 0.56 s a step)."""
+answers, 0.50 and 0.56 s per step)."""
 SAMPLING_SHARE = 0.3
 """Of the memory, what answers that are sampled together may take. More rows hardly cost time, but what they
 hold stays while a step is computed."""

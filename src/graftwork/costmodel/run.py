@@ -24,7 +24,7 @@ def why_plain(
     devices: int = 1,
     capability: float | None = None,
 ) -> str | None:
-    """Why a run takes the plain step; None where it takes graft's own. `capability` is that of a GPU."""
+    """Why a run takes the plain step; None if it takes graft's own. `capability` is that of a GPU."""
     widths = (shape.hidden_size, shape.intermediate_size)
     reasons = {"several devices share the run": devices > 1}
     if device == "cpu":
@@ -39,7 +39,7 @@ def why_plain(
             f"it works in bfloat16, not in {precision}": precision not in ("auto", "bfloat16"),
             f"method {method} is trained on the plain path": method not in ("lora", "qlora"),
             shape.not_written_out or "": shape.not_written_out is not None,
-            "its widths are no multiples of 64": any(width % 64 for width in widths),
+            "its widths are not multiples of 64": any(width % 64 for width in widths),
         }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -118,7 +118,7 @@ COMPILING_PAYS_SECONDS = 120.0
 
 
 def compiling_pays(tuning: Tuning, *, tokens: float) -> bool:
-    """Whether a run of so many tokens is long enough for its layers to be compiled."""
+    """Whether a run of this many tokens is long enough for its layers to be compiled."""
     return tuning.seconds_per_token * tokens > COMPILING_PAYS_SECONDS
 
 

@@ -372,7 +372,7 @@ def describe_streamed(step: StreamedStep) -> str:
 def choose_streamed(
     run: PlainRun, work: StreamedWork, *, limit_gib: float, host_gib: float, spread: float = 0.0
 ) -> StreamedStep:
-    """The fastest step within both limits; where there is none, the one that lacks the least.
+    """The fastest step within both limits; if there is none, the one that lacks the least.
 
     `spread` is how far the true peak may be above the computed one.
     """
@@ -399,7 +399,7 @@ def _row_counts(rows: int) -> Iterator[int]:
 
 
 def _settled(run: PlainRun, work: StreamedWork, rows: int, room_gib: float) -> StreamedStep:
-    """A step with so many rows at a time; as many inputs go to the host as the room asks for."""
+    """A step with this many rows at a time; as many inputs go to the host as the room asks for."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16" if run.half == "bfloat16" else "float32"
     longest = max(work.lengths)
     step = StreamedStep(
@@ -434,7 +434,7 @@ def _settled(run: PlainRun, work: StreamedWork, rows: int, room_gib: float) -> S
 
 
 def _head_tokens(shape: ModelShape, *, predicted: float) -> int | None:
-    """Positions whose logits exist at once; None where those of all fit."""
+    """Positions whose logits exist at once; None if those of all fit."""
     most = max(LEAST_CHUNK, 1 << max((CHUNK_BYTES // (FLOAT * shape.vocab_size)).bit_length() - 1, 0))
     return None if predicted <= most else most
 

@@ -192,7 +192,7 @@ class Coordinator:
             if failure and notice.tries + 1 < MOST_TRIES:
                 again = now + retry_pause(notice.tries + 1)
             if failure:
-                consequence = "it is tried again" if again is not None else "given up"
+                consequence = "it will be retried" if again is not None else "given up"
                 self.on_event(f"notice not delivered: {failure}; {consequence}")
             self.store.change(lambda state, n=notice, at=again: settle_notice(state, n, retry_at=at))  # type: ignore[misc]
 
@@ -261,7 +261,7 @@ class Coordinator:
             return
         try:
             if missing := self.runner.find_missing(cycle, self.holder.place):
-                why = f"files of {missing} are not on this machine: done again"
+                why = f"files of {missing} are not on this machine: repeating the step"
                 self.on_event(why)
                 self._change(lambda state: reopen(state, step, token, first=missing, why=why))
                 return

@@ -18,7 +18,7 @@ FAR_AWAY = 366 * 86400.0
 
 
 class CycleFacts(NamedTuple):
-    """What triggers compare; None where it was not measured."""
+    """What triggers compare; None if it was not measured."""
 
     rows: int | None = None
     """Usable rows in all."""
@@ -134,7 +134,7 @@ def _in_cycle(cycle: CycleState, settings: CycleSettings, *, now: float, here: s
         why = f"{step.name}: {step.summary.get('why', 'waiting')}"
         if step.failures:
             what = step.error.get("what", "")
-            why = f"{step.name} failed {step.failures} time(s): {what}; trying again"
+            why = f"{step.name} failed {step.failures} time(s): {what}; retrying"
         return Rest(step.not_before, why)
     return DoStep(step.name)
 
@@ -142,7 +142,7 @@ def _in_cycle(cycle: CycleState, settings: CycleSettings, *, now: float, here: s
 def why_skipped(cycle: CycleState, step: str, settings: CycleSettings) -> str:
     """Why this cycle does without the step; empty if it does not."""
     if cycle.summary("plan").get("same_as_last"):
-        return "nothing is new since the last cycle"
+        return "nothing has changed since the last cycle"
     decision = cycle.summary("gate").get("decision")
     if step in AFTER_DEPLOY and decision != "deploy":
         return f"the gate said {str(decision).replace('_', ' ')}"
@@ -226,7 +226,7 @@ def _of_steps(previous: CycleState | None, cycle: CycleState, now: float) -> lis
             why = str(step.summary.get("why", ""))
             notices.append(_notice(kind, cycle, now, f"release {release} {text}", key=step.name, why=why))
         if step.failures and step.status == "waiting":
-            what = f"{step.name} failed ({step.error.get('what', 'a bug')}); trying again"
+            what = f"{step.name} failed ({step.error.get('what', 'a bug')}); retrying"
             key = f"{step.name}-{step.failures}"
             notices.append(_notice("failed", cycle, now, what, key=key, why=str(step.error.get("why", ""))))
     return notices

@@ -99,7 +99,7 @@ class ProjectRunner:
             return deliver(work, cycle, outputs.get("release", Release), outputs)
         if step == "train" and work.settings.cycle.place != "local":
             outputs = train_at_place(work, outputs)
-            # The steps after this one go on from what was trained.
+            # The steps after this one continue from what was trained.
             work.cycles.keep_output(cycle, step, "plan", outputs.get("plan", Plan))
         output = run_step(work, step, outputs)
         work.cycles.keep_output(cycle, step, step, output)
@@ -339,7 +339,7 @@ CANDIDATE = "candidate"
 """The alias of a release that waits for an approval."""
 LOOK_SECONDS = 60.0
 LONGEST_WAITS = 3.0
-"""Without enough sessions the canary ends after so many times its minutes."""
+"""Without enough sessions the canary ends after this many times its minutes."""
 
 
 def publish_to(work: OpenProject) -> str | None:

@@ -61,7 +61,7 @@ def make_coordinator(work: OpenProject, housekeeper: "Housekeeper | None" = None
 
 
 def run_once(work: OpenProject) -> CycleState:
-    """Do one cycle of each model, or go on with the open one, until it ends or waits for a person."""
+    """Do one cycle of each model, or continue with the open one, until it ends or waits for a person."""
     with hold_lock(work.project.state / LOCK):
         coordinator = make_coordinator(work)
         coordinator.request_unless_open(BY_HAND)
@@ -253,8 +253,8 @@ def _with_open(state: CoordinatorState, number: int | None) -> CoordinatorState:
     open_cycle = state.open_cycle
     if number is not None and (open_cycle is None or open_cycle.number != number):
         raise NegativeResult(
-            f"cycle {number} is not open any more",
+            f"cycle {number} is no longer open",
             why="it ended since it was shown",
-            fix="look at the state again (`graft up status`, or reload the page) and decide again",
+            fix="check the state again (`graft up status`, or reload the page) and decide again",
         )
     return state

@@ -74,7 +74,7 @@ class CronSchedule(NamedTuple):
                 later = [candidate for candidate in self._moments(day, zone) if candidate > moment]
                 if later:
                     return min(later)
-        raise ValueError("this date never comes")
+        raise ValueError("this date never occurs")
 
     def _moments(self, day: date, zone: ZoneInfo) -> Iterator[float]:
         for hour in self.hours:
@@ -114,7 +114,7 @@ def parse_cron(expression: str) -> CronSchedule:
     try:
         schedule.next_after(datetime(2026, 1, 1, tzinfo=UTC).timestamp(), ZoneInfo("UTC"))
     except ValueError:
-        raise ValueError(f"{expression!r} never comes: no such date exists") from None
+        raise ValueError(f"{expression!r} never occurs: no such date exists") from None
     return schedule
 
 
@@ -174,11 +174,13 @@ class TriggerSettings(Record):
         None,
         gt=0,
         lt=1,
-        description="Share of live prompts that are unlike any training prompt, by the lower end of its "
-        "interval.",
+        description="Share of live prompts that are unlike any training prompt (lower end of the interval).",
     )
     rest_hours: float = Field(
-        12.0, ge=0, description="After a cycle, no event begins another one for so long; the schedule may."
+        12.0,
+        ge=0,
+        description="Minimum time after a cycle before an event starts another one; the schedule is not "
+        "affected.",
     )
 
     @property
@@ -189,15 +191,15 @@ class TriggerSettings(Record):
 class CanarySettings(Record):
     """A new release answers a share of live sessions first (`serve.split`), and is promoted if it holds."""
 
-    minutes: float = Field(60.0, ge=0, description="How long it is watched, unless it is decided before.")
+    minutes: float = Field(60.0, ge=0, description="How long to watch, unless it is decided earlier.")
     fewest_sessions: int = Field(
         100,
         ge=0,
-        description="Sessions of the new release that are waited for, at most three times `minutes`. After "
-        "20, one that fails 40 % of requests is often missed; after 100, hardly ever.",
+        description="Sessions of the new release to wait for, at most three times `minutes`. After 20, a "
+        "release that fails 40 % of requests is often missed; after 100, hardly ever.",
     )
     metric: str = Field(
-        "feedback", description="What the two are compared by, as in `graft release ab --metric`."
+        "feedback", description="Metric to compare the two by, as in `graft release ab --metric`."
     )
 
 
@@ -206,12 +208,12 @@ class DeliverSettings(Record):
 
     to: Annotated[str, NotSecret("a host and a folder, or the URL of a store")] = Field(
         min_length=1,
-        description="`[user@]host:/folder` of a project there that `graft serve` runs in, `here`, or the URL "
-        "of a store.",
+        description="`[user@]host:/folder` of a project in which `graft serve` runs, `here`, or the URL of a "
+        "store.",
     )
-    graft: str = Field("graft", description="The command `graft` on that machine.")
+    graft: str = Field("graft", description="The `graft` command on that machine.")
     requests: int = Field(
-        3, ge=0, description="Questions that the endpoint must answer; otherwise the alias goes back."
+        3, ge=0, description="Questions that the endpoint must answer; otherwise the alias is rolled back."
     )
 
 
@@ -225,7 +227,7 @@ class NotifySettings(Record):
     """Who is notified of what. Notices are kept until they are delivered."""
 
     kinds: tuple[NoticeKind, ...] = Field(
-        tuple(kind for kind in NOTICE_KINDS if kind not in QUIET), description="Which notices are sent."
+        tuple(kind for kind in NOTICE_KINDS if kind not in QUIET), description="Which notices to send."
     )
     command: SecretText | None = Field(
         None, description="A command that receives the notice as JSON on standard input."
@@ -236,9 +238,9 @@ class NotifySettings(Record):
 class RetrySettings(Record):
     """What happens when a step fails for a reason that may pass."""
 
-    attempts: int = Field(5, ge=1, description="Attempts at a step, then the cycle has failed.")
+    attempts: int = Field(5, ge=1, description="Attempts at a step before the cycle fails.")
     cycles: int = Field(
-        3, ge=1, description="Failed cycles in a row, then the coordinator pauses and says so."
+        3, ge=1, description="Consecutive failed cycles before the coordinator pauses and sends a notice."
     )
 
 
@@ -251,28 +253,28 @@ class CycleSettings(Record):
     timezone: ZoneName = Field("UTC", description="The time zone of the schedule, such as Europe/Berlin.")
     when: TriggerSettings = Field(default_factory=TriggerSettings, description="Events that start a cycle.")
     models: tuple[str, ...] = Field(
-        (), description="Models that a cycle is run for, one after the other; empty: the main model."
+        (), description="Models to run a cycle for, one after the other; empty: the main model."
     )
     collect: str | None = Field(
         None,
-        description="The log file that captures are exported to first; `data.logs` must match it. Unset: "
-        "logs are read as they are.",
+        description="Log file to export captures to first; `data.logs` must match it. Unset: read the logs "
+        "as they are.",
     )
     place: str = Field(
         "local",
         min_length=1,
-        description="Where training runs: local, or a place of `graft fleet places`. Its cost is limited by "
+        description="Where to train: local, or a place from `graft fleet places`. Its cost is limited by "
         "`fleet.caps`.",
     )
-    gpu: str = Field("", description="The GPU to order at a place; empty: the cheapest.")
+    gpu: str = Field("", description="GPU to order at a place; empty: the cheapest.")
     approve: tuple[str, ...] = Field(
-        (), description="Steps that wait for a person, such as train or promote: `graft up approve`."
+        (), description="Steps that wait for approval, such as train or promote: `graft up approve`."
     )
     canary: CanarySettings | None = Field(
         None, description="Watch a new release in live traffic before it is promoted; needs `serve.split`."
     )
     deliver: Annotated[tuple[DeliverSettings, ...], BeforeValidator(_as_deliveries)] = Field(
-        (), description="Where promoted releases go: `gpu1:/srv/helpdesk`, or a list."
+        (), description="Where to send promoted releases: `gpu1:/srv/helpdesk`, or a list."
     )
     notify: NotifySettings = Field(default_factory=NotifySettings, description="Notifications.")
     retry: RetrySettings = Field(default_factory=RetrySettings, description="Failures and pauses.")

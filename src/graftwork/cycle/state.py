@@ -29,9 +29,9 @@ class Superseded(GraftError):
 
     def __init__(self, step: str) -> None:
         super().__init__(
-            f"the step {step} is no longer this coordinator's",
+            f"this coordinator no longer owns the step {step}",
             why="another coordinator took it over after a silence, or the cycle was canceled",
-            fix="nothing is lost: the other one holds the state",
+            fix="nothing is lost: the other coordinator has the state",
         )
 
 
@@ -92,7 +92,7 @@ class CycleState(Record):
     model: str
     cause: str
     version: str
-    """Of the graftwork that began it; a later one goes on with the same steps."""
+    """Of the graftwork that began it; a later one continues with the same steps."""
     started_at: float
     finished_at: float | None = None
     outcome: CycleOutcome = "running"
@@ -269,7 +269,7 @@ def reopen(state: CoordinatorState, claimed: str, token: int, *, first: str, why
 
 
 def retry_pause(failures: int) -> float:
-    """Seconds to wait after so many failures in a row: twice as long each time."""
+    """Seconds to wait after this many failures in a row: twice as long each time."""
     return float(min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 40), LONGEST_PAUSE_SECONDS))
 
 
@@ -337,9 +337,9 @@ def approve(state: CoordinatorState, step: str, entry: LogEntry) -> CoordinatorS
     if waiting_step is None or waiting_step.status not in OPEN_STATUS:
         open_names = ", ".join(open_step.name for open_step in cycle.steps if open_step.status in OPEN_STATUS)
         raise UserError(
-            f"{step!r} is not a step that is still to be done in cycle {cycle.number}",
-            why=f"still to be done: {open_names or 'nothing'}",
-            fix="name one of these",
+            f"{step!r} is not an open step of cycle {cycle.number}",
+            why=f"open steps: {open_names or 'none'}",
+            fix="use one of these",
             where="STEP",
         )
     approval = Approval(step=step, who=entry.who, at=entry.at, why=entry.why)

@@ -61,7 +61,7 @@ def compare_prompts(
 
 
 def thin_out(texts: int, most: int) -> range:
-    """The positions of at most `most` of so many texts, at even distances."""
+    """The positions of at most `most` of this many texts, at even distances."""
     return range(0, texts, max(1, math.ceil(texts / most)))
 
 

@@ -75,12 +75,12 @@ def show_rows(
         if row_id is None:
             raise UserError(
                 f"the split {split} has no rows",
-                why=f"the dataset holds {sizes} rows",
-                fix="name another split",
+                why=f"the dataset contains {sizes} rows",
+                fix="use another split",
             )
         raise UserError(
             f"no row has the id {row_id!r}",
-            why=f"the dataset {dataset.content_hash[:12]} holds {sizes} rows and none begins so",
+            why=f"the dataset {dataset.content_hash[:12]} contains {sizes} rows and none begins so",
             fix="`graft data trace FILE:LINE` says what became of a line of the log",
         )
     return tuple(
@@ -152,7 +152,7 @@ def find_row_id(folder: Path, dataset: Dataset, row_id: str) -> dict[Split, list
         raise UserError(
             f"several rows begin with {row_id!r}",
             why=f"among them {', '.join(list(prefixed)[:3])}",
-            fix="give more of the id",
+            fix="give more characters of the id",
         )
     return next(iter(prefixed.values()), {})
 
@@ -229,7 +229,7 @@ def check_line(origin: Origin, *, expected: str, root: Path) -> LogCheck:
     path, suffix = root / origin.file, Path(origin.file).suffix.lower()
     why = ""
     if not expected:
-        why = "the dataset holds no hash of the line"
+        why = "the dataset contains no hash of the line"
     elif suffix in COMPRESSED:
         why = "the log is compressed"
     elif origin.file == "-" or suffix in WITHOUT_LINES:
@@ -241,12 +241,12 @@ def check_line(origin: Origin, *, expected: str, root: Path) -> LogCheck:
                 hash_line(line),
                 hash_line(line.removeprefix(BYTE_ORDER_MARK)),
             ):
-                return LogCheck(state="same", words="the log still says the same")
+                return LogCheck(state="same", words="the log line is unchanged")
             with path.open("rb") as handle:
                 if handle.read(4096).removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"["):
                     why = "the log is one JSON document"
         except FileNotFoundError:
-            return LogCheck(state="gone", words="the log is no longer there")
+            return LogCheck(state="gone", words="the log no longer exists")
         except OSError as error:
             why = error.strerror or str(error)
     if why:
@@ -255,7 +255,7 @@ def check_line(origin: Origin, *, expected: str, root: Path) -> LogCheck:
 
 
 def read_log_line(origin: Origin, *, root: Path) -> str | None:
-    """The line as the log has it now; None where the log is gone or has no lines of its own."""
+    """The line as the log has it now; None if the log is gone or has no lines of its own."""
     suffix = Path(origin.file).suffix.lower()
     if origin.file == "-" or suffix in COMPRESSED or suffix in WITHOUT_LINES:
         return None
@@ -342,10 +342,11 @@ def trace(folder: Path, what: str, *, root: Path, decoder: "TokenDecoder | None"
         files = ", ".join(file.file for file in dataset.inputs[:3])
         suffix = " …" if len(dataset.inputs) > 3 else ""
         raise UserError(
-            f"the dataset knows nothing of {what!r}",
+            f"the dataset has no record of {what!r}",
             why=f"no row and no drop of {dataset.content_hash[:12]} came from it; "
             f"it was made of {files}{suffix}",
-            fix="name a line as FILE:LINE, a row by its id, or a place such as train:17 or train:17:203",
+            fix="specify a line as FILE:LINE, a row by its id, or a position such as train:17 or "
+            "train:17:203",
         )
     return Trace(asked=what, dataset=dataset.content_hash, rows=tuple(rows), drops=tuple(drops))
 
@@ -531,7 +532,7 @@ NAMED = 20
 
 
 class ValueChange(Record):
-    """A value that differs; None where it is missing."""
+    """A value that differs; None if it is missing."""
 
     key: str
     before: Any

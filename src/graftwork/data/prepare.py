@@ -397,7 +397,7 @@ def audit_logs(
     report("group questions", 0, 1)
     embedder = find_embedder(context.settings)
     assignment = assign_splits(corpus, settings=context.settings, embedder=embedder)
-    report("look at all rows", 0, 1)
+    report("check all rows", 0, 1)
     audit = audit_corpus(corpus, repeated, assignment, context=context, count_tokens=count_tokens)
     return audit.model_copy(update={"seconds": time.perf_counter() - started})
 

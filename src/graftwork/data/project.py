@@ -43,7 +43,7 @@ def log_hashes(work: OpenProject) -> dict[str, str]:
             raise UserError(
                 "a project's logs cannot come from standard input",
                 why="it can be read only once, and a project reads its logs again",
-                fix="write it to a file first, or look at it with `graft data audit -`",
+                fix="write it to a file first, or check it with `graft data audit -`",
                 where="data.logs",
             )
         try:
@@ -73,7 +73,7 @@ def audit_context_here(project: ProjectFolder, *, template: "ChatTemplate | None
 
 
 def template_here(base: str, settings: DataSettings, *, root: Path = Path()) -> "ChatTemplate | None":
-    """The template of the base; None where the base is not at hand or cannot be read."""
+    """The template of the base; None if the base is not at hand or cannot be read."""
     if not is_ready(base, project_folder=root):
         return None
     try:

@@ -328,7 +328,7 @@ def apply_reviews(work: OpenProject, *, out: Path | None = None) -> AppliedRevie
 
 
 def write_review(review: ReviewDecision) -> bytes | None:
-    """The line of the log that replaces a row; None where the row stays as it is."""
+    """The line of the log that replaces a row; None if the row stays as it is."""
     if review.action not in ("reject", "edit"):
         return None
     item, edited = review.item, review.reply if review.action == "edit" else None
@@ -440,7 +440,7 @@ def _read(work: OpenProject) -> Iterator[tuple[Feedback, Capture, tuple[Message,
 
 
 def read_messages(capture: Capture) -> tuple[Message, ...]:
-    """The messages of a capture as a row has them; empty where they cannot be read as text."""
+    """The messages of a capture as a row has them; empty if they cannot be read as text."""
     try:
         return to_messages(take_turns(capture.request.get("messages"), "messages"))
     except BadRow:
@@ -467,7 +467,7 @@ def calibrate_judge(work: OpenProject, *, limit: int | None = None) -> Calibrate
     settings = work.settings.evaluate.judge
     if settings is None:
         raise UserError(
-            "graft.yaml names no judge",
+            "graft.yaml does not configure a judge",
             why="there is no judge to compare with people's labels",
             fix="name its endpoint under evaluate.judge: {url: https://host/v1, model: NAME}",
             where="evaluate.judge",

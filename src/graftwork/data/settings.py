@@ -36,7 +36,7 @@ _FIELDS = {
 
 
 class FieldTest(NamedTuple):
-    """`sign` is None where the field must be missing."""
+    """`sign` is None if the field must be missing."""
 
     field: str
     sign: str | None
@@ -59,7 +59,7 @@ def parse_condition(text: str) -> tuple[tuple[FieldTest, ...], ...]:
         tokens.append(match[1])
         end = match.end()
     if text[end:].strip():
-        raise ValueError(f"{text[end:].strip()[:20]!r} is not understood; a condition is {GRAMMAR}")
+        raise ValueError(f"{text[end:].strip()[:20]!r} cannot be parsed; a condition is {GRAMMAR}")
     alternatives: list[list[FieldTest]] = [[]]
     while True:
         comparison, tokens = _take_comparison(tokens)
@@ -70,7 +70,7 @@ def parse_condition(text: str) -> tuple[tuple[FieldTest, ...], ...]:
         if joint == "or":
             alternatives.append([])
         elif joint != "and":
-            raise ValueError(f"`and` or `or` must stand before {joint!r}; a condition is {GRAMMAR}")
+            raise ValueError(f"`and` or `or` is missing before {joint!r}; a condition is {GRAMMAR}")
 
 
 def _take_comparison(tokens: list[str]) -> tuple[FieldTest, list[str]]:
@@ -81,7 +81,7 @@ def _take_comparison(tokens: list[str]) -> tuple[FieldTest, list[str]]:
     field, sign, word, *remaining = tokens
     number = None if word[0] in "\"'" else _TRUTH.get(word, take_figure(word))
     if number is None and sign in _COMPARE:
-        raise ValueError(f"`{sign}` compares numbers, and {word} is none; a condition is {GRAMMAR}")
+        raise ValueError(f"`{sign}` compares numbers, and {word} is not a number; a condition is {GRAMMAR}")
     value = word.strip("\"'") if number is None else number
     return FieldTest(field.strip("`"), sign, value, word), remaining
 
@@ -158,14 +158,14 @@ class Mapping(Record):
     Without `reply`, the texts are read by the format of the row, and only the other values by these paths.
     """
 
-    question: str | None = Field(None, description="The text that was asked; or give `messages`.")
+    question: str | None = Field(None, description="The question; or use `messages`.")
     messages: str | None = Field(None, description="A list of turns with role and content.")
     reply: str | None = Field(
-        None, description="The text that was answered. Without it, the format of the row has the texts."
+        None, description="The answer. Without it, the format of the row determines the text."
     )
     system: str | None = Field(None, description="The system prompt.")
     id: str | None = None
-    role: str | None = Field(None, description="The role of the agent, by which figures are grouped.")
+    role: str | None = Field(None, description="The role of the agent, used to group figures.")
     domain: str | None = None
     session: str | None = None
     stage: str | None = None
@@ -173,7 +173,7 @@ class Mapping(Record):
     finish_reason: str | None = None
     model: str | None = None
     reward: str | None = Field(None, description="A score of the reply: a number, or true and false.")
-    split: str | None = Field(None, description="The split of the row in data that is already split.")
+    split: str | None = Field(None, description="The split of the row, for data that is already split.")
 
     @model_validator(mode="after")
     def _something_is_asked(self) -> Self:
@@ -210,28 +210,28 @@ class CaptureSettings(Record):
     feedback: Literal["not_negative", "positive"] = Field(
         "not_negative",
         description="`positive` takes only exchanges with positive feedback or a correction; `not_negative` "
-        "those without feedback too.",
+        "also takes those without feedback.",
     )
     negative_below: float = Field(
-        0.5, ge=0, le=1, description="Feedback with a score below this is negative, any other is positive."
+        0.5, ge=0, le=1, description="Feedback with a score below this is negative; any other is positive."
     )
     releases: tuple[str, ...] = Field(
-        (), description="Only what these releases answered: their ids or how those begin, or `base`."
+        (), description="Only answers of these releases: their ids or id prefixes, or `base`."
     )
-    since: Moment | None = Field(None, description="Only what was served at this date or time or after it.")
-    until: Moment | None = Field(None, description="Only what was served before this date or time.")
+    since: Moment | None = Field(None, description="Only exchanges served at or after this date or time.")
+    until: Moment | None = Field(None, description="Only exchanges served before this date or time.")
     sessions: tuple[str, ...] = Field((), description="Only these sessions.")
-    skip_sessions: tuple[str, ...] = Field((), description="None of these sessions.")
+    skip_sessions: tuple[str, ...] = Field((), description="Exclude these sessions.")
     positive_confirms: bool = Field(
         False,
-        description="Whether positive feedback makes a served reply a reference for tests. It is off because "
-        "users praise what the model is good at, so the model would be graded by its own successes; a "
-        "correction always counts.",
+        description="Whether positive feedback makes a served reply a test reference. Off by default, "
+        "because users praise what the model is good at, so the model would be graded by its own "
+        "successes; a correction always counts.",
     )
     traces_confirm: bool = Field(
         False,
-        description="Whether replies in traces that programs send to /v1/traces are references for tests, as "
-        "logs are. It is off because the holder of a key for traces would write the test.",
+        description="Whether replies in traces that programs send to /v1/traces are test references, like "
+        "logs. Off by default, because anyone with a key for traces would write the test.",
     )
 
     @model_validator(mode="after")
@@ -248,33 +248,35 @@ class TeacherSettings(Record):
     """A model that answers rows again. The key is never written anywhere."""
 
     url: EndpointUrl | None = Field(
-        None, description="An OpenAI-compatible endpoint, up to /v1: https://host/v1. This or `engine`."
+        None, description="An OpenAI-compatible endpoint, up to /v1: https://host/v1. Alternative: `engine`."
     )
     engine: str | None = Field(
         None,
         pattern=TEACHER_ENGINE,
-        description="An engine on this machine instead: embedded, or llamacpp with a precision if wanted "
+        description="Use an engine on this machine instead: embedded, or llamacpp with an optional precision "
         "(llamacpp/q4_1).",
     )
     model: str = Field(
         min_length=1,
-        description="The model to ask there; for an engine a base: a folder, a name on the Hub, or "
-        "smollm2-135m-instruct.",
+        description="The model to request from the endpoint; for an engine, a base: a folder, a name on the "
+        "Hub, or smollm2-135m-instruct.",
     )
     api_key_env: VariableName | None = Field(
-        None, description="The environment variable that holds the key; no key is sent without it."
+        None, description="Environment variable that contains the key; without it, no key is sent."
     )
-    max_tokens: int = Field(1024, ge=16, description="The longest answer. A longer one is refused.")
-    attempts: int = Field(5, ge=1, le=20, description="Attempts at a request that fails.")
-    concurrency: int = Field(4, ge=1, le=64, description="Requests at the same time.")
-    requests_per_minute: float | None = Field(None, gt=0, description="The most requests, retries included.")
-    price_in: float | None = Field(None, ge=0, description="Dollars for a million prompt tokens.")
-    price_out: float | None = Field(None, ge=0, description="Dollars for a million answered tokens.")
+    max_tokens: int = Field(1024, ge=16, description="Maximum answer length. Longer answers are rejected.")
+    attempts: int = Field(5, ge=1, le=20, description="Attempts per request, including the first.")
+    concurrency: int = Field(4, ge=1, le=64, description="Concurrent requests.")
+    requests_per_minute: float | None = Field(
+        None, gt=0, description="Maximum number of requests, retries included."
+    )
+    price_in: float | None = Field(None, ge=0, description="USD per million prompt tokens.")
+    price_out: float | None = Field(None, ge=0, description="USD per million completion tokens.")
     max_cost: float | None = Field(
-        None, gt=0, description="Dollars for all answers together, earlier runs included; needs prices."
+        None, gt=0, description="Budget in USD for all answers, earlier runs included; requires prices."
     )
     max_total_tokens: int | None = Field(
-        None, gt=0, description="Tokens for all answers together, earlier runs included."
+        None, gt=0, description="Budget in tokens for all answers, earlier runs included."
     )
 
     @model_validator(mode="after")
@@ -305,26 +307,26 @@ class RepairSettings(Record):
 
     teacher: TeacherSettings | None = Field(None, description="The model that answers.")
     faults: tuple[RepairableFault, ...] = Field(
-        get_args(RepairableFault), description="The faults of rows that are answered again."
+        get_args(RepairableFault), description="Faults of the rows to repair."
     )
-    samples: int = Field(1, ge=1, le=9, description="Answers to each prompt; see `agreement`.")
+    samples: int = Field(1, ge=1, le=9, description="Answers per prompt; see `agreement`.")
     agreement: float = Field(
         0.6,
         ge=0,
         le=1,
-        description="With several samples: the answer that agrees best with the others is accepted if its "
-        "mean similarity to them is at least this.",
+        description="With several samples: accept the answer that agrees best with the others if its mean "
+        "similarity to them is at least this.",
     )
     judge_at_least: float | None = Field(
         None,
         ge=1,
         le=5,
-        description="The lowest mark of the judge under evaluate.judge; none is asked without it.",
+        description="Lowest accepted score of the judge under evaluate.judge; unset: no judge.",
     )
     augment: tuple[str, ...] = Field((), description="Roles that get new rows from prompts of other roles.")
-    augment_to: int = Field(10, ge=1, description="Usable rows that such a role should have.")
+    augment_to: int = Field(10, ge=1, description="Target number of usable rows for such a role.")
     augment_share: float = Field(
-        0.2, ge=0, le=0.5, description="The largest share of added rows in all usable rows."
+        0.2, ge=0, le=0.5, description="Largest share of added rows among all usable rows."
     )
 
 
@@ -349,68 +351,70 @@ class DataSettings(Record):
     )
     formats: dict[str, FormatName | Annotated[str, AfterValidator(_require_format)] | Mapping] = Field(
         {},
-        description="The format or the mapping of some of the log files, by file, folder or glob; the first "
-        "that matches counts. The other files are read by `format` and `mapping`.",
+        description="Format or mapping of some of the log files, by file, folder or glob; the first match "
+        "applies. Other files use `format` and `mapping`.",
     )
     system_prompt: str | None = Field(
-        None, description="The system prompt of every row that has none under `system_prompts`."
+        None, description="System prompt for rows whose role has none under `system_prompts`."
     )
-    system_prompts: dict[str, str] = Field({}, description="A system prompt for each role of agent.")
+    system_prompts: dict[str, str] = Field({}, description="System prompt for each agent role.")
     logged_system_prompt: Literal["replace", "keep_after", "drop"] = Field(
         "replace",
-        description="What happens to the logged system prompt: if another is given, that replaces it or goes "
-        "before it; `drop` leaves it out in any case, so that it is trained away. Tool definitions stay.",
+        description="What to do with the logged system prompt: if another one is set, it replaces the logged "
+        "one or is put before it; `drop` always removes it, so that its effect is trained in. "
+        "Tool definitions are kept.",
     )
     reasoning: Literal["keep", "drop"] = Field(
-        "keep", description="Whether logged reasoning is trained on, in <think> tags before the answer."
+        "keep", description="Whether to train on logged reasoning, in <think> tags before the answer."
     )
     keep_status: tuple[str, ...] = Field(
         ("success", "succeeded", "ok", "completed"),
-        description="Rows whose log states another status are dropped. A row without a status is kept.",
+        description="Drop rows whose log states another status. Rows without a status are kept.",
     )
     drop_failed: bool = Field(
         True, description="Drop rows with another status, and replies that are error messages in disguise."
     )
     keep: Annotated[str, AfterValidator(require_condition)] | None = Field(
         None,
-        description="Use only rows whose fields meet this condition, such as `stars >= 3 or stars missing`: "
-        f"{GRAMMAR}. Captured and repaired rows have settings of their own.",
+        description="Keep only rows whose fields meet this condition, such as `stars >= 3 or stars missing`: "
+        f"{GRAMMAR}. Captured and repaired rows have their own settings.",
     )
     rated_bad_below: float | None = Field(
         None,
-        description="Replies with a score below this are rated bad: 3 on a scale from 1 to 5. Those with a "
-        "score of 0 or less always are.",
+        description="Replies with a score below this are rated bad, for example 3 on a scale from 1 to 5. "
+        "Scores of 0 or less always are.",
     )
     score_weights: dict[float, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
         {},
-        description="How often rows are trained on in an epoch, by their score: {1: 0, 3: 0.5, 5: 2}. "
-        "Between two scores it is interpolated; rows without a score count once. Rows in the lower half of "
-        "this scale are not references for tests.",
+        description="How often to train on rows per epoch, by their score: {1: 0, 3: 0.5, 5: 2}. Values in "
+        "between are interpolated; rows without a score count once. Rows in the lower half of "
+        "this scale are not test references.",
     )
     score_pairs: float | None = Field(
         None,
         gt=0,
-        description="Make a preference pair of the best and the worst reply to the same prompt where their "
-        "scores differ by at least this; the worse one is not a row of its own.",
+        description="Build a preference pair from the best and the worst reply to the same prompt if their "
+        "scores differ by at least this; the worse reply is not used as a row.",
     )
     drop_rated_bad: bool = Field(
         True,
         description="Drop replies that the log labels bad (`label: false`) or scores 0 or less, or below "
-        "`rated_bad_below`. "
-        "`false` keeps them as bad replies for `train.objective: kto`; none is a reference for tests.",
+        "`rated_bad_below`. `false` keeps them as bad replies for `train.objective: kto`; none "
+        "is a test reference.",
     )
     drop_placeholders: bool = Field(True, description="Drop placeholder replies such as 'Mock response'.")
     drop_truncated: bool = Field(True, description="Drop replies that were cut off.")
     drop_broken_calls: bool = Field(
         True,
-        description="Drop replies whose tool calls do not parse, name a tool that the prompt does not "
-        "define, have arguments that its schema refuses, or repeat a call whose result did not change. "
-        "Earlier turns with such calls stay as context, and are not trained on.",
+        description="Drop replies whose tool calls do not parse, use a tool that the prompt does not define, "
+        "have arguments that violate its schema, or repeat a call whose result did not change. "
+        "Earlier turns with such calls stay as context and are not trained on.",
     )
     drop_unmatched_calls: bool = Field(
-        False, description="Drop rows whose prompt has tool results without a call, or calls without one."
+        False,
+        description="Drop rows whose prompt has tool results without a call, or calls without a result.",
     )
-    redact: bool = Field(True, description="Replace secrets and personal data by placeholders.")
+    redact: bool = Field(True, description="Replace secrets and personal data with placeholders.")
     near_duplicate: float = Field(
         0.85,
         gt=0,
@@ -418,49 +422,51 @@ class DataSettings(Record):
         description="Rows whose question and reply are at least this similar count as duplicates.",
     )
     keep_duplicate: Literal["first", "last", "longest"] = Field(
-        "first", description="Which of several equal or nearly equal rows stays."
+        "first", description="Which of several equal or nearly equal rows to keep."
     )
     conflicts: Literal["keep_last", "drop_all", "keep_all"] = Field(
         "keep_last",
-        description="Which replies to the same prompt are kept: the last one logged, none, all.",
+        description="Which replies to the same prompt to keep: the one logged last, none, or all.",
     )
     split_by: str = Field(
         "question",
-        description="What is never divided: `question` (the same question), `session`, or a key of a row.",
+        description="What must stay in one split: `question` (the same question), `session`, or a key of a "
+        "row.",
     )
     stratify: Literal["role", "domain", "nothing"] = Field(
-        "role", description="What is balanced across splits, as far as groups allow."
+        "role", description="What to balance across splits, as far as groups allow."
     )
     question_similarity: float = Field(
-        0.7, gt=0, le=1, description="Questions at least this similar are always in the same split."
+        0.7, gt=0, le=1, description="Questions at least this similar are put in the same split."
     )
     paraphrases: Literal["off", "embedder"] = Field(
         "off",
-        description="`embedder` groups questions in other words too; it needs the extra `paraphrases`.",
+        description="`embedder` also groups paraphrased questions; requires the extra `paraphrases`.",
     )
-    validation: float = Field(0.1, ge=0, lt=1, description="The share of question groups for validation.")
-    test: float = Field(0.2, ge=0, lt=1, description="The share of question groups held out for evaluation.")
+    validation: float = Field(0.1, ge=0, lt=1, description="Share of question groups used for validation.")
+    test: float = Field(0.2, ge=0, lt=1, description="Share of question groups held out for evaluation.")
     train_on: Literal["last", "every", "marked"] = Field(
         "last",
-        description="The replies of a conversation that are trained on: the last, each in its own row, or "
-        "each that the log marks with `weight: 1`. A reply with `weight: 0` is never trained on.",
+        description="Replies of a conversation to train on: the last one, each in its own row, or each that "
+        "the log marks with `weight: 1`. Replies with `weight: 0` are never trained on.",
     )
     max_tokens: int = Field(1024, ge=8, description="Maximum tokens per row; see `overlong`.")
     overlong: Literal["drop", "split_by_turn", "truncate"] = Field(
         "drop",
-        description="Rows beyond max_tokens: drop them; make a row of each turn; leave out the oldest turns.",
+        description="Rows longer than max_tokens: drop them, split them into a row per turn, or leave out "
+        "the oldest turns.",
     )
     pack_tokens: int | None = Field(
-        None, ge=8, description="The length of packed sequences; max_tokens if not given."
+        None, ge=8, description="Length of packed sequences. Default: max_tokens."
     )
-    seed: int = Field(0, description="The seed of the split assignment.")
+    seed: int = Field(0, description="Seed of the split assignment.")
     captures: CaptureSettings = Field(
         default_factory=CaptureSettings,
-        description="Which rows of captured exchanges are used; `graft data captures` uses the same filter.",
+        description="Which captured exchanges to use as rows; `graft data captures` uses the same filter.",
     )
     repair: RepairSettings = Field(
         default_factory=RepairSettings,
-        description="How `graft data repair` lets a teacher answer rows again that would be dropped.",
+        description="How `graft data repair` has a teacher answer rows that would be dropped.",
     )
 
     @model_validator(mode="after")
@@ -506,22 +512,25 @@ class Keep(Record):
 class ModelSettings(Record):
     """One of the models that a project trains on the same base: the main one, or a specialist."""
 
-    keep: Keep = Field(default_factory=Keep, description="Its own rows; all of them if nothing is named.")
+    keep: Keep = Field(default_factory=Keep, description="Its own rows. Default: all rows.")
     replay: float = Field(
-        0.0, ge=0, lt=1, description="The share of its training rows drawn from the rest, against forgetting."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of its training rows drawn from the other rows, to prevent forgetting.",
     )
-    curriculum: bool = Field(False, description="Train on the rows in the order of their stages.")
+    curriculum: bool = Field(False, description="Train on the rows in order of their stages.")
     weights: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
-        {}, description="How often rows of a role are trained on in an epoch; 1 if not named."
+        {}, description="How often to train on rows of a role per epoch. Default: 1."
     )
     rl: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="The share of its training questions set apart for reinforcement learning.",
+        description="Share of its training questions reserved for reinforcement learning.",
     )
     repaired: bool = Field(
-        True, description="Train on rows that a teacher answered; `false` makes a model to compare with."
+        True, description="Train on rows answered by a teacher; `false` gives a model to compare with."
     )
 
     def to_manifest(self) -> dict[str, Any]:

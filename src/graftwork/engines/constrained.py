@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from graftwork.model.chat.template import ChatTemplate
 
 _WHITESPACE = r"(\n[ \t]{0,24}| )?"
-"""Compact or indented JSON; a small model that may write any white space can go on with it for ever."""
+"""Compact or indented JSON; a small model that may write any white space can continue with it forever."""
 FREE_LAYOUT = {"whitespace_pattern": _WHITESPACE}
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as templates write it. The llguidance inside llama.cpp knows no pattern for white space."""
@@ -85,7 +85,7 @@ class GrammarCompiler:
         return self._open(grammar, param="tools")
 
     async def compile_for(self, request: "GenerateRequest") -> "GrammarConstraint | None":
-        """What the answer must follow. Compiling runs in a thread, so that other streams go on."""
+        """What the answer must follow. Compiling runs in a thread, so that other streams continue."""
         schema, choice = request.json_schema, request.tool_choice
         if request.tools and (
             choice != "auto" or schema is not None or (request.strict_tools and is_installed())

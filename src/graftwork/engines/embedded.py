@@ -43,7 +43,7 @@ def choose_device(setting: Literal["auto", "cpu", "cuda"], *, has_gpu: Callable[
     if not has_gpu():
         raise EnvironmentFailure(
             "there is no GPU to serve on",
-            why="`serve.engine.device` is cuda, and torch finds none here",
+            why="`serve.engine.device` is cuda, but torch finds no GPU",
             fix="set it to auto or cpu, or install a torch that supports this GPU",
             where="serve.engine.device",
         )
@@ -95,7 +95,7 @@ class EmbeddedEngine:
             details={
                 "engine": EMBEDDED,
                 "device": torch.cuda.get_device_name(self._device) if on_gpu else "cpu",
-                "base_as": f"{dtype}, not quantised",
+                "base_as": f"{dtype}, not quantized",
                 "threads": None if on_gpu else threads,
             },
         )

@@ -139,7 +139,7 @@ class EndpointEngine:
                 if pause is None:
                     raise EngineUnavailable(str(trouble), attempts=retries.failed) from trouble
                 if policy.wait(pause):
-                    why = f"{trouble}, and the run is being stopped"
+                    why = f"{trouble}, and the run is stopping"
                     raise EngineUnavailable(why, attempts=retries.failed) from trouble
 
     def _request(self, messages: Sequence[Message], decoding: DecodingSettings) -> urllib.request.Request:
@@ -193,7 +193,7 @@ class EndpointEngine:
             cut = f"the stream was cut off after {len(pieces)} pieces"
             raise TryAgain(cut if self._policy.streamed else "the reply is not a chat completion")
         if not self._policy.streamed and not spoke:
-            raise TryAgain("the reply holds no text")
+            raise TryAgain("the reply contains no text")
         return EngineReply(
             text=self._mask_answer("".join(pieces)),
             tokens=_count_tokens(usage, "completion_tokens") or (len(pieces) if self._policy.streamed else 0),
@@ -222,9 +222,9 @@ class EndpointEngine:
             event = json.loads(data)
         except (ValueError, RecursionError):
             excerpt = self._clean(data.decode(errors="replace"))
-            raise TryAgain(f"the reply holds no JSON: {excerpt}") from None
+            raise TryAgain(f"the reply contains no JSON: {excerpt}") from None
         if not isinstance(event, dict):
-            raise TryAgain("the reply holds something else than events")
+            raise TryAgain("the reply contains something other than events")
         return event
 
     def _explain(self, answer: HttpAnswer) -> Exception:
@@ -242,14 +242,14 @@ class EndpointEngine:
         if status in (401, 403):
             variable = self._endpoint.api_key_env
             return EnvironmentFailure(
-                f"{role.name} refuses us: {failure}",
+                f"{role.name} rejected us: {failure}",
                 why=f"the key is read from ${variable}" if variable else "no key is sent",
                 fix=role.key_fix,
                 where=where,
             )
-        why = "another attempt would be answered the same"
+        why = "another attempt would get the same answer"
         return role.refusal(
-            f"{role.name} refuses the question: {failure}", why=why, fix=role.fix, where=where
+            f"{role.name} rejected the question: {failure}", why=why, fix=role.fix, where=where
         )
 
     def _adapt(self, reason: str) -> bool:
@@ -278,8 +278,8 @@ class EndpointEngine:
             )
         if not (key.isascii() and key.isprintable()):
             raise EnvironmentFailure(
-                f"the environment variable {variable} holds no key",
-                why="it has characters that no header can carry",
+                f"the environment variable {variable} does not contain a valid key",
+                why="it contains characters that are not allowed in a header",
                 fix="copy the key again",
             )
         return key
@@ -299,7 +299,7 @@ class EndpointEngine:
 
 
 def _count_tokens(usage: Any, name: str) -> int:
-    """The tokens that a server reports, 0 where it reports none; ValueError where that is not a number."""
+    """The tokens that a server reports, 0 if it reports none; ValueError where that is not a number."""
     count = (usage or {}).get(name) or 0
     if not isinstance(count, int | float) or not 0 <= count <= MOST_TOKENS:
         raise ValueError(f"{name} is not a number of tokens")

@@ -169,7 +169,7 @@ async def _read(
         if flow.stopped is not None or event["stop"]:
             reason = "stop" if flow.stopped is not None else finish_reason(event)
             if constraint is not None and event["stop"] and reason == "stop" and not constraint.accepts(text):
-                # llama.cpp goes on without the grammar where one of its steps exceeds a limit.
+                # llama.cpp continues without the grammar where one of its steps exceeds a limit.
                 message = "the schema needs more work than llama.cpp allows for a token"
                 raise ApiError(400, message, param="response_format", code="unsupported_schema")
             # The token that ends the turn is counted by llama.cpp, and is not part of the answer.

@@ -156,9 +156,9 @@ class EngineChild:
         log = self._folder / LOG_FILE
         lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
         return WorkerFailed(
-            f"the {self._engine} engine ended",
+            f"the {self._engine} engine exited",
             why=lines[-1][:_QUOTED] if lines else "it wrote nothing",
-            fix="read its log; a model that is too large for this machine is the usual cause",
+            fix="check its log; the usual cause is a model that is too large for this machine",
             where=str(log),
         )
 

@@ -118,15 +118,15 @@ class PromptRenderer:
         self._positions = positions
         if job.template_fingerprint not in (None, self.fingerprint):
             raise UserError(
-                "the base has another chat template than the release was trained with",
-                why=f"expected {job.template_fingerprint}, found {self.fingerprint}; the answers would be "
-                "worse and nothing would show it",
+                "the base has a different chat template than the release was trained with",
+                why=f"expected {job.template_fingerprint}, found {self.fingerprint}; the answers "
+                "would silently be worse",
                 fix="serve the release with its own base, or train again on this one",
                 where=job.base_folder,
             )
 
     async def render(self, request: GenerateRequest) -> list[int]:
-        """The prompt as tokens. A long one is tokenized in a thread, so that other streams go on."""
+        """The prompt as tokens. A long one is tokenized in a thread, so that other streams continue."""
         messages = add_tools(request.messages, request.tools)
         param = "messages" if request.prompt is None else "prompt"
         characters = sum(len(message.content) for message in messages) + len(request.prompt or "")
@@ -173,7 +173,7 @@ class RequestRoom:
 
     @asynccontextmanager
     async def take(self, tokens: int) -> AsyncGenerator[None, None]:
-        """Wait for room for a request of so many tokens. Raises ApiError where too many wait already."""
+        """Wait for room for a request of this many tokens. Raises ApiError where too many wait already."""
         if len(self._queue) >= self._queue_limit:
             raise ApiError(429, "the engine is full; try again soon", code="full")
         ticket = object()
@@ -274,10 +274,10 @@ async def _generate(backend: EngineBackend, request: GenerateRequest) -> Answer:
             return await _answer(backend, request)
     except TimeoutError as error:
         if not limit.expired():
-            raise ApiError(503, "the engine's server does not answer", code="engine_down") from error
+            raise ApiError(503, "the engine's server is not responding", code="engine_down") from error
         raise ApiError(504, "no answer in the time that the client allows", code="timeout") from error
     except OSError as error:
-        message = f"the engine's server does not answer: {name_failure(error)}"
+        message = f"the engine's server is not responding: {name_failure(error)}"
         raise ApiError(503, message, code="engine_down") from error
 
 

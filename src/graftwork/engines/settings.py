@@ -14,13 +14,13 @@ EngineKind = Literal["embedded", "llamacpp", "vllm", "sglang", "endpoint"]
 class ReplicaSettings(Record):
     """A server that holds the same models as the others of its engine."""
 
-    url: EndpointUrl = Field(description="Where the server is, up to and including `/v1`.")
+    url: EndpointUrl = Field(description="URL of the server, up to and including `/v1`.")
 
     weight: float = Field(
         default=1.0,
         gt=0,
         le=1000,
-        description="Its share of the requests, relative to the weights of the others.",
+        description="Its share of the requests, relative to the other weights.",
     )
 
 
@@ -29,61 +29,60 @@ class EngineSettings(Record):
 
     kind: EngineKind = Field(
         default="embedded",
-        description="`embedded`: the weights as they were evaluated, with torch. `llamacpp`: the fastest on "
-        "a CPU. `vllm`, `sglang`: a server of that kind, started here or at `url`. `endpoint`: any "
-        "OpenAI-compatible API; it serves `base` only.",
+        description="`embedded`: torch, with the weights as they were evaluated. `llamacpp`: fastest on a "
+        "CPU. `vllm`, `sglang`: a server of that kind, started here or at `url`. `endpoint`: any "
+        "OpenAI-compatible API; serves `base` only.",
     )
 
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
-        description="embedded: where the model computes. `auto`: on the first GPU where there is one, in 16 "
-        "bits, as evaluation does; else on the CPU. `cpu` leaves the GPU to others.",
+        description="embedded: device of the model. `auto`: the first GPU if there is one, in 16 bits, as in "
+        "evaluation; otherwise the CPU. `cpu` leaves the GPU to other processes.",
     )
 
     precision: GgufPrecision = Field(
         default="q8_0",
-        description="llamacpp: the type of the base's matrices. Each one is an engine of its own for "
-        "the gate.",
+        description="llamacpp: type of the base's matrices. The gate treats each type as a separate engine.",
     )
 
     context: int = Field(
         default=8192,
         ge=128,
-        description="llamacpp: tokens of keys and values that all running requests share.",
+        description="llamacpp: size of the KV cache in tokens, shared by all running requests.",
     )
 
     url: EndpointUrl | None = Field(
         default=None,
-        description="vllm, sglang, endpoint: where the server is, up to and including `/v1`. None starts one "
+        description="vllm, sglang, endpoint: URL of the server, up to and including `/v1`. Unset: start one "
         "here.",
     )
 
     replicas: Annotated[int, Field(ge=1, le=64)] | tuple[ReplicaSettings, ...] = Field(
         default=1,
-        description="How many processes of the engine answer, or, instead of `url`, the servers that do: "
+        description="Number of engine processes, or, instead of `url`, a list of servers: "
         "`[{url: …, weight: 2}, {url: …}]`.",
     )
 
     model: str | None = Field(
         default=None,
-        description="endpoint: the model to ask for. vllm, sglang: the name of the base there; None asks the "
-        "server.",
+        description="endpoint: the model to request. vllm, sglang: the name of the base on the server; "
+        "unset: ask the server.",
     )
 
     api_key_env: VariableName | None = Field(
         default=None,
-        description="Name of the environment variable that holds the server's key.",
+        description="Environment variable that contains the server's key.",
     )
 
     arguments: tuple[str, ...] = Field(
         default=(),
-        description="vllm, sglang: further arguments of the command that starts the server here.",
+        description="vllm, sglang: extra arguments for the command that starts the server.",
     )
 
     max_adapters: int = Field(
         default=4,
         ge=1,
-        description="vllm, sglang: adapters that the server holds at once.",
+        description="vllm, sglang: maximum number of loaded adapters.",
     )
 
     @model_validator(mode="after")

@@ -197,8 +197,8 @@ class UpstreamBackend:
                 raise self._server.explain_end()
             if asyncio.get_running_loop().time() > until:
                 raise EnvironmentFailure(
-                    f"the {self._job.engine.kind} server does not answer",
-                    why=f"/models gave no answer for {_START_SECONDS:.0f} s",
+                    f"the {self._job.engine.kind} server is not responding",
+                    why=f"/models did not respond for {_START_SECONDS:.0f} s",
                     fix="start it, or check serve.engine.url (it ends with /v1)",
                     where="serve.engine.url",
                 )
@@ -286,8 +286,8 @@ class UpstreamBackend:
         return read_embeddings(answer)
 
     async def _render(self, request: GenerateRequest) -> tuple[list[int], dict[str, Any] | None, str]:
-        """The prompt, what its answer must follow, and the beginning of a call in it that the answer goes on
-        with.
+        """The prompt, what its answer must follow, and the beginning of a call in it that the answer
+        continues with.
         """
         template = self._prompts.template
         tokens = await self._prompts.render(request)
@@ -358,7 +358,7 @@ async def _start(job: EngineJob) -> UpstreamBackend:
     except BaseException as error:
         await backend.close()
         if isinstance(error, ApiError):
-            what, where = f"the {engine.kind} server refuses us", engine.url or "its log"
+            what, where = f"the {engine.kind} server rejected us", engine.url or "its log"
             raise EnvironmentFailure(what, why=error.message, where=where) from error
         raise
     return backend

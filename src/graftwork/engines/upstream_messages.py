@@ -33,7 +33,7 @@ _ANY_OBJECT = {"type": "object"}
 
 
 class Dialect(NamedTuple):
-    """`load_path` is None where no adapters can be loaded."""
+    """`load_path` is None if no adapters can be loaded."""
 
     takes_tokens: bool
     load_path: str | None = None
@@ -205,7 +205,7 @@ async def read_events(
     reply: ClientReply, secrets: Collection[str] = (), *, max_tokens: int
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The server-sent events of a reply; of a server that does not stream, its one answer. Raises ApiError
-    for what is not an event, an error, or more than so many tokens can take."""
+    for what is not an event, an error, or more than this many tokens can take."""
     other_lines = bytearray()
     bytes_left = _LONGEST_EVENT + _TOKEN_BYTES * max_tokens
     while (lines := await reply.next_lines()) is not None:

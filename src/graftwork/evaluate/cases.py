@@ -54,7 +54,7 @@ def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case,
 
 
 def draw_cases(cases: Sequence[Case], *, most: int | None) -> tuple[Case, ...]:
-    """At most so many of them, in their order; a larger number takes all that a smaller one took."""
+    """At most this many of them, in their order; a larger number takes all that a smaller one took."""
     if most is None or len(cases) <= most:
         return tuple(cases)
     by_hash = sorted(cases, key=lambda case: (hashlib.sha256(case.id.encode()).hexdigest(), case.id))
@@ -96,7 +96,7 @@ def hash_cases(cases: Sequence[Case]) -> str:
 
 
 def question_key(case: Case) -> str:
-    """A hash of what the user asks, without case, spacing and punctuation; empty where nothing is asked.
+    """A hash of what the user asks, without case, spacing and punctuation; empty if nothing is asked.
 
     The system prompt and the reference take no part: the same question under another id, with another
     prompt or out of another file is the same question.
@@ -210,13 +210,15 @@ def read_case_file(path: Path, *, named: Sequence[GradeCheck] | None = None) -> 
             raise _wrong("a check of the case makes no sense", str(error), where) from error
         if case.id in cases:
             first = cases[case.id].origin
-            raise _wrong(f"the case {case.id!r} is there twice", f"line {first.line} has the same id", where)
+            raise _wrong(
+                f"the case id {case.id!r} is used twice", f"line {first.line} has the same id", where
+            )
         cases[case.id] = case
     if not cases:
         raise UserError(
-            "the file holds no cases",
+            "the file contains no cases",
             why="without them nothing can be measured",
-            fix='write one JSON object a line: {"prompt": "…", "reference": "…"}',
+            fix='write one JSON object per line: {"prompt": "…", "reference": "…"}',
             where=str(path),
         )
     return tuple(cases.values())
@@ -228,7 +230,7 @@ def _read_case(line: bytes, where: Origin) -> Case:
     except (ValueError, RecursionError) as error:
         raise _wrong("the line is not JSON", str(error), where) from error
     if not isinstance(value, dict):
-        raise _wrong("the line is no JSON object", f"it holds a {type(value).__name__}", where)
+        raise _wrong("the line is not a JSON object", f"it contains a {type(value).__name__}", where)
     unknown = sorted(set(value) - KNOWN)
     if unknown:
         raise _wrong(f"unknown key {unknown[0]!r}", f"known: {', '.join(sorted(KNOWN))}", where)
@@ -238,9 +240,7 @@ def _read_case(line: bytes, where: Origin) -> Case:
     if not isinstance(checks, list) or not all(isinstance(check, dict) for check in checks):
         raise _wrong("`checks` is not a list of objects", "each check is an object with its own keys", where)
     if not reference and not checks:
-        raise _wrong(
-            "nothing says what a right answer is", "there is neither `reference` nor `checks`", where
-        )
+        raise _wrong("nothing defines the right answer", "there is neither `reference` nor `checks`", where)
     case_id = value.get("id")
     if case_id is not None and not isinstance(case_id, str | int):
         raise _wrong("`id` is neither text nor a number", f"it is {case_id!r}", where)
@@ -248,7 +248,9 @@ def _read_case(line: bytes, where: Origin) -> Case:
     duration = value.get("duration_ms")
     is_number = isinstance(duration, int | float) and not isinstance(duration, bool)
     if duration is not None and not (is_number and duration >= 0):
-        raise _wrong("`duration_ms` is not a number from 0 on", f"it is {json.dumps(duration)[:80]}", where)
+        raise _wrong(
+            "`duration_ms` must be a number of at least 0", f"it is {json.dumps(duration)[:80]}", where
+        )
     return Case(
         id=str(case_id) if case_id is not None else fingerprint([turns, reference])[:16],
         origin=where,
@@ -267,7 +269,7 @@ def _read_messages(value: dict[str, Any], where: Origin) -> tuple[Message, ...]:
     if turns is None:
         prompt, system = _text(value, "prompt", where), _text(value, "system", where)
         if not prompt:
-            raise _wrong("the case asks nothing", "there is neither `messages` nor `prompt`", where)
+            raise _wrong("the case has no question", "there is neither `messages` nor `prompt`", where)
         opening = (Message(role="system", content=system),) if system else ()
         return (*opening, Message(role="user", content=prompt))
     if not isinstance(turns, list) or not turns:
@@ -275,22 +277,22 @@ def _read_messages(value: dict[str, Any], where: Origin) -> tuple[Message, ...]:
     messages = []
     for turn in turns:
         if not isinstance(turn, dict) or not isinstance(turn.get("content"), str):
-            raise _wrong("a turn has no text as its content", f"it is {json.dumps(turn)[:80]}", where)
+            raise _wrong("a turn has no text content", f"it is {json.dumps(turn)[:80]}", where)
         role, roles = turn.get("role"), get_args(Role)
         if role not in roles:
             raise _wrong(f"a turn has the role {role!r}", f"known: {', '.join(roles)}", where)
         messages.append(Message(role=role, content=turn["content"]))
     if messages[-1].role == "assistant":
-        raise _wrong("the last turn is the assistant's", "what it should say belongs into `reference`", where)
+        raise _wrong("the last turn is the assistant's", "its expected text belongs in `reference`", where)
     return tuple(messages)
 
 
 def _text(value: dict[str, Any], key: str, where: Origin) -> str | None:
     content = value.get(key)
     if content is not None and not isinstance(content, str):
-        raise _wrong(f"`{key}` is not a text", f"it is {json.dumps(content)[:80]}", where)
+        raise _wrong(f"`{key}` is not a string", f"it is {json.dumps(content)[:80]}", where)
     return content
 
 
 def _wrong(what: str, why: str, where: Origin) -> UserError:
-    return UserError(what, why=why, fix="fix the line; no case of the file was asked", where=str(where))
+    return UserError(what, why=why, fix="fix the line; no case of the file was evaluated", where=str(where))

@@ -158,8 +158,8 @@ def _line_up(
         if requested[0].name == LOG:
             raise UserError(
                 "the log alone cannot be compared",
-                why="its answers are what the others are measured against",
-                fix="name another subject too: --subject log --subject base",
+                why="its answers are the reference for the other subjects",
+                fix="use another subject too: --subject log --subject base",
                 where="--subject",
             )
         requested = (*parse_subjects([LOG]), *requested)
@@ -224,7 +224,7 @@ def read_foreign(path: Path) -> ForeignRun:
         raise UserError(
             f"there is no file {path}",
             why="results of other tools are read from files",
-            fix="name the log: logs/….eval, or results_….json of lm-eval",
+            fix="specify the log: logs/….eval, or results_….json of lm-eval",
             where=str(path),
         )
     if path.suffix == ".eval":
@@ -261,7 +261,7 @@ def export_evaluation(
         raise UserError(
             f"the evaluation has no subject {unknown[0]}",
             why=f"it has: {', '.join(by_name)}",
-            fix="name one of these, or none for all",
+            fix="use one of these, or none for all",
             where="--subject",
         )
     cases, when = read_cases(Path(last.cases_file)), timestamp()
@@ -399,7 +399,7 @@ def judge_session(work: OpenProject, *, may_do: Collection[str] | None = None) -
 
 
 def find_adapter(work: OpenProject, adapter_hash: str) -> str:
-    """The folder of an adapter that a run or a release holds; empty where neither does."""
+    """The folder of an adapter that a run or a release holds; empty if neither does."""
     for run in work.runs.list(limit=MOST_RUNS):
         if run.outcome is None or run.outcome.get("adapter_hash") != adapter_hash:
             continue
@@ -428,7 +428,7 @@ def _report_before(work: OpenProject, report: Report, outcome: TrainOutcome) -> 
     raise UserError(
         f"the adapter that this session started from ({outcome.started_from[:12]}) was never evaluated here",
         why="a session is judged by what it changed on the same cases",
-        fix="`graft gate` before each session keeps its report; or evaluate that adapter with "
+        fix="run `graft gate` before each session to keep its report; or evaluate that adapter with "
         "`graft eval --subject adapter:FOLDER`",
         where=work.model,
     )
@@ -444,7 +444,7 @@ def gate_engine(
     """Ask the held-out cases through the engine and decide. Without a release, about the last adapter."""
     if engine.kind not in GATED:
         raise UserError(
-            f"the engine {engine.kind} cannot be gated",
+            f"the gate does not support the engine {engine.kind}",
             why=f"held-out cases can be answered by {', '.join(GATED)}",
             fix="evaluate it as an endpoint, `graft eval --subject URL#model`, and serve it with "
             "`serve.require_gate_for_engine: false`",

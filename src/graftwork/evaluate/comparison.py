@@ -1,4 +1,4 @@
-"""Two subjects on the same cases, pair by pair; what so many cases can show, also after repeated use.
+"""Two subjects on the same cases, pair by pair; what this many cases can show, also after repeated use.
 
 In: their reports, the session of each case, how often the questions were used to choose a candidate. Out: a
 Comparison for each metric that both have; a Power and a Wear with their sentences, and the confidence that
@@ -61,7 +61,7 @@ MOST_LOSSES = 0.3
 LATER_LOOKS = 0.25
 """The error that all looks after the first share, as a part of what the first one may spend."""
 WORN = 2.0
-"""From so many times the cases of a fresh set on, a set is called worn out."""
+"""From this many times the cases of a fresh set on, a set is called worn out."""
 
 
 def compare(
@@ -136,7 +136,7 @@ def compare_candidates(
 
 
 def cluster_cases(cases: Sequence[str], *, sessions: Mapping[str, str]) -> list[str] | None:
-    """The cluster of each case: its session, or itself. None where no session has two of them."""
+    """The cluster of each case: its session, or itself. None if no session has two of them."""
     sizes = Counter(sessions[case] for case in cases if case in sessions)
     if all(count < 2 for count in sizes.values()):
         return None
@@ -160,7 +160,7 @@ def _compare_grades(
     clusters: Sequence[str] | None,
     confidence: float,
 ) -> Comparison:
-    """Grades in the order of the cases. `clusters` is None where every case is independent."""
+    """Grades in the order of the cases. `clusters` is None if every case is independent."""
     n = len(before)
     changes = [new - old for old, new in zip(before, after, strict=True)]
     gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
@@ -392,7 +392,7 @@ def more_cases(look: int, *, confidence: float = 0.95) -> float:
 
 
 def gain_beyond_chance(n: int, *, losses: int, alpha: float) -> float | None:
-    """The smallest gain on n pairs with so many losses whose exact McNemar p is at most alpha."""
+    """The smallest gain on n pairs with this many losses whose exact McNemar p is at most alpha."""
     for wins in range(losses + 1, n - losses + 1):
         if mcnemar(wins, losses=losses) <= alpha:
             return (wins - losses) / n

@@ -140,7 +140,7 @@ def tokens_of_log(cases: Sequence[Case]) -> dict[str, float | None]:
 
 
 def costs_of_log(cases: Sequence[Case]) -> dict[str, float | None]:
-    """The logged cost of each case; None where neither the log nor a price table knows it."""
+    """The logged cost of each case; None if neither the log nor a price table knows it."""
     return {case.id: None if case.usage is None else case.usage.cost for case in cases}
 
 
@@ -203,7 +203,7 @@ class DayCost(NamedTuple):
 def find_savings(
     usage: Sequence[UsageDay], *, find_price: FindPrice, hosting: Hosting | None, volume: Volume
 ) -> Savings | None:
-    """None where there is no call at all."""
+    """None if there is no call at all."""
     if not usage:
         return None
     prices: dict[str, TokenPrice] = {}

@@ -86,7 +86,7 @@ def import_runs(
 ) -> tuple[ImportedEvaluation, tuple[Case, ...], Answers]:
     """The first run is the baseline, the second the candidate; one alone is only shown."""
     if not runs:
-        raise UserError("there is nothing to import", fix="name at least one file")
+        raise UserError("there is nothing to import", fix="specify at least one file")
     subjects_so_far: list[str] = []
     named_runs = []
     for run in runs:
@@ -191,7 +191,7 @@ def _subject_report(run: ForeignRun, sessions: dict[str, str]) -> SubjectReport:
     metrics |= {total.name: total for total in run.totals}
     if not metrics:
         raise UserError(
-            "the file holds no marks",
+            "the file contains no marks",
             why="without scores there is nothing to show or compare",
             fix="score the run with the other tool first, or import its answers as a subject",
             where=run.file,
@@ -233,7 +233,7 @@ def parse(content: bytes | str, *, where: str) -> Any:
 
 def too_large(path: Path) -> UserError:
     return UserError(
-        f"the file holds more than {MOST_BYTES >> 30} GiB",
+        f"the file contains more than {MOST_BYTES >> 30} GiB",
         why="results are read into memory as a whole",
         fix="write fewer samples into one log",
         where=str(path),
@@ -250,7 +250,7 @@ def not_as_expected(what: str, *, why: str, where: str) -> UserError:
 
 
 def number_of(value: Any) -> float | None:
-    """A mark as a number; None where it is none."""
+    """A mark as a number; None if it is none."""
     if isinstance(value, bool | int | float):
         try:
             number = float(value)

@@ -83,7 +83,7 @@ class JudgeBudget:
 
     @property
     def cost(self) -> float | None:
-        """Dollars so far; None where graft.yaml names no prices."""
+        """Dollars so far; None if graft.yaml names no prices."""
         price_in, price_out = self._settings.price_in, self._settings.price_out
         if price_in is None or price_out is None:
             return None
@@ -219,7 +219,7 @@ class Judge:
         return self._settings.model
 
     def rate(self, case: Case, text: str) -> float:
-        """The mark of one answer, 1 to 5 as 0 to 1; CannotGrade where there is none."""
+        """The mark of one answer, 1 to 5 as 0 to 1; CannotGrade if there is none."""
         try:
             mark = self._ask(ask_mark(case, answer=text, settings=self._settings), read_mark)
         except _FAILURES as error:

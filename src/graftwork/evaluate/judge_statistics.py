@@ -27,7 +27,7 @@ GOOD_MARK = 0.75
 
 
 class PairVerdict(NamedTuple):
-    """`forth` is of (baseline, candidate), `back` of (candidate, baseline); None where it is unclear."""
+    """`forth` is of (baseline, candidate), `back` of (candidate, baseline); None if it is unclear."""
 
     case_id: str
     forth: Choice | None
@@ -184,7 +184,7 @@ class JudgeCalibration(Record):
     """Sessions, or questions asked again, that the labels come of."""
     agreement: Figure
     kappa: Figure | None
-    """None where people gave all answers the same label: all agreement may be chance."""
+    """None if people gave all answers the same label: all agreement may be chance."""
     both_good: int = 0
     judge_only: int = 0
     """Called good by the judge and not by people …"""
@@ -208,7 +208,7 @@ class JudgeCalibration(Record):
 
     @property
     def why_not(self) -> str:
-        """Why the judge may not decide anything; empty where it may."""
+        """Why the judge may not decide anything; empty if it may."""
         if self.labels < self.min_labels:
             return f"it was compared with {self.labels} labels of people, and needs {self.min_labels}"
         if self.kappa is None:
@@ -285,7 +285,7 @@ def calibrate(
 
 
 def kappa_of(opinions: Sequence[JudgeOpinion], *, mode: Mode) -> float | None:
-    """Agreement beyond chance, as a share of what is possible; None where people's labels do not differ.
+    """Agreement beyond chance, as a share of what is possible; None if people's labels do not differ.
 
     Of a pair, which is shown in both orders, chance agrees in half of the cases.
     """

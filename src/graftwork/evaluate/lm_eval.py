@@ -59,7 +59,7 @@ def read_lm_eval(path: Path) -> ForeignRun:
     header = read_document(path)
     if not is_lm_eval(header):
         raise not_as_expected(
-            "these are no results of lm-eval", why="there is no `results` by task", where=str(path)
+            "these are not lm-eval results", why="it has no `results` by task", where=str(path)
         )
     date = _RESULTS.match(path.name)
     files: list[tuple[str, Path]] = []

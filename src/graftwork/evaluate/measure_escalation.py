@@ -70,7 +70,7 @@ def choose_threshold(
 ) -> EscalationCurve:
     """Choose on the validation split, show on the test split.
 
-    With `prefix_tokens`, streams are judged by so many tokens; else whole answers are.
+    With `prefix_tokens`, streams are judged by this many tokens; else whole answers are.
     """
     alias = full_alias(work)
     if alias not in work.releases.aliases():
@@ -267,7 +267,7 @@ def predict_escalation(
 ) -> EscalationForecast:
     """Without `checks`, every metric of the evaluation that needs no reference.
 
-    `prefix_tokens` predicts streams that are judged by so many tokens (`serve.escalate.stream: prefix`).
+    `prefix_tokens` predicts streams that are judged by this many tokens (`serve.escalate.stream: prefix`).
 
     `max_rate` also chooses a threshold of log-probabilities that escalates at most this share of the
     validation cases. The forecast is kept, for `measure_live` and `serve.escalate.min_logprob: auto`.

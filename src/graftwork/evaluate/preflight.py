@@ -2,7 +2,7 @@
 
 In: the held-out cases, the settings of evaluation and gate. Out: how every metric grades the log's own
 replies, spoiled copies of them and one answer given to everything; and whether each rule can pass and can
-fail with so many cases. Pure but for the project's own metrics, which it calls. Asks no model.
+fail with this many cases. Pure but for the project's custom metrics, which it calls. Asks no model.
 """
 
 import json
@@ -62,7 +62,7 @@ class MetricTrial(Record):
     cases: int
     """Held-out cases that it grades."""
     own: float | None
-    """The mean grade of the log's own replies; None where it grades none of them."""
+    """The mean grade of the log's own replies; None if it grades none of them."""
     spoiled: float | None
     """The mean grade of their spoiled copies."""
     constant: float | None
@@ -221,7 +221,7 @@ def _judge_metric(trial: MetricTrial, gate: GateSettings, *, relevant: set[str])
                 severity="error" if primary else "warning",
                 what=f"{title} calls every answer right, spoiled ones too",
                 why=f"{COPIES} spoiled copies of each reply got 100 %, as the replies themselves did",
-                fix=f"look at what {trial.name} compares: it distinguishes nothing",
+                fix=f"check what {trial.name} compares: it distinguishes nothing",
             )
         )
     if trial.own == 0.0:
@@ -230,7 +230,7 @@ def _judge_metric(trial: MetricTrial, gate: GateSettings, *, relevant: set[str])
                 severity="error" if primary else "warning",
                 what=f"{title} calls not one of the log's own replies right",
                 why="the adapter learns from such replies, so it will get 0 % too",
-                fix=f"look at what {trial.name} asks for, and at one reply of the log",
+                fix=f"check what {trial.name} asks for, and at one reply of the log",
             )
         )
     return problems
@@ -373,7 +373,7 @@ _FORM = frozenset(
 _NOTHING_TELLS_RIGHT = Problem(
     severity="error",
     what="nothing says when an answer is right, so no adapter could be deployed",
-    why="a deploy needs better answers than the base's, and the metrics look at the form alone",
+    why="a deploy needs better answers than the base's, and the metrics check the form alone",
     fix="write a check under evaluate.checks, such as {name: right, metric: exact, field: KEY}; "
     "or `primary: none` under gate, to deploy without a gain",
 )

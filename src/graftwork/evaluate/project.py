@@ -127,10 +127,10 @@ def find_hosting(
             dated=offer.dated,
             stale=stale,
             sentence=(
-                f"Hosting by `graft plan serve`: {name} at {offer.place} for ${usd_per_hour:g} an hour all "
-                f"month; {calls_per_month:,.0f} calls a month with peaks of {PEAK:g} times the mean are "
-                f"{users} at a time, an answer takes {say_seconds(answer_seconds.value)} ({offer.source}, "
-                f"{offer.dated}{old})."
+                f"Hosting by `graft plan serve`: {name} at {offer.place} for ${usd_per_hour:g} an "
+                f"hour all month; {calls_per_month:,.0f} calls per month with peaks of {PEAK:g} "
+                f"times the mean are {users} at a time, an answer takes "
+                f"{say_seconds(answer_seconds.value)} ({offer.source}, {offer.dated}{old})."
             ),
         )
     return None
@@ -321,7 +321,7 @@ class Evaluated(Record):
     champion: str | None = None
     """The release that served when this was measured, where the candidate is another one."""
     adapter_hash: str = ""
-    """The adapter that was measured; empty where none of this project's was."""
+    """The adapter that was measured; empty if none of this project's was."""
     page: str = ""
     """The page to read it on, where one was written."""
 
@@ -500,7 +500,7 @@ FAULTS = {
 
 
 def remark_on_log(scored: Mapping[str, SubjectReport], *, prepared: PreparedData | None) -> tuple[str, ...]:
-    """`prepared` is None where the cases are not of the project's own log."""
+    """`prepared` is None if the cases are not of the project's own log."""
     log = scored.get(LOG)
     if log is None:
         return ()

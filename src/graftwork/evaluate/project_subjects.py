@@ -57,7 +57,7 @@ MOST_CASES = 50
 """Of each split: a search that reads more of them tries fewer instructions."""
 
 REFUSAL_FROM = 4
-"""With so many examples the last may be a refusal, if the training rows have some."""
+"""With this many examples the last may be a refusal, if the training rows have some."""
 
 
 @dataclass(frozen=True)
@@ -164,9 +164,9 @@ def find_weights(
         entry = work.runs.get(subject.which)
         if entry is None or entry.outcome is None:
             raise UserError(
-                f"there is no finished run {subject.which!r}",
-                why="only a run that came to its end has left an adapter",
-                fix="`graft status` names the runs",
+                f"no finished run is named {subject.which!r}",
+                why="only a run that has finished has an adapter",
+                fix="`graft status` lists the runs",
                 where="--subject",
             )
         done = TrainOutcome.model_validate(entry.outcome)
@@ -194,7 +194,7 @@ def find_weights(
     if release.template_fingerprint != load_template(work).template_fingerprint:
         raise UserError(
             f"release {release.id[:12]} was trained with another chat template",
-            why="asked in another form than it was trained in, the model answers badly",
+            why="with a different template than in training, the model answers badly",
             fix="restore the template of the base model, or compare with another release",
             where="--subject",
         )
@@ -207,7 +207,7 @@ def find_weights(
 
 
 def find_trained(work: OpenProject, name: str) -> TrainOutcome | None:
-    """What the last training of a model of this project left; None where it is gone or never was."""
+    """What the last training of a model of this project left; None if it is gone or never was."""
     if name not in work.project.settings.all_models:
         return None
     entry = work.ledger.get(name_entry(work, "train", model=name))
@@ -230,7 +230,7 @@ def _require_adapter(folder: Path) -> None:
         raise UserError(
             "there is no adapter in this folder",
             why="a PEFT folder holds adapter_config.json and adapter_model.safetensors",
-            fix="name the folder that holds these files",
+            fix="specify the folder that holds these files",
             where=str(folder),
         )
 
@@ -293,7 +293,7 @@ def read_held_out(work: OpenProject, folder: Path) -> tuple[Case, ...]:
     if leaked:
         raise UserError(
             f"the case {leaked[0].id} is a training row",
-            why=f"{len(leaked)} of {len(cases)} cases ask what was trained on: they would measure memory",
+            why=f"{len(leaked)} of {len(cases)} cases were trained on, so they would measure memorization",
             fix="take them out of the file, or out of data.logs and train.rollouts.source",
             where="evaluate.cases",
         )
@@ -301,7 +301,7 @@ def read_held_out(work: OpenProject, folder: Path) -> tuple[Case, ...]:
 
 
 def hash_case_file(work: OpenProject) -> str | None:
-    """Of the file of cases; None where none is named or it is not there yet."""
+    """Of the file of cases; None if none is named or it is not there yet."""
     file_name = work.settings.evaluate.cases
     path = work.project.root / file_name if file_name is not None else None
     return file_digest(path) if path is not None and path.is_file() else None
@@ -433,7 +433,7 @@ def optimize_prompt(work: OpenProject, prepared: PreparedData, examples: PromptV
 
 
 def usual_instruction(rows: Sequence[Row]) -> str:
-    """The commonest system prompt, without tool definitions; empty where rows have none."""
+    """The commonest system prompt, without tool definitions; empty if rows have none."""
     texts = Counter(
         turn.content
         for row in rows

@@ -200,8 +200,8 @@ def score(
         have = "has" if len(missing) == 1 else "have"
         raise UserError(
             f"{len(missing)} of {plural(len(cases), 'case')} {have} no answer from {generation.subject}",
-            why="a rate over the answered cases alone would flatter it",
-            fix="run `graft eval` again: it asks only what is missing",
+            why="a rate over only the answered cases would be too optimistic",
+            fix="run `graft eval` again: it only requests the missing answers",
             where=missing[0],
         )
     context = context or GradeContext(fields=settings.fields)

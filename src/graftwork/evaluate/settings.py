@@ -29,8 +29,8 @@ from graftwork.records.report import Case
 from graftwork.text.redact import EndpointUrl, VariableName
 
 RUBRIC = (
-    "Is the answer correct, complete, supported by what the user gave, and in the form that was asked for? "
-    "Length by itself is no merit."
+    "Is the answer correct, complete, supported by what the user gave, and in the form that was "
+    "asked for? Length by itself is not a merit."
 )
 
 
@@ -41,16 +41,17 @@ class JudgeSettings(Record):
     model: str = Field(min_length=1, description="Name of the model at the endpoint.")
     api_key_env: VariableName | None = Field(
         None,
-        description="The environment variable that holds the key; no key is sent without it.",
+        description="Environment variable that contains the key; without it, no key is sent.",
     )
     modes: tuple[Literal["pairwise", "pointwise"], ...] = Field(
         ("pairwise",),
-        description="pairwise: which of two answers is better, asked in both orders; pointwise: a mark 1–5.",
+        description="pairwise: which of two answers is better, asked in both orders; pointwise: a score from "
+        "1 to 5.",
     )
     rubric: str = Field(RUBRIC, min_length=1, description="Instructions for the judge.")
     show_reference: bool = Field(True, description="Show the logged reply to the judge.")
-    max_tokens: int = Field(512, ge=16, description="Maximum tokens of a reply of the judge.")
-    timeout_seconds: float = Field(60.0, gt=0, description="Time limit of one request.")
+    max_tokens: int = Field(512, ge=16, description="Maximum tokens per judge reply.")
+    timeout_seconds: float = Field(60.0, gt=0, description="Time limit per request.")
     attempts: int = Field(5, ge=1, le=20, description="Attempts per request, including the first.")
     concurrency: int = Field(4, ge=1, le=64, description="Concurrent requests.")
     max_questions: int | None = Field(None, ge=1, description="Maximum number of requests.")
@@ -64,17 +65,17 @@ class JudgeSettings(Record):
         0.2,
         ge=0,
         le=1,
-        description="Least lower bound of Cohen's kappa with people's labels. A judge below it does not "
-        "count in the gate; see `graft eval calibrate`.",
+        description="Minimum for the lower bound of Cohen's kappa with human labels. A judge below it does "
+        "not count in the gate; see `graft eval calibrate`.",
     )
-    min_labels: int = Field(30, ge=1, description="Minimum number of people's labels for a calibration.")
-    price_in: float | None = Field(None, ge=0, description="Price of a million prompt tokens.")
-    price_out: float | None = Field(None, ge=0, description="Price of a million completion tokens.")
+    min_labels: int = Field(30, ge=1, description="Minimum number of human labels for a calibration.")
+    price_in: float | None = Field(None, ge=0, description="USD per million prompt tokens.")
+    price_out: float | None = Field(None, ge=0, description="USD per million completion tokens.")
 
     @model_validator(mode="after")
     def _cost_has_prices(self) -> Self:
         if self.max_cost is not None and (self.price_in is None or self.price_out is None):
-            raise ValueError("max_cost needs price_in and price_out: else nothing is known about the cost")
+            raise ValueError("max_cost requires price_in and price_out: otherwise the cost is unknown")
         if not self.modes:
             raise ValueError("modes: name pairwise, pointwise or both")
         return self
@@ -109,38 +110,41 @@ class CostSettings(Record):
     """What answers cost, where neither the log nor the price tables know it."""
 
     usd_per_hour: float | None = Field(
-        None, ge=0, description="Price of an hour of the machine that evaluates, for the cost of own models."
+        None, ge=0, description="Hourly price of the machine that evaluates, for the cost of your own models."
     )
     logged_model: str | None = Field(
-        None, description="The model in the price table that answered calls of which the log names no other."
+        None, description="Model in the price table to use for calls whose model the log does not state."
     )
     requests_per_month: float | None = Field(
-        None, gt=0, description="Requests of a month; counted from the log's own days without it."
+        None, gt=0, description="Requests per month. Default: extrapolated from the log."
     )
     success: str | None = Field(
-        None, description="The metric that counts successes; the primary metric of the gate without it."
+        None, description="Metric that counts successes. Default: the primary metric of the gate."
     )
     gpu: str | None = Field(
-        None, description="The GPU to host the small model on; the cheapest offer that serves it without."
+        None, description="GPU to host the small model on. Default: the cheapest offer that can serve it."
     )
 
 
 class PromptSettings(Record):
     """What the prompted base (`base+prompt`) is shown before each case."""
 
-    examples: int = Field(4, ge=0, le=64, description="Worked examples from the training split, at most.")
-    max_tokens: int = Field(2048, ge=1, description="Tokens of all worked examples together, at most.")
+    examples: int = Field(
+        4, ge=0, le=64, description="Maximum number of worked examples from the training split."
+    )
+    max_tokens: int = Field(2048, ge=1, description="Maximum tokens of all worked examples together.")
     optimizer: Literal["none", "gepa"] = Field(
-        "none", description="Who improves the instruction; `gepa` needs the package of that name."
+        "none", description="Who improves the instruction; `gepa` requires the package of that name."
     )
     reflection: str | None = Field(
         None,
-        description="Who proposes instructions: an endpoint as URL#model,key=VARIABLE; the base without it.",
+        description="Model that proposes instructions: an endpoint as URL#model,key=VARIABLE. Default: the "
+        "base.",
     )
     max_answers: int = Field(
-        200, ge=1, description="Answers to training and validation rows that optimizing may take."
+        200, ge=1, description="Maximum answers to training and validation rows during optimization."
     )
-    seed: int = Field(0, ge=0, description="Where the optimizer's choices start.")
+    seed: int = Field(0, ge=0, description="Seed of the optimizer.")
 
     @field_validator("reflection")
     @classmethod
@@ -152,7 +156,7 @@ class PromptSettings(Record):
         except UserError as mistake:
             raise ValueError(f"{mistake.what}: {mistake.why}") from mistake
         if subject.endpoint is None:
-            raise ValueError("name an endpoint as URL#model")
+            raise ValueError("specify an endpoint as URL#model")
         return url
 
 
@@ -162,7 +166,7 @@ class EvaluateSettings(Record):
     cases: str | None = None
     """A JSONL file of cases instead of the test split, relative to graft.yaml."""
     max_cases: int | None = Field(default=None, ge=1)
-    """At most so many held-out cases; all of them without it."""
+    """At most this many held-out cases; all of them without it."""
     max_new_tokens: int = Field(default=64, ge=1)
     """An answer longer than this is cut off and counts as truncated."""
     batch_size: int | None = Field(default=None, ge=1)
@@ -200,7 +204,7 @@ class EvaluateSettings(Record):
     @classmethod
     def _metrics_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         if not names:
-            raise ValueError("name at least one metric")
+            raise ValueError("specify at least one metric")
         for name in names:
             if name not in BY_NAME and find_extension(name) is None:
                 require_known(name, BY_NAME)
@@ -241,9 +245,7 @@ class EvaluateSettings(Record):
     @model_validator(mode="after")
     def _schema_is_there(self) -> Self:
         if "schema_valid" in self.metrics and self.fields.json_schema is None:
-            raise ValueError(
-                "metrics: schema_valid would grade nothing: give the schema under evaluate.fields.json_schema"
-            )
+            raise ValueError("metrics: schema_valid needs a schema: set evaluate.fields.json_schema")
         return self
 
     @property
@@ -322,6 +324,6 @@ def require_evaluated(name: str, settings: EvaluateSettings) -> None:
         raise ValueError(f"the metric {name} is not evaluated; set evaluate.perplexity: true")
     if name in (JUDGE_SCORE, JUDGE_PREFERENCE):
         raise ValueError(
-            f"the metric {name} is not evaluated; name the judge and its modes under evaluate.judge"
+            f"the metric {name} is not evaluated; specify the judge and its modes under evaluate.judge"
         )
     require_known(name, comparable)

@@ -14,7 +14,7 @@ not know whether it exists.
     release:ID, release:ALIAS            a release; `champion` is short for `release:champion`
     log                                  the replies and durations that the log holds
     URL#model, URL#model,key=VARIABLE    an OpenAI-compatible endpoint; the key is in that variable,
-                                         and `,concurrency=16` asks so many questions at a time
+                                         and `,concurrency=16` asks this many questions at a time
     engine:NAME, engine:NAME/PRECISION   the adapter through another engine: llamacpp
     engine:NAME@SUBJECT                  another subject through it, such as engine:llamacpp@champion
 """
@@ -82,7 +82,7 @@ def parse_subject(text: str) -> NamedSubject:
         f"{text!r} is not a subject",
         why="a subject is base, base+prompt, base+logged_prompt, adapter, adapter:FOLDER, run:ID, "
         "model:NAME, release:ID, champion, log, engine:NAME or URL#model",
-        fix="name one of these, for example `--subject release:champion`",
+        fix="use one of these, for example `--subject release:champion`",
         where="--subject",
     )
 
@@ -99,7 +99,7 @@ def _parse_engine(name: str, which: str) -> NamedSubject:
         or subject.engine
     ):
         raise UserError(
-            f"{name!r} names no engine",
+            f"{name!r} is not an engine",
             why=f"engines are {', '.join(ENGINES)}; llamacpp takes {', '.join(ENGINES[LLAMACPP])}",
             fix="write engine:llamacpp, engine:llamacpp/q4_1 or engine:llamacpp@champion",
             where="--subject",
@@ -120,7 +120,7 @@ def _parse_endpoint(name: str) -> NamedSubject:
     if not parts.hostname or not model:
         raise _wrong(address, "it names a URL and, after #, the model that is asked there")
     if parts.username or parts.password or parts.query:
-        raise _wrong(address.split("@")[-1].split("?")[0], "a key in a URL would be written into the report")
+        raise _wrong(address.split("@")[-1].split("?")[0], "a key in a URL would end up in the report")
     endpoint = Endpoint(url=address.rstrip("/"), model=model)
     for option in options:
         key, _, value = option.partition("=")
@@ -192,7 +192,7 @@ class Asking:
     example: tuple[Message, ...] = ()
     """Shown to subjects that were not trained on these tasks."""
     prompt: PromptVariant | None = None
-    """What the prompted base is asked with; None where it is not asked."""
+    """What the prompted base is asked with; None if it is not asked."""
     shards: int = 1
     timed: bool = True
     """Whether some of the requests are timed alone, too."""

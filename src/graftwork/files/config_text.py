@@ -31,7 +31,7 @@ _WRONG_VALUE = (ValueError, TypeError, AttributeError, LookupError, OverflowErro
 class YamlDocument(NamedTuple):
     content: Any
     root: yaml.Node | None
-    """None where the document is empty."""
+    """None if the document is empty."""
 
 
 def read_config_text(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
@@ -43,9 +43,9 @@ def read_config_text(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
         raise explain_os_error(error, path) from error
     if len(data) > most_bytes:
         raise UserError(
-            f"{path.name} holds more than {most_bytes >> 20} MiB",
-            why="it is read into memory as a whole",
-            fix="check whether this is the file that you mean",
+            f"{path.name} is larger than {most_bytes >> 20} MiB",
+            why="it is read into memory at once",
+            fix="check that this is the right file",
             where=str(path),
         )
     try:
@@ -122,7 +122,7 @@ class _Bounds:
             raise UserError(
                 f"this expands to more than {MOST_VALUES:,} values",
                 why="aliases of aliases multiply their values",
-                fix="write fewer aliases",
+                fix="use fewer aliases",
                 where=self._where,
             )
         if levels > MOST_LEVELS:
@@ -155,7 +155,7 @@ class _Bounds:
 def _too_deep(where: str) -> UserError:
     return UserError(
         f"this is nested deeper than {MOST_LEVELS} levels",
-        why="no setting is",
+        why="no setting is that deep",
         fix="check the brackets and the indentation",
         where=where,
     )
@@ -180,7 +180,7 @@ def set_values(text: str, path: Sequence[str], values: Mapping[str, Plain], *, w
         raise UserError(
             f"{'.'.join(path)} cannot be changed in place",
             why="the file is written in a way that this tool does not edit",
-            fix="set it by hand: " + ", ".join(f"{key}: {_write(value)}" for key, value in values.items()),
+            fix="set it manually: " + ", ".join(f"{key}: {_write(value)}" for key, value in values.items()),
             where=where,
         )
     return changed

@@ -197,7 +197,7 @@ def explain_os_error(error: OSError, path: Path) -> GraftError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentFailure(
             "the disk is full",
-            why=f"{path.name} could not be written; nothing half-written was left behind",
+            why=f"{path.name} could not be written; no partial file was left behind",
             fix="free some space (old runs are in .graft/runs) and run the same command again",
             where=where,
         )
@@ -205,19 +205,19 @@ def explain_os_error(error: OSError, path: Path) -> GraftError:
         return EnvironmentFailure(
             f"no permission: {error.strerror}",
             why="the file cannot be read or written by this user",
-            fix="change its owner or mode, or work in another folder",
+            fix="change its owner or mode, or use another folder",
             where=where,
         )
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return EnvironmentFailure(
-            "a file is where a folder should be", fix="move it out of the way", where=where
-        )
+        return EnvironmentFailure("a file is where a folder should be", fix="move it elsewhere", where=where)
     if isinstance(error, IsADirectoryError):
-        return UserError("this is a folder, not a file", fix="name a file", where=where)
+        return UserError("this is a folder, not a file", fix="specify a file", where=where)
     if isinstance(error, FileNotFoundError):
         return UserError("there is no such file", fix="check the path", where=where)
     return EnvironmentFailure(
-        f"the system says: {error.strerror or error}", fix="see whether the path can be used", where=where
+        f"the operating system reports: {error.strerror or error}",
+        fix="check that the path can be used",
+        where=where,
     )
 
 
@@ -239,16 +239,16 @@ def require_digest(path: Path, expected: str) -> None:
     if not path.is_file():
         raise Corrupted(
             f"{path.name} is missing",
-            why="its manifest names it",
-            fix="run the step that made it again",
+            why="its manifest lists it",
+            fix="run the step that created it again",
             where=str(path),
         )
     actual = file_digest(path)
     if actual != expected:
         raise Corrupted(
-            f"{path.name} has other bytes than its manifest says",
+            f"{path.name} does not match the hash in its manifest",
             why=f"expected sha256 {expected[:12]}…, found {actual[:12]}…",
-            fix="restore it, or run the step that made it again",
+            fix="restore it, or run the step that created it again",
             where=str(path),
         )
 

@@ -53,7 +53,7 @@ class RemoteFiles:
         return f"{self.root}/{name}"
 
     def size(self, name: str) -> int | None:
-        """The bytes of a file as they are now; None where there is no such file."""
+        """The bytes of a file as they are now; None if there is no such file."""
         self.system.invalidate_cache()
         try:
             return int(self.system.info(self.path(name))["size"])

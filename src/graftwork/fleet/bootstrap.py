@@ -36,7 +36,7 @@ FULL = (28, 122)
 STARTED_FILE = "started.json"
 DONE, ENVIRONMENT, RESUME = 0, 3, 75
 LAST_SECONDS = 60.0
-"""A job that was asked to stop at its time limit has so long, or a tenth of its time, to do so."""
+"""A job that was asked to stop at its time limit has this long, or a tenth of its time, to do so."""
 
 
 class Trouble(Exception):
@@ -89,7 +89,7 @@ def require_python() -> None:
         raise Trouble(
             f"the machine has Python {version}",
             why=f"{sys.executable} runs the job, and 3.11 or later is needed",
-            fix="name another `python` or `image` in the settings of the place",
+            fix="use another `python` or `image` in the settings of the place",
         )
 
 
@@ -109,7 +109,7 @@ def explain_failure(error: OSError, work: Path) -> Trouble:
             why=str(error),
             fix=f"free some space there, or let the job work elsewhere than {work}",
         )
-    return Trouble(f"the machine says: {error.strerror or error}", why=str(error), fix="check its folders")
+    return Trouble(f"the machine reports: {error.strerror or error}", why=str(error), fix="check its folders")
 
 
 def read_bundle(folder: Path) -> dict[str, Any]:
@@ -120,13 +120,13 @@ def read_bundle(folder: Path) -> dict[str, Any]:
             with (folder / name).open("rb") as handle:
                 if hashlib.file_digest(handle, "sha256").hexdigest() != file["sha256"]:
                     raise Trouble(
-                        f"{name} of the bundle has other bytes than its manifest says",
+                        f"{name} of the bundle does not match the hash in its manifest",
                         why="it was damaged on the way, or changed",
                         fix="send the bundle again",
                     )
     except (OSError, ValueError, KeyError) as error:
         raise Trouble(
-            "the bundle is not complete", why=f"{type(error).__name__}: {error}", fix="send it again"
+            "the bundle is incomplete", why=f"{type(error).__name__}: {error}", fix="send it again"
         ) from error
     return bundle
 
@@ -189,7 +189,7 @@ def install(environment: Path, wheel: Path, missing: list[str]) -> None:
             raise Trouble(
                 f"the packages {', '.join(missing)} are missing and could not be installed",
                 why=last[:300],
-                fix=f"install graftwork[train] for {sys.executable} on this machine, or name another Python",
+                fix=f"install graftwork[train] for {sys.executable} on this machine, or use another Python",
             )
     (environment / "complete").touch()
 

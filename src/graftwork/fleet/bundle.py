@@ -1,10 +1,10 @@
 """What travels: a job as a folder that any place can run, its results on the way back, an image to run it in.
 
-In: the job of a worker, its dataset, where its base is, a checkpoint to go on from. Out: the folder, named by
-its content; `bundle.json` names every file by its hash. This installation travels in it as a wheel with fixed
-times and order: the same sources give the same bytes. What is secret never enters it: settings are published
-without secrets, and the login of a mirror travels apart (`Place.submit`). Results are taken into the folder
-of the run file by file, and only under names that a run has.
+In: the job of a worker, its dataset, where its base is, a checkpoint to continue from. Out: the folder, named
+by its content; `bundle.json` names every file by its hash. This installation travels in it as a wheel with
+fixed times and order: the same sources give the same bytes. What is secret never enters it: settings are
+published without secrets, and the login of a mirror travels apart (`Place.submit`). Results are taken into
+the folder of the run file by file, and only under names that a run has.
 """
 
 import base64
@@ -129,7 +129,7 @@ class BundleParts:
     splits: tuple[str, ...] = TRAVELING_SPLITS
     start_adapter: Path | None = None
     checkpoint: Path | None = None
-    """The folder of the checkpoint to go on from."""
+    """The folder of the checkpoint to continue from."""
     seconds: float | None = None
     max_usd: float | None = None
     mirror: str | None = None
@@ -192,7 +192,7 @@ def _list_files(parts: BundleParts) -> Iterator[tuple[str, Path]]:
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 yield f"{name}/{path.relative_to(folder).as_posix()}", path
-    # How long the run has taken goes on with it.
+    # How long the run has taken continues with it.
     if parts.checkpoint is not None and (waited := parts.checkpoint.parent.parent / WAITED).exists():
         yield f"{RESUME}/{WAITED}", waited
 
@@ -250,7 +250,9 @@ def take_results(stream: IO[bytes], folder: Path) -> None:
                 plain = entry.isreg() and not entry.issparse()
                 source = archive.extractfile(entry) if plain else None
                 if source is None:
-                    raise Corrupted("the results hold something that is not a file", where=entry.name[:100])
+                    raise Corrupted(
+                        "the results contain something that is not a file", where=entry.name[:100]
+                    )
                 yield entry.name, partial(shutil.copyfileobj, source)
 
     try:
@@ -326,7 +328,7 @@ def _with_adapter_here(outcome: bytes, folder: Path) -> str:
         raise Corrupted("the outcome of the run cannot be read", where=str(folder)) from error
     if not (folder / ADAPTER).is_dir() or folder_digest(folder / ADAPTER) != stated:
         raise Corrupted(
-            "the adapter has other bytes than the outcome of the run says",
+            "the adapter does not match the hash in the outcome of the run",
             why="it was damaged on the way, or not all of it has arrived",
             fix="fetch it again",
             where=str(folder / ADAPTER),
@@ -379,7 +381,7 @@ class ImageFiles(Record):
 def write_image(target: Path, *, image: str = BASE_IMAGE, extras: Iterable[str] = ()) -> ImageFiles:
     """Write the folder; it must not exist yet."""
     if target.exists():
-        raise UserError("the folder exists already", fix="name a new one", where=str(target))
+        raise UserError("the folder already exists", fix="specify a new one", where=str(target))
     pins = pin_packages((*EXTRAS, *extras), installed_package)
     with atomic_folder(target) as folder:
         wheel = build_wheel(folder)

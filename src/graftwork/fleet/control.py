@@ -163,7 +163,7 @@ class Safety:
     """Times that bound what a lost machine can cost."""
 
     boot_seconds: float = 900.0
-    """A machine without a sign of life for so long is given back."""
+    """A machine without a sign of life for this long is given back."""
     reconcile_seconds: float = 600.0
     """The longest time between two reconciliations."""
     settle_seconds: float = 300.0
@@ -188,7 +188,7 @@ def affordable_seconds(max_usd: float, usd_per_hour: float, safety: Safety) -> f
         needed = safety.reserve_seconds / 3600 * usd_per_hour
         raise UserError(
             f"${max_usd:.2f} is not enough at ${usd_per_hour:.2f} an hour",
-            why=f"${needed:.2f} are set aside for a machine that boots late or is given back late",
+            why=f"${needed:.2f} are reserved for a machine that boots or is released late",
             fix="allow more, choose a cheaper machine, or reconcile more often (`fleet.reconcile_minutes`)",
             where="--max-usd",
         )
@@ -339,7 +339,7 @@ class Controller:
             self.ledger.update(self._closed(job, job.outcome or "stopped", job.reason, now))
 
     def _judge(self, job: FleetJob, machines: list[PlacedJob], now: float) -> FleetJob:
-        """Whether a submitted job may go on."""
+        """Whether a submitted job may continue."""
         listed = {machine.id: machine for machine in machines}
         if job.placed is None or (machines and job.placed.id not in listed):
             # The one that was kept is gone; the next one has the same label and the same order.
@@ -373,7 +373,7 @@ class Controller:
         # Where jobs cost money, one that is not listed ends with its time, whatever else the place says.
         is_over = self.place.paid and self._is_over(job, now)
         if self._is_absent(job, now) and (status.phase == "gone" or is_over):
-            reason = "the machine was taken away; the run resumes from its mirror"
+            reason = "the machine was preempted; the run resumes from its mirror"
             return self._closed(job, "lost", reason, now)
         return job
 
@@ -452,7 +452,7 @@ def _outcome(poll: JobPoll) -> tuple[FinalState, str]:
     if poll.exit_code == EXIT_DONE:
         return "done", poll.message or "done"
     if poll.exit_code == EXIT_RESUME:
-        return "stopped", poll.message or f"stopped in good order; {UNSTATED}"
+        return "stopped", poll.message or f"stopped cleanly; {UNSTATED}"
     ended = "ended" if poll.exit_code is None else f"ended with exit code {poll.exit_code}"
     return "failed", poll.message or f"{ended}; {UNSTATED}"
 

@@ -124,7 +124,7 @@ def answer(root: Path, command_line: list[str], stdin: Any, stdout: Any) -> int:
 
 def explain_failure(error: OSError, root: Path) -> dict[str, str]:
     full = error.errno in FULL
-    what = "the disk of the host is full" if full else f"the host says: {error.strerror or error}"
+    what = "the disk of the host is full" if full else f"the host reports: {error.strerror or error}"
     fix = "free some space there: old jobs are in jobs/ of the folder, shared files in blobs/"
     fix = fix if full else "check its folder"
     return {"what": what, "why": f"{error.filename or root}", "fix": fix}
@@ -133,9 +133,7 @@ def explain_failure(error: OSError, root: Path) -> dict[str, str]:
 def run_command(host: JobHost, command: str, arguments: list[str], stdin: Any) -> Any:
     if sys.version_info[:2] < NEEDED:
         version = ".".join(map(str, sys.version_info[:2]))
-        raise HostRefusal(
-            f"the host has Python {version}", "3.11 or later is needed", "name another `python`"
-        )
+        raise HostRefusal(f"the host has Python {version}", "3.11 or later is needed", "use another `python`")
     if command == "receive":
         return host.receive(stdin)
     if command in ("missing", "prepare", "start"):
@@ -183,8 +181,8 @@ class JobHost:
         if manifest is None:
             raise HostRefusal(
                 f"there is no prepared dataset of the model {model} at {path}",
-                "it holds no manifest.json, and no project prepared one there",
-                "run `graft data prepare` there, or name the folder of a dataset",
+                "it contains no manifest.json, and no project prepared one there",
+                "run `graft data prepare` there, or specify the folder of a dataset",
             )
         splits = {
             name: {key: split[key] for key in SUMMARY_KEYS if key in split}
@@ -351,7 +349,7 @@ class JobHost:
         return answer
 
     def wait(self, label: str, seconds: str) -> dict[str, Any]:
-        """The status once the job is over, or after so many seconds."""
+        """The status once the job is over, or after this many seconds."""
         folder, until = self.jobs / label, time.monotonic() + float(seconds)
         while folder.exists() and self._is_alive(folder) and time.monotonic() < until:
             time.sleep(WAIT_SECONDS)
@@ -443,7 +441,7 @@ def _is_held(descriptor: int) -> bool:
 
 
 def list_gpus() -> list[dict[str, Any]]:
-    """By nvidia-smi; none where there is none."""
+    """By nvidia-smi; none if there is none."""
     import subprocess
 
     query = ["nvidia-smi", "--query-gpu=index,name,memory.free,memory.total", "--format=csv,noheader,nounits"]

@@ -1,7 +1,7 @@
 """Run this project's training at another place: offers, quote, start, follow, stop, fetch, reconcile, costs.
 
 In: an open project and the name of a place. Out: a job in the ledger, and its result in the run's folder,
-from where `graft train` goes on. Asks before money is spent: the caller confirms the quote.
+from where `graft train` continues. Asks before money is spent: the caller confirms the quote.
 """
 
 import json
@@ -62,7 +62,7 @@ PAID_POLL_SECONDS = 15.0
 RECONCILE_SECONDS = 10.0
 """How often a job that goes on is compared with its limits, at a place without a price."""
 SPARE = 4.0
-"""A job at a place without a price may take so many times the planned time."""
+"""A job at a place without a price may take this many times the planned time."""
 SPARE_SECONDS = 3600.0
 SPARE_OF_LIMIT = 1.1
 """A run that is expected to take its whole time limit would end without a result."""
@@ -171,7 +171,7 @@ def choose_offer(place: Place, gpu: str) -> Offer:
         raise NegativeResult(
             f"{place.name} offers no {gpu or 'machine'} now",
             why=f"it has: {', '.join(gpus) or 'nothing'}",
-            fix="name another GPU or place; `graft fleet offers` lists them",
+            fix="use another GPU or place; `graft fleet offers` lists them",
             where="--gpu",
         )
     return min(offers, key=lambda offer: offer.usd_per_hour or 0.0)
@@ -196,8 +196,8 @@ def start_run(
     for twin in find_jobs(work, outputs.get("plan", Plan)):
         if twin.is_open:
             raise Busy(
-                f"this run is at {twin.place} already (job {twin.id})",
-                why="two jobs would be paid for one result",
+                f"this run is already at {twin.place} (job {twin.id})",
+                why="you would pay for two jobs with one result",
                 fix=f"`graft fleet logs -f {twin.id}` follows it, `graft fleet stop {twin.id}` stops it",
             )
     if request.place != "local":
@@ -245,12 +245,13 @@ def start_run(
     work.reporter.info(f"job {job.id} is at {job.place}{size}")
     if isinstance(place, ManualPlace) and job.placed is not None:
         readme = place.folder_of(job.placed) / "README.md"
-        work.reporter.info(f"carry out the steps in {readme}; then `graft fleet fetch {job.id} RESULTS`")
+        work.reporter.info(f"follow the steps in {readme}; then run `graft fleet fetch {job.id} RESULTS`")
     return job
 
 
 def continue_job(work: OpenProject, place_name: str) -> FleetJob | None:
-    """The open job of this run at the place, `auto` for any: a command that was interrupted goes on with it.
+    """The open job of this run at the place, `auto` for any: a command that was interrupted continues with
+    it.
 
     One whose submission was cut off is submitted again, where that costs nothing.
     """
@@ -283,7 +284,7 @@ def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = Non
         while job.is_open:
             has_waited = False
             try:
-                # A host is asked to answer when the job is over, or after so many seconds.
+                # A host is asked to answer when the job is over, or after this many seconds.
                 is_host, placed = isinstance(place, HostsPlace), placed_of(job)
                 status = (
                     place.wait(placed, poll_seconds) if isinstance(place, HostsPlace) else place.poll(placed)
@@ -346,7 +347,7 @@ def train_there(
 class RunSet:
     """Runs that train at places at the same time, one job each. A job of an earlier process is found again.
 
-    A run whose place has not answered for `patience_seconds` is given up; its job goes on.
+    A run whose place has not answered for `patience_seconds` is given up; its job continues.
     """
 
     def __init__(self, *, patience_seconds: float = math.inf) -> None:
@@ -372,7 +373,7 @@ class RunSet:
         self._open[name] = work, request.place, job
 
     def ended(self) -> Iterator[tuple[str, FleetJob, str]]:
-        """Runs that have ended since, with their job and why there is no outcome; empty where it is here.
+        """Runs that have ended since, with their job and why there is no outcome; empty if it is here.
 
         The files of an ended job are brought, and its run is noted as done.
         """
@@ -498,7 +499,7 @@ def require_done(work: OpenProject, job: FleetJob) -> None:
         raise GracefulStop(f"job {job.id} was stopped at {job.place}: {job.reason}", fix=go_on)
     raise WorkerFailed(
         f"job {job.id} did not finish at {job.place}: {job.reason or job.state}",
-        why="what it had saved was fetched" if job.fetched else "nothing of it could be fetched",
+        why="its saved work was fetched" if job.fetched else "nothing could be fetched",
         fix=f"`graft fleet logs {job.id}` shows its output; {go_on}",
     )
 
@@ -592,7 +593,7 @@ def receive(work: OpenProject, job: FleetJob, results: Path) -> FleetJob:
     place = open_place(work, job.place)
     if not isinstance(place, ManualPlace):
         raise UserError(
-            f"job {job.id} is at {job.place}, not run by hand", fix=f"`graft fleet fetch {job.id}` brings it"
+            f"job {job.id} is at {job.place}, not run by hand", fix=f"`graft fleet fetch {job.id}` fetches it"
         )
     place.receive(placed_of(job), results)
     collecting(work, job.place).reconcile(now=time.time())
@@ -751,7 +752,7 @@ class ExportedBundle(Record):
 def export_bundle(work: OpenProject, target: Path, *, base_there: str = "") -> ExportedBundle:
     """Write the bundle of this project's run to a folder."""
     if target.exists():
-        raise UserError("the folder exists already", fix="name a new one", where=str(target))
+        raise UserError("the folder already exists", fix="specify a new one", where=str(target))
     require_packable(work)
     folder, bundle = pack_run(work, run_pipeline(work, upto="plan"), BundleOptions(base_there=base_there))
     shutil.copytree(folder, target)

@@ -109,7 +109,7 @@ def setup_minutes(place_name: str) -> float:
 
 
 def storage_price(place_name: str) -> float | None:
-    """A GiB of a volume that outlives the machine, a month; None where there is none, or none is known."""
+    """A GiB of a volume that outlives the machine, a month; None if there is none, or none is known."""
     terms = terms_of(place_name)
     return terms.storage_usd_gib_month or None if terms is not None else None
 

@@ -64,7 +64,7 @@ def open_place(work: OpenProject, name: str) -> Place:
             raise UserError(
                 f"there is no host {detail!r} in this project",
                 why=f"graft.yaml names: {', '.join(settings.hosts) or 'none'}",
-                fix="name one of these, or add it under fleet.hosts",
+                fix="use one of these, or add it under fleet.hosts",
                 where="--place",
             )
         hosts = {detail: settings.hosts[detail]} if detail else settings.hosts
@@ -78,7 +78,7 @@ def open_place(work: OpenProject, name: str) -> Place:
         raise UserError(
             f"there is no place {name!r}",
             why=f"the places are {', '.join((*BUILT_IN, *added))}",
-            fix="name one of these; an installed package may add more",
+            fix="use one of these; an installed package may add more",
             where="--place",
         )
     place_class = load_extension("graftwork.places", name, attributes=REQUIRED)

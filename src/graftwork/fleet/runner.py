@@ -145,7 +145,8 @@ class _Runner:
             f"the worker ended with exit code {code} {MOST_CRASHES + 1} times without progress"
             f"{f'; its log ends with: {publish_text(lines)[:LONGEST_LINE]}' if lines else ''}",
             why=publish_text(read_log_tail(self._run)) or "it left no output",
-            fix="`graft fleet logs` shows its output; what was saved is kept, and the run goes on from there",
+            fix="`graft fleet logs` shows its output; what was saved is kept, and the run continues "
+            "from there",
             where=str(self._run / LOG_FILE),
         )
         write_atomic(self._run / ERROR_FILE, json.dumps(failure.as_json()))

@@ -236,7 +236,7 @@ class HostNetwork:
 
     def _host(self, name: str) -> SimulatedHost:
         if name not in self.hosts:
-            raise UserError(f"there is no host {name}", fix=f"name one of {', '.join(self.hosts)}")
+            raise UserError(f"there is no host {name}", fix=f"use one of {', '.join(self.hosts)}")
         return self.hosts[name]
 
 

@@ -1,8 +1,8 @@
 """A reply read as a structured answer, and its text as words and claims.
 
-In: the text of a reply and the names of its fields. Out: a StructuredAnswer, or None where the text is no
-JSON object; the numbered sources of a prompt; how much of a claim the sources contain. Does not know what a
-right answer is.
+In: the text of a reply and the names of its fields. Out: a StructuredAnswer, or None if the text is no JSON
+object; the numbered sources of a prompt; how much of a claim the sources contain. Does not know what a right
+answer is.
 """
 
 import json
@@ -65,7 +65,7 @@ class AnswerFields(Record):
         return schema
 
     def inner(self, text: str, path: str) -> str | None:
-        """The value of a key of a JSON reply, as text; None where it is missing."""
+        """The value of a key of a JSON reply, as text; None if it is missing."""
         document = parse_object(text)
         value = MISSING if document is None else look_up(document, path)
         if value is MISSING:
@@ -74,7 +74,7 @@ class AnswerFields(Record):
 
 
 class StructuredAnswer(NamedTuple):
-    """`refused` is None where the reply does not say; `citations` is None where they are malformed."""
+    """`refused` is None if the reply does not say; `citations` is None if they are malformed."""
 
     answer: str
     citations: frozenset[int] | None
@@ -83,7 +83,7 @@ class StructuredAnswer(NamedTuple):
 
 
 def read_answer(text: str, *, fields: AnswerFields) -> StructuredAnswer | None:
-    """The answer in the form that the fields name; None where the text does not have it."""
+    """The answer in the form that the fields name; None if the text does not have it."""
     if fields.form != "text":
         return read_document(text, fields=fields)
     if not text.strip():
@@ -115,7 +115,7 @@ def parse_object(text: str) -> dict[str, Any] | None:
 
 
 def parse_json(text: str) -> tuple[Any, ...]:
-    """The one JSON value that the whole text is; empty where it is none (null is a value)."""
+    """The one JSON value that the whole text is; empty if it is none (null is a value)."""
     try:
         return (json.loads(text, parse_constant=_refuse_constant),)
     except (ValueError, RecursionError):
@@ -164,7 +164,7 @@ def _cut_sources(contents: list[str]) -> dict[int, str]:
 
 
 def read_citations(value: Any) -> frozenset[int] | None:
-    """The numbers of the sources in a list or a text; None where they are malformed."""
+    """The numbers of the sources in a list or a text; None if they are malformed."""
     if value is MISSING or value is None:
         return frozenset()
     if isinstance(value, str):
@@ -184,7 +184,7 @@ def read_citations(value: Any) -> frozenset[int] | None:
 
 
 def look_up(document: dict[str, Any], path: str) -> Any:
-    """The value of a key, nested keys joined by dots; MISSING where there is none."""
+    """The value of a key, nested keys joined by dots; MISSING if there is none."""
     value: Any = document
     for key in path.split("."):
         if not isinstance(value, dict) or key not in value:

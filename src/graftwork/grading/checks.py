@@ -1,7 +1,7 @@
 """Named checks, and an answer graded by the name of a check or metric.
 
 In: what graft.yaml or a case says, a case, a text, what graders may need. Out: checks that are known to make
-sense, and grades: None where the question does not arise or the grader failed; a failure is added to
+sense, and grades: None if the question does not arise or the grader failed; a failure is added to
 `context.failed` and stops nothing. A check is written in full `{name: short, metric: format, max_words: 80}`
 or in brief `{contains: "thanks"}`.
 """
@@ -144,11 +144,11 @@ class GradeCheck(Record):
     where: Where = Field(default_factory=Where, description="The cases to check. Default: all.")
     field: str | None = Field(
         None,
-        description="The key of a JSON answer, nested keys with dots. Without a value it is "
-        "compared with the same key of the reference.",
+        description="Key of a JSON answer, nested keys with dots. Without a value, it is compared with the "
+        "same key of the reference.",
     )
     at_least: float | None = Field(
-        None, gt=0, le=1, description="For a score: the answer counts as right from this value."
+        None, gt=0, le=1, description="For a score: the answer counts as right from this value on."
     )
     _parameters: Record | None = PrivateAttr(default=None)
 
@@ -186,12 +186,12 @@ class GradeCheck(Record):
 
     @property
     def rule(self) -> Record | None:
-        """The parameters of its rule; None for a metric by name and for an own function."""
+        """The parameters of its rule; None for a metric by name and for a custom function."""
         return None if is_own(self.metric) else self._parameters
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What an own function runs calls with: then it needs a sandbox."""
+        """What a custom function runs calls with: then it needs a sandbox."""
         return self._parameters.files if isinstance(self._parameters, FilesOfCheck) else ()
 
     @property
@@ -213,7 +213,7 @@ class GradeCheck(Record):
         return exact or self.metric in (PYTHON_TESTS, PYTHON_CALLS, "code_passes") or is_own(self.metric)
 
     def grade(self, case: Case, text: str, context: GradeContext) -> Grade:
-        """None where it is not about this case."""
+        """None if it is not about this case."""
         if not self.where.holds(case):
             return None
         grade = self._grade(case, text, context)
@@ -291,7 +291,7 @@ _PLAIN = GradeContext()
 
 
 def grade(name: str, case: Case, text: str, *, context: GradeContext = _PLAIN) -> Grade:
-    """1.0 right, 0.0 wrong, None where the question does not arise."""
+    """1.0 right, 0.0 wrong, None if the question does not arise."""
     try:
         return _grade(name, case, text, context)
     except CannotGrade as error:
@@ -315,7 +315,7 @@ def require_gradable(context: GradeContext) -> None:
 
 
 def explain_vacuous(name: str, cases: Sequence[Case], *, graded: int, context: GradeContext) -> str:
-    """Why a metric's figure proves nothing on these cases, in a clause; empty where it proves something.
+    """Why a metric's figure proves nothing on these cases, in a clause; empty if it proves something.
 
     `graded` says how many of them it grades. A log without a single refusal makes "refuses just where the
     reference does" true of every model that never refuses: such a figure is no evidence.
@@ -351,7 +351,7 @@ _NO_CASE = {
     "tool_call_f1": "no reference calls a tool, and no prompt defines one",
     "tool_calls_valid": "no prompt defines a tool",
     "no_call_where_due": "no reference that is offered tools does without a call",
-    "nearer_to_preferred": "the log holds no pair of a better and a worse reply",
+    "nearer_to_preferred": "the log contains no pair of a better and a worse reply",
     "reviewer_score": "no reviewer has marked these answers",
     "code_passes": "no case brings tests",
     "python_tests": "no case brings tests",

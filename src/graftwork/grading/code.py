@@ -123,14 +123,14 @@ class RememberingRunner:
 
 
 def grade_code_compiles(case: Case, text: str, context: GradeContext) -> Grade:
-    """Whether it is Python. None where the case does not ask for code."""
+    """Whether it is Python. None if the case does not ask for code."""
     if not asks_for_code(case):
         return None
     return float(runner_of(context).compile(extract_code(text)).ok)
 
 
 def grade_code_passes(case: Case, text: str, context: GradeContext) -> Grade:
-    """Whether all tests of the case hold. None where it brings none."""
+    """Whether all tests of the case hold. None if it brings none."""
     tests = find_tests(case)
     return _passes(text, tests, context) if tests else None
 

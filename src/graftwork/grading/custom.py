@@ -38,7 +38,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class FilesOfCheck(Record):
-    """What a check by an own function may take: with it, the function gets an environment."""
+    """What a check by a custom function may take: with it, the function gets an environment."""
 
     files: tuple[str, ...] = Field(min_length=1)
     """Files of the project: programs, and what they read."""
@@ -53,7 +53,7 @@ class CallResult(NamedTuple):
 
 
 class CallEnvironment:
-    """The third argument of an own function whose check names `files`."""
+    """The third argument of a custom function whose check names `files`."""
 
     def __init__(self, files: Sequence[str], context: GradeContext) -> None:
         assert context.folder is not None
@@ -204,7 +204,7 @@ def _find(location: str, *, name: str, folder: Path) -> Path:
             return path
     raise UserError(
         f"there is no file for the metric {name}",
-        why="own metrics are loaded from the project's folder alone",
+        why="custom metrics are loaded from the project's folder alone",
         fix=f"write {candidates[0]}, or fix the name under evaluate.checks",
         where=str(candidates[0]),
     )

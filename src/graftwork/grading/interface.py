@@ -1,7 +1,7 @@
 """The interface of grading: what a grader gets, what it returns, and how it reports that it failed.
 
-A grade is 1.0 for right, 0.0 for wrong, something between for a score, None where the question does not
-arise. Evaluation uses it; training rewards can. Knows no metric.
+A grade is 1.0 for right, 0.0 for wrong, something between for a score, None if the question does not arise.
+Evaluation uses it; training rewards can. Knows no metric.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,14 +45,14 @@ class GradeContext:
     parameters: Any = None
     """The parameters of the check that is being graded: a Record of its kind."""
     folder: Path | None = None
-    """The project's folder: the only place that own metrics are loaded from."""
+    """The project's folder: the only place that custom metrics are loaded from."""
     sandbox: Any = None
     """What generated code runs in; without one, such checks cannot be graded."""
     judge: Rater | None = None
     is_reference: bool = False
     """Whether the answers are the references themselves, as the log's are: then comparing shows nothing."""
     failed: list[FailedGrade] = field(default_factory=list)
-    """Grows with every grade that could not be given; the evaluation goes on."""
+    """Grows with every grade that could not be given; the evaluation continues."""
 
 
 ContextGrader = Callable[[Case, str, GradeContext], Grade]
@@ -67,7 +67,7 @@ class MetricExtension(Protocol):
     """Whether it compares an answer with the reference: then it says nothing of the reference itself."""
 
     def grade(self, case: Case, answer: str, context: GradeContext) -> Grade:
-        """1.0 right, 0.0 wrong, None where the question does not arise; raise CannotGrade on a failure."""
+        """1.0 right, 0.0 wrong, None if the question does not arise; raise CannotGrade on a failure."""
         ...
 
 

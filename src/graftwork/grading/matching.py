@@ -47,14 +47,14 @@ def matches(
     compiled = _compile(pattern)
     match = compiled.fullmatch if whole else compiled.search
     try:
-        # `concurrent` releases the interpreter lock: other threads go on while a slow pattern runs.
+        # `concurrent` releases the interpreter lock: other threads continue while a slow pattern runs.
         return match(text, timeout=seconds, concurrent=True, partial=partial) is not None
     except TimeoutError as error:
         raise PatternTooSlow(f"the pattern took over {seconds:g} s on a text of this kind") from error
 
 
 _AT_THE_END = re.compile(r"\\[bB]|\(\?!.*(?:\$|\\[zZ]|\(\?)", re.DOTALL)
-"""Assertions that hold or fail at the end of a text, and may not once it goes on."""
+"""Assertions that hold or fail at the end of a text, and may not once it continues."""
 
 
 def can_match(pattern: str) -> bool:
@@ -229,7 +229,7 @@ def fits(value: Any, schema: Schema) -> bool:
 
 
 def find_misfit(value: Any, schema: Schema) -> str | None:
-    """Where a JSON value does not fit the schema, and the keyword that says so; None where it fits."""
+    """Where a JSON value does not fit the schema, and the keyword that says so; None if it fits."""
     if fits(value, schema):
         return None
     error = next(_validator(json.dumps(schema)).iter_errors(value))

@@ -547,7 +547,7 @@ def show_p(p: float) -> str:
 
 @lru_cache(maxsize=64)
 def find_extension(name: str) -> MetricExtension | None:
-    """The metric of this name that an installed package adds; None where none does. Built-in names win."""
+    """The metric of this name that an installed package adds; None if none does. Built-in names win."""
     if name in RATES or name not in extension_names("graftwork.metrics"):
         return None
     required = ("grade", "scored", "against_reference")

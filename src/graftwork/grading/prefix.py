@@ -1,10 +1,10 @@
 """What checks can say of the beginning of an answer, while the rest is still being written.
 
 In: the name of a metric or check, a case, the text so far. Out: `fails` where no continuation can pass,
-`passes` where every one does, None where it depends on the rest. A check that is not known here judges whole
-answers only. An own function declares it by an attribute: `check.prefix = function(case, text)`, which gives
-True, False or None. The beginning of a JSON text is read by the grammar of Python's `json` in its strict
-form, without NaN and Infinity.
+`passes` where every one does, None if it depends on the rest. A check that is not known here judges whole
+answers only. A custom function declares it by an attribute: `check.prefix = function(case, text)`, which
+gives True, False or None. The beginning of a JSON text is read by the grammar of Python's `json` in its
+strict form, without NaN and Infinity.
 """
 
 import json
@@ -137,7 +137,7 @@ class JsonPrefix:
         match = _NUMBER.match(self._text, self._at)
         assert match is not None
         if match.end() == len(self._text):
-            raise _Cut  # it may go on
+            raise _Cut  # it may continue
         if _WHOLE_NUMBER.fullmatch(match[0]) is None:
             raise _NoJson
         self._at = match.end()
@@ -184,7 +184,7 @@ class JsonPrefix:
 
 
 def read_json_prefix(text: str) -> JsonPrefix | None:
-    """None where neither the text nor any continuation of it is JSON."""
+    """None if neither the text nor any continuation of it is JSON."""
     prefix = JsonPrefix(text)
     try:
         prefix.read_document()
@@ -200,7 +200,7 @@ PrefixJudge = Callable[[Case, str, GradeContext], PrefixGrade]
 
 
 def find_prefix_judge(name: str, context: GradeContext) -> PrefixJudge | None:
-    """What judges the beginning of an answer for this check; None where it needs the whole answer."""
+    """What judges the beginning of an answer for this check; None if it needs the whole answer."""
     check: GradeCheck | None = context.checks.get(name)
     if check is None:
         return _find_metric(name)

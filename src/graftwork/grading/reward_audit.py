@@ -164,7 +164,7 @@ class ScoredReply(NamedTuple):
     prompt: str
     reply: str
     failed: bool | None = None
-    """What the log says about the reply; None where it says nothing."""
+    """What the log says about the reply; None if it says nothing."""
 
 
 class ScoreFinding(Record):
@@ -320,7 +320,7 @@ def scored_interactions(rows: Iterable[Interaction]) -> list[ScoredReply]:
 
 
 def scored_rows(rows: Iterable[Row]) -> list[ScoredReply]:
-    """The same of a dataset, which does not keep what the log says about a reply."""
+    """The same for a dataset, which does not keep what the log says about a reply."""
     return [
         ScoredReply(row.reward, row.messages[-1].content, row.reply) for row in rows if row.reward is not None
     ]

@@ -58,7 +58,7 @@ class RewardSpec(Record):
     fail_truncated: bool = True
     """Answers that were cut at the limit get 0."""
     own: dict[str, str] = {}
-    """The hashes of the files of own functions: with another one the run is another."""
+    """The hashes of the files of custom functions: with another one the run is another."""
     taskset: TasksetSpec | None = None
 
 
@@ -213,7 +213,7 @@ def ordered_parts(parts: Sequence[RewardPart]) -> list[RewardPart]:
 def grade_part(
     metric: str, case: Case, text: str, *, context: GradeContext, evidence: Mapping[str, Any]
 ) -> Grade:
-    """One part of a reward; CannotGrade where it failed. Own functions may take `evidence` as well."""
+    """One part of a reward; CannotGrade where it failed. Custom functions may take `evidence` as well."""
     if metric.startswith(TRL):
         return _grade_by_trl(metric, case, text, context)
     if is_own(metric):
@@ -277,7 +277,7 @@ def _call(call: Callable[[], Any], function: Any) -> Any:
 
 
 def _number(returned: Any, *, bounded: bool) -> float:
-    """What a function returned, as a number; CannotGrade where it is none."""
+    """What a function returned, as a number; CannotGrade if it is not one."""
     returned = plain_number(returned)
     expected = "a number from 0 to 1" if bounded else "a number"
     if not isinstance(returned, bool | int | float):

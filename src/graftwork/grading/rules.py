@@ -202,7 +202,7 @@ class AllFields(Record):
     @classmethod
     def _named_or_left_out(cls, fields: Any) -> Any:
         if fields is not None and not fields:
-            raise ValueError("name at least one field, or leave `fields` out to compare them all")
+            raise ValueError("specify at least one field, or leave `fields` out to compare them all")
         return fields
 
     @model_validator(mode="after")

@@ -80,8 +80,8 @@ def find_python(spec: TasksetSpec, folder: Path) -> str:
     raise EnvironmentFailure(
         f"there is no Python at {spec.python}",
         why="task sets of verifiers run in a separate environment",
-        fix=f"run `python -m venv {path.parent.parent}` and `{path} -m pip install verifiers`, "
-        "or name another interpreter",
+        fix=f"run `python -m venv {path.parent.parent}` and `{path} -m pip install verifiers`, or use "
+        "another interpreter",
         where="train.rollouts.taskset.python",
     )
 
@@ -105,7 +105,7 @@ def _fingerprint(python: str, *arguments: str) -> str:
         raise EnvironmentFailure(
             f"{python} is not a usable Python",
             why=str(error)[:200],
-            fix="name the interpreter of an environment with verifiers",
+            fix="specify the interpreter of an environment with verifiers",
             where="train.rollouts.taskset.python",
         ) from error
     return done.stdout.strip()
@@ -157,7 +157,7 @@ def _fill(reference: str | None, data: dict[str, Any], *, name: str) -> str:
         raise UserError(
             f"`{reference}` does not fit the tasks of {name}: {type(error).__name__} {error}",
             why=f"a task has the fields {', '.join(sorted(data))}",
-            fix='name a field in braces: reference: "{answer}"',
+            fix='specify a field in braces: reference: "{answer}"',
             where="train.rollouts.taskset.reference",
         ) from error
 

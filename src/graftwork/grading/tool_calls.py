@@ -23,7 +23,7 @@ from graftwork.text.tool_calls import TOOLS_MARK, ToolCall, define_tool, read_ca
 _BEGUN = re.compile(r"<tool_call>\s*[{\[]")
 
 Tools = Mapping[str, Schema | None]
-"""The schema of each tool's arguments; None where it has none that is understood."""
+"""The schema of each tool's arguments; None if it has none that is understood."""
 
 
 def find_call_fault(messages: Sequence[Message], text: str) -> str | None:
@@ -37,7 +37,7 @@ def find_call_fault(messages: Sequence[Message], text: str) -> str | None:
 
 
 def read_tools(messages: Sequence[Message]) -> Tools | None:
-    """The tools that the prompt defines; None where it defines none, or in no known way."""
+    """The tools that the prompt defines; None if it defines none, or in no known way."""
     for message in messages:
         if message.role == "system" and TOOLS_MARK in message.content:
             return _read_tools(message.content)
@@ -168,7 +168,7 @@ def grade_tool_calls_valid(case: Case, text: str, _fields: AnswerFields) -> Grad
 
 
 def _expected(case: Case) -> tuple[ToolCall, ...] | None:
-    """The calls of the reference; None where no call is in question."""
+    """The calls of the reference; None if no call is in question."""
     calls = read_calls(case.reference)
     if calls is None or len(calls) > MOST_CALLS:
         return None

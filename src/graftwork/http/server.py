@@ -86,7 +86,7 @@ class HttpLimits:
 
 
 class Server:
-    """Listens, keeps the connections, and ends in good order."""
+    """Listens, keeps the connections, and ends cleanly."""
 
     def __init__(
         self,
@@ -440,7 +440,7 @@ class Connection(asyncio.Protocol):
         self._start_next()
 
     def _start_next(self) -> None:
-        """Answer the next whole request; parse on where there is none."""
+        """Answer the next whole request; parse on if there is none."""
         while self._task is None and not self._lost and not self._ending:
             if self._waiting:
                 self._task = self._loop.create_task(self._answer(self._waiting.popleft()))

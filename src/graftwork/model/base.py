@@ -119,8 +119,7 @@ def loadable_name(name: str) -> str:
 
 
 def note_on_weights(name: str) -> str:
-    """What a user of the adapter must know about the base's weights; empty where they are what they are
-    called."""
+    """What users of the adapter must know about the weights of the base; empty if nothing."""
     return EMBEDDED_NOTE if name == EMBEDDED else ""
 
 
@@ -133,7 +132,7 @@ def copy_base(base: BaseFolder, target: Path) -> int:
         raise UserError(
             "the folder for the base weights is not empty",
             why="nothing is overwritten",
-            fix="name a new folder",
+            fix="specify a new folder",
             where=str(target),
         )
     source = Path(base.folder)
@@ -202,7 +201,7 @@ def _describe(name: str, folder: Path) -> BaseFolder:
         if not (folder / needed).is_file():
             raise UserError(
                 f"the base model lacks {needed}",
-                fix="name a folder as `save_pretrained` writes it",
+                fix="specify a folder as `save_pretrained` writes it",
                 where=str(folder),
             )
     if not any(folder.glob("*.safetensors")):

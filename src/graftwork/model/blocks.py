@@ -119,7 +119,7 @@ def look_back(query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) 
 
 @lru_cache(maxsize=128)
 def _causal_mask(tokens: int, columns: int, times: int, dtype: torch.dtype, window: int | None) -> Tensor:
-    """0 where a query may look, -inf where not; the queries are the last of the tokens."""
+    """0 if a query may look, -inf where not; the queries are the last of the tokens."""
     # What is kept from a generation is used in training too.
     with torch.inference_mode(False):
         forbidden = torch.full((tokens, columns), float("-inf"), dtype=dtype).triu(columns - tokens + 1)

@@ -666,7 +666,7 @@ def write_modelfile(template: ChatTemplate, *, gguf: str) -> str:
 
 
 def _split(template: ChatTemplate, *messages: Message) -> list[str] | None:
-    """The texts around the contents; None where a content is missing or changed."""
+    """The texts around the contents; None if a content is missing or changed."""
     remaining, parts = template.prompt_text(messages), []
     for message in messages:
         before, separator, remaining = remaining.partition(message.content)

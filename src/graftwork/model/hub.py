@@ -244,7 +244,7 @@ def _list_files(name: HubName, commit: str, store: HubStore) -> dict[str, HubFil
             why=f"its weights are {unsafe[0]}, and such files can run code when they are read"
             if unsafe and not weights
             else "a base needs its config, its tokenizer and its weights as safetensors",
-            fix="name a repository with safetensors, or convert it: `save_pretrained` writes them",
+            fix="specify a repository with safetensors, or convert it: `save_pretrained` writes them",
             where=f"{name.repository}@{commit[:12]}",
         )
     if _INDEX in small:
@@ -256,7 +256,7 @@ def _list_files(name: HubName, commit: str, store: HubStore) -> dict[str, HubFil
             raise Corrupted(
                 f"the index of the weights of {name} names files that are not there",
                 why=f"{_INDEX} and the files of the commit disagree",
-                fix="name another revision",
+                fix="use another revision",
                 where=f"{name.repository}@{commit[:12]}",
             )
         weights = shards
@@ -404,7 +404,7 @@ def _require_online(name: HubName) -> None:
         raise EnvironmentFailure(
             f"{name} is not on this machine, and the Hub may not be asked",
             why=f"{OFFLINE} is set",
-            fix=f"unset it and run `graft model pull {name}`, or name a folder as base",
+            fix=f"unset it and run `graft model pull {name}`, or specify a folder as base",
         )
 
 
@@ -444,7 +444,7 @@ def _explained(name: HubName) -> Iterator[None]:
     except errors.RevisionNotFoundError:
         raise UserError(
             f"{name.repository} has no revision {name.revision or 'main'!r}",
-            fix="name a branch, a tag or a commit of it",
+            fix="specify a branch, a tag or a commit of it",
         ) from None
     except (errors.RepositoryNotFoundError, errors.EntryNotFoundError):
         raise _no_such_model(name) from None

@@ -184,7 +184,7 @@ def name_device() -> DeviceName:
 
 
 def torch_version() -> str:
-    """Empty where torch is not installed."""
+    """Empty if torch is not installed."""
     try:
         return version("torch")
     except PackageNotFoundError:
@@ -358,8 +358,8 @@ def measure_transfers() -> tuple[float, float]:
 
 
 def measure_disk(folder: Path) -> tuple[float, float | None] | None:
-    """Bytes per second of a file written through to the disk, and read past the system's cache (None where
-    the system would answer from memory). None where there is no room."""
+    """Bytes per second of a file written through to the disk, and read past the system's cache (None if the
+    system would answer from memory). None if there is no room."""
     if shutil.disk_usage(folder).free < 4 * DISK_BYTES:
         return None
     file = folder / f".probe-{uuid.uuid4().hex[:8]}.part"

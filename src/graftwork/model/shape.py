@@ -52,8 +52,8 @@ def count_tensors(
     sizes: Mapping[str, tuple[int, ...]], *, tied: bool, transposed: bool = False
 ) -> tuple[dict[str, tuple[int, int]], int, int] | None:
     """Of a decoder's tensors: (inputs, outputs) of the linear layers of its top block, by the shortest end of
-    the path that says which one is meant; the parameters of that block; all parameters. None where no blocks
-    are numbered.
+    the path that says which one is meant; the parameters of that block; all parameters. None if no blocks are
+    numbered.
 
     `transposed`: its weights are kept as [in, out], as those of GPT-2.
     """
@@ -230,7 +230,7 @@ def read_json_object(file: Path, *, states: str) -> dict[str, Any]:
         raise UserError(
             f"there is no {file}",
             why=f"it states {states}",
-            fix=f"name a folder with a {file.name}, or the file itself",
+            fix=f"specify a folder with a {file.name}, or the file itself",
             where=str(file),
         ) from missing
     except (ValueError, RecursionError) as broken:

@@ -61,10 +61,10 @@ def check_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[Doctor
             f"{outcome.steps} steps in {outcome.seconds:.1f} s after {outcome.load_seconds:.1f} s of "
             f"loading, loss {outcome.first_loss:.3f} to {outcome.final_loss:.3f}, "
             f"peak {outcome.peak_memory_gib:.2f} GiB",
-            "look at the base and the precision: a loss that is not a number",
+            "check the base and the precision: a loss that is not a number",
         )
         paths = sorted((Path(outcome.adapter_folder).parent / CHECKPOINTS).glob("step-*"))
-        fix = "look at the disk"
+        fix = "check the disk"
         try:
             manifest = verify_checkpoint(paths[-1]) if paths else None
             summary = "none was written"

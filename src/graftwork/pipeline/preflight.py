@@ -269,7 +269,7 @@ class Preflight(Record):
     run: RunPlan
     """How long each stage takes."""
     power: str = ""
-    """What so many held-out cases can show, in a sentence."""
+    """What this many held-out cases can show, in a sentence."""
 
     @property
     def errors(self) -> tuple[Problem, ...]:

@@ -48,9 +48,9 @@ class StepState(Record):
     finished_at: str | None = None
     seconds: float | None = None
     time: StageTime | None = None
-    """The last time with its plan, part by part; None where it was done by an earlier version."""
+    """The last time with its plan, part by part; None if it was done by an earlier version."""
     expected_seconds: float | None = None
-    """What doing it will take: by the plan, or as it took the last time. None where neither is known."""
+    """What doing it will take: by the plan, or as it took the last time. None if neither is known."""
 
 
 def examine_steps(work: OpenProject, *, upto: str | None = None) -> tuple[StepState, ...]:
@@ -141,7 +141,7 @@ def require_fresh(work: OpenProject, *, upto: str, update: str) -> None:
 
 
 def expect_seconds(states: list[StepState] | tuple[StepState, ...]) -> float | None:
-    """What doing these takes together; None where nothing is known of one that takes long."""
+    """What doing these takes together; None if nothing is known of one that takes long."""
     expected = [state.expected_seconds for state in states if state.expected_seconds is not None]
     unknown = [state.step for state in states if state.expected_seconds is None]
     return None if not expected or {"train", "evaluate"} & set(unknown) else sum(expected)
@@ -206,11 +206,11 @@ class ProjectStatus(Record):
     releases: int
     captures: int
     capture_totals: CaptureTotals | None = None
-    """What became of all exchanges that were to be captured; None where nothing was served yet."""
+    """What became of all exchanges that were to be captured; None if nothing was served yet."""
     working: bool
     drift: PromptDrift = PromptDrift()
     shadow: ShadowSummary | None = None
-    """The challenger of `serve.shadow` against the champion; None where no shadow is set up."""
+    """The challenger of `serve.shadow` against the champion; None if no shadow is set up."""
 
 
 def project_status(work: OpenProject) -> ProjectStatus:

@@ -103,7 +103,7 @@ def run_pipeline(
 def run_step(work: OpenProject, name: str, outputs: StepOutputs) -> Record:
     """Bring one step up to date, from outputs that are taken as they are.
 
-    What has changed since the steps before it were done does not count: a cycle goes on with the data it
+    What has changed since the steps before it were done does not count: a cycle continues with the data it
     began with.
     """
     step = get_step(name)
@@ -183,7 +183,7 @@ def _update(
     if needs_workers and isinstance(work.place, LocalWorkers):
         work.place.warm_up(further=WORKER_MODULES)
     work.reporter.started(step.name, step.title)
-    # What is computed for the stage before it is done; None where nothing can be.
+    # What is computed for the stage before it is done; None if nothing can be.
     expected = None
     if step is train.STEP:
         expected = planned_training(outputs.get("plan", Plan))

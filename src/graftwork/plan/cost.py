@@ -139,7 +139,7 @@ class OfferCandidate(Record):
 
     @property
     def usd_per_hour(self) -> float:
-        """What an hour is listed at, with the machine around the GPU; 0 where none is."""
+        """What an hour is listed at, with the machine around the GPU; 0 if none is."""
         listed = self.offer.spot_usd_per_hour if self.billing == "spot" else self.offer.usd_per_hour
         return (listed or 0.0) * (1 + self.host_share)
 
@@ -620,7 +620,7 @@ def _run_of(text: str) -> GpuRun:
     question = FitQuestion.model_validate_json(text)
     gpu = question.machine.gpu
     if gpu is None:
-        raise UserError("a machine without a GPU is not compared", fix="name a GPU", where="--gpu")
+        raise UserError("a machine without a GPU is not compared", fix="specify a GPU", where="--gpu")
     rates = rates_of(gpu)
     level = level_of(question, rates)
     fitting, failing = search(question, rates=rates, level=level)

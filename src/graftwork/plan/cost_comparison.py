@@ -378,7 +378,7 @@ def winner(
 
 
 def find_changes(inputs: ComparisonInputs) -> tuple[WinnerChange, ...]:
-    """The smallest changes, one thing at a time; empty where nothing wins in the first place."""
+    """The smallest changes, one thing at a time; empty if nothing wins in the first place."""
     best = winner(inputs)
     if best is None:
         return ()
@@ -676,7 +676,7 @@ def _assumptions(terms: Terms) -> tuple[str, ...]:
         stated,
         f"a new spot machine is there after {60 * terms.spot_wait_hours:.0f} minutes, unpaid",
         f"any other machine or process fails once in {1 / CRASH_RATE:.0f} hours",
-        f"subscriptions are shared among {terms.runs_per_month:g} runs a month",
+        f"subscriptions are shared among {terms.runs_per_month:g} runs per month",
         f"electricity costs {terms.electricity_usd_kwh:g} USD a kWh, and {terms.host_watts:g} W go to the "
         "machine around own GPUs; the GPUs themselves are paid for (see `graft plan buy`)",
         "working hours are not included in the cost",
@@ -712,7 +712,7 @@ def finder(overlay: Path | None) -> Callable[[str], Gpu]:
 
 
 class OfferFilter(NamedTuple):
-    """Which machines are compared: all of the catalog, or those of some places, one GPU, so many GPUs."""
+    """Which machines are compared: all of the catalog, or those of some places, one GPU, this many GPUs."""
 
     places: Sequence[str] = ()
     gpu: str | None = None

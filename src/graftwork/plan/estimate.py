@@ -537,7 +537,7 @@ def planned_minutes(plan: Plan) -> dict[str, Figure]:
 
 
 def planned_memory(plan: Plan) -> dict[str, Figure]:
-    """In the two groups that a run measures; empty where the plan names no parts."""
+    """In the two groups that a run measures; empty if the plan names no parts."""
     parts = _parts_of(plan, MEMORY)
     groups: dict[str, Figure] = {}
     for group, names in GROUPS.items():
@@ -656,7 +656,7 @@ def correct_memory(figure: Figure, learned: Figure | None) -> Figure:
 
 
 def split_memory(*, loaded: float | None, peak: float) -> Mapping[str, float]:
-    """The groups of a measured peak; empty where memory was not measured before the first step."""
+    """The groups of a measured peak; empty if memory was not measured before the first step."""
     if loaded is None or not 0 < loaded <= peak:
         return {}
     return {LOADED: loaded, STEP_PEAK: peak - loaded}
@@ -669,7 +669,7 @@ def _number(value: float) -> str:
 
 
 ENOUGH_RUNS = 3
-"""From so many runs on their own spread gives the range."""
+"""From this many runs on their own spread gives the range."""
 USUAL_SPREAD = 0.12
 """Standard deviation of the log of a run's speed between runs on an otherwise idle machine."""
 PRIOR_DEGREES = 2.0

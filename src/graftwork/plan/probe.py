@@ -47,7 +47,7 @@ def shape_to_probe(project: ProjectFolder | None, model: str | None) -> ModelSha
         raise UserError(
             "there is no model to probe with",
             why="this folder holds no project, and none was named",
-            fix="name one: graft plan probe --model deepseek-coder-6.7b",
+            fix="specify one: graft plan probe --model deepseek-coder-6.7b",
             where="--model",
         )
     return find_model(model).shape

@@ -58,7 +58,7 @@ from graftwork.train.engine_choice import streams_layers, why_plain_step
 
 
 def gpu_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> StepRates | None:
-    """What this GPU reaches: as it was probed, else as the catalog knows it; None where neither does.
+    """What this GPU reaches: as it was probed, else as the catalog knows it; None if neither does.
 
     A GPU of another machine is named as in the catalog: a probe of this machine says nothing about it.
     """
@@ -162,7 +162,7 @@ def plan_streamed(
     *,
     rates: StepRates | None,
 ) -> StreamedStep | None:
-    """How the layers are streamed from host memory; None where the run does not ask for that."""
+    """How the layers are streamed from host memory; None if the run does not ask for that."""
     settings = work.settings.train
     if not streams_layers(settings):
         return None
@@ -230,7 +230,7 @@ def base_config(work: OpenProject) -> dict[str, Any]:
 def plan_tuning(
     work: OpenProject, device: DeviceFacts, shape: ModelShape, load: Workload, *, rates: StepRates | None
 ) -> Tuning | None:
-    """How a GPU's memory is spent; None where the run takes the plain step or a CPU's."""
+    """How a GPU's memory is spent; None if the run takes the plain step or a CPU's."""
     settings = work.settings.train
     if device.kind != "cuda":
         return None
@@ -311,7 +311,7 @@ def choose_micro_batches(
     limit_gib: float,
     checkpointing: Literal["auto", "on", "off"] = "auto",
 ) -> PlainStep:
-    """The fastest option within the limit; where there is none, the one that needs the least."""
+    """The fastest option within the limit; if there is none, the one that needs the least."""
     room = limit_gib * GIB / (1 + RESERVED_SPREAD[memory_level(run.architecture, run.correction)])
 
     def seconds_per_token(setup: PlainSetup) -> float:

@@ -35,7 +35,7 @@ class Reach(Record):
     longest: int | None
     """Tokens of the longest row that fits, of the lengths that were tried; None: not even the shortest."""
     hours: Figure | None = None
-    """Of the team's run with this method at its own length; None where that does not fit."""
+    """Of the team's run with this method at its own length; None if that does not fit."""
     why_not: str = ""
 
 
@@ -72,7 +72,7 @@ class Payback(Record):
 
 
 class PurchaseChoice(Record):
-    """One way to go on: keep, buy this, or rent."""
+    """One way to continue: keep, buy this, or rent."""
 
     label: str
     machine: MachineReach | None
@@ -84,7 +84,7 @@ class PurchaseChoice(Record):
     hours_per_run: Figure
     hours_per_week: Figure
     speed_up: Figure | None = None
-    """Of one run, over what the team has; None where that cannot do the run at all."""
+    """Of one run, over what the team has; None if that cannot do the run at all."""
     runs_at_once: int = 1
     """Where a run fits one GPU, each of several can have its own."""
     throughput: Figure | None = None
@@ -276,7 +276,7 @@ def own_choice(
     )
     # Several GPUs can each have a run of their own: the week is then shorter than its runs together.
     apart = machine.alone_hours.times(1 / machine.gpus, "h") if machine.alone_hours else machine.hours
-    week = min(machine.hours, apart, key=lambda hours: hours.value).times(use.runs_per_week, "h a week")
+    week = min(machine.hours, apart, key=lambda hours: hours.value).times(use.runs_per_week, "h per week")
     in_week = week.value <= MOST_HOURS_PER_WEEK
     too_slow = f"{use.runs_per_week:g} runs take {week.value:.0f} of a week's 168 hours"
     a_run = Figure(
@@ -339,7 +339,7 @@ def rent_choice(rental: PlaceRow, *, use: Use, have: MachineReach) -> PurchaseCh
         residual_usd=nothing,
         possible=True,
         hours_per_run=hours,
-        hours_per_week=hours.times(use.runs_per_week, "h a week"),
+        hours_per_week=hours.times(use.runs_per_week, "h per week"),
         speed_up=speed_up,
         power_usd_per_run=nothing,
         cost_usd_per_run=rental.cost_usd,
@@ -365,7 +365,7 @@ def with_thresholds(choice: PurchaseChoice, choices: Sequence[PurchaseChoice]) -
 
 
 def _best_above(choice: PurchaseChoice, rivals: Sequence[PurchaseChoice]) -> Figure | None:
-    """From which worth of an hour on it beats them all; None where that is from nothing on, or never."""
+    """From which worth of an hour on it beats them all; None if that is from nothing on, or never."""
     low, high = 0.0, float("inf")
     for rival in rivals:
         dearer = choice.cost_usd_per_run.value - rival.cost_usd_per_run.value
@@ -518,8 +518,8 @@ def weigh_purchase(
             f"a GPU is sold at the end for {100 * use.residual_share:.0f} % of its price",
             f"electricity costs {use.electricity_usd_kwh:g} USD a kWh; the machine around the GPUs takes "
             f"{use.host_watts:g} W while it trains, and is not counted while it does not",
-            f"rents stay as they were on the day of their lists, and subscriptions are shared among "
-            f"{terms.runs_per_month:.0f} runs a month",
+            "rents stay as they were on the day of their lists, and subscriptions are shared "
+            f"among {terms.runs_per_month:.0f} runs per month",
             f"each machine has {use.ram_gib:g} GiB of host memory (--ram)",
         ),
         notes=tuple(

@@ -241,7 +241,7 @@ def rates_of(machine: Machine, form: Form, *, case: int) -> ServingRates:
         raise UserError(
             "the machine has neither a GPU nor a CPU with known figures",
             why="how fast it answers follows from its bandwidth and its products a second",
-            fix="name one: --gpu NAME or --cpu NAME",
+            fix="specify one: --gpu NAME or --cpu NAME",
         )
     doubt = GUESSED_RATES[case] if machine.cpu.source == GUESSED else 1.0
     return ServingRates(doubt * machine.cpu.bandwidth_gb_s * 1e9, doubt * machine.cpu.gflops * 1e9)
@@ -309,7 +309,7 @@ def find_form(name: str) -> Form | Literal["auto"]:
     if form is None:
         raise UserError(
             f"weights cannot be served as {name!r}",
-            fix="name one of auto, fp32, fp16, bf16, int8, fp8, 4bit",
+            fix="use one of auto, fp32, fp16, bf16, int8, fp8, 4bit",
             where="--weights",
         )
     return form
@@ -322,12 +322,12 @@ def find_engine_name(name: str | None, *, machine: Machine) -> EngineName:
     engine = NAMES_OF_ENGINES.get(name.lower())
     if engine is None:
         raise UserError(
-            f"there is no engine {name!r}", fix="name one of vllm, llama.cpp, embedded", where="--engine"
+            f"there is no engine {name!r}", fix="use one of vllm, llama.cpp, embedded", where="--engine"
         )
     if engine == "vllm" and machine.gpu is None:
         raise UserError(
             "vLLM is planned for GPUs only",
-            fix="name a GPU with --gpu, or --engine llama.cpp",
+            fix="specify a GPU with --gpu, or --engine llama.cpp",
             where="--engine",
         )
     if engine == "embedded" and machine.gpu is not None:
@@ -501,7 +501,7 @@ def most_users(question: ServeQuestion, form: Form) -> Figure:
 
 
 def most_users_in_time(question: ServeQuestion, form: Form) -> Figure | None:
-    """Users who fit and are all answered within the limit; None where there is no limit."""
+    """Users who fit and are all answered within the limit; None if there is no limit."""
     limit = question.limit_seconds
     if limit is None:
         return None
@@ -638,7 +638,7 @@ def _choose(question: ServeQuestion, rows: tuple[FormRow, ...]) -> FormRow:
                 return row
         raise UserError(
             f"{question.engine} does not serve weights in {question.form} here",
-            fix=f"name one of {', '.join(row.form for row in rows)}, or another engine",
+            fix=f"use one of {', '.join(row.form for row in rows)}, or another engine",
             where="--weights",
         )
     fitting = [row for row in rows if row.fits]

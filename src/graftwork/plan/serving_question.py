@@ -122,7 +122,7 @@ class FormRow(Record):
     latency: Latency
     fits: bool
     meets_limit: Word | None
-    """None where no limit was named."""
+    """None if no limit was named."""
     chosen: bool = False
 
 
@@ -175,7 +175,7 @@ class ServeAnswer(Record):
 SLOW_SECONDS = 60.0
 """People do not wait longer for an answer."""
 READING_SECONDS = 0.2
-"""People read some five tokens a second; slower than that and they wait for every token."""
+"""People read some five tokens per second; slower than that and they wait for every token."""
 
 
 def say_verdict(question: ServeQuestion, row: FormRow) -> str:

@@ -16,14 +16,15 @@ class WeekModelSettings(Record):
     half_hours: float | None = Field(
         None,
         gt=0,
-        description="Reference hours until half of what can be gained is gained. "
-        "Default: fitted from runs of this project, otherwise plan.week.half_hours.",
+        description="Reference hours until half of the possible gain is reached. Default: fitted from runs "
+        "of this project, otherwise plan.week.half_hours.",
     )
-    done_hours: float = Field(0.0, ge=0, description="Reference hours that it was trained before the week.")
-    least_hours: float = Field(0.0, ge=0, description="Reference hours that it must get.")
-    most_hours: float | None = Field(None, gt=0, description="Reference hours that it may get at most.")
+    done_hours: float = Field(0.0, ge=0, description="Reference hours of training before the week.")
+    least_hours: float = Field(0.0, ge=0, description="Minimum reference hours.")
+    most_hours: float | None = Field(None, gt=0, description="Maximum reference hours.")
     deadline: datetime | None = Field(
-        None, description="Its last session and gate are over by then; without an offset, in the week's zone."
+        None,
+        description="Deadline for its last session and gate; without an offset, in the week's time zone.",
     )
     after: tuple[str, ...] = Field((), description="Models that must be trained, and gated, before it.")
     starts_from: str | None = Field(
@@ -32,20 +33,24 @@ class WeekModelSettings(Record):
         "`base`: none. Default: main, if train.start_from says so.",
     )
     gate_minutes: float | None = Field(
-        None, ge=0, description="From its last session until others may build on it. Default: plan.week's."
+        None,
+        ge=0,
+        description="Time from its last session until others may build on it. Default: plan.week's.",
     )
 
 
 class WeekSettings(Record):
     """A week of training: who is there, what may be spent, what the models are worth."""
 
-    timezone: ZoneName = Field("UTC", description="Of the week, of people and of places without their own.")
+    timezone: ZoneName = Field(
+        "UTC", description="Time zone of the week, and of people and places without their own."
+    )
     starts: MomentText = Field("mon 00:00", description="When a week starts.")
     people: tuple[WindowText, ...] = Field(
-        (), description="When somebody is there to start sessions by hand. Default: never."
+        (), description="When somebody is available to start sessions manually. Default: never."
     )
     spend_usd: float | None = Field(
-        None, ge=0, description="The most to spend in a week. Default: fleet.caps.month_usd."
+        None, ge=0, description="Budget for a week. Default: fleet.caps.month_usd."
     )
     scenario: Literal["auto", "sequential", "parallel", "iterative"] = Field(
         "auto", description="sequential, parallel, iterative, or the best of them."
@@ -53,36 +58,37 @@ class WeekSettings(Record):
     half_hours: float = Field(
         24.0,
         gt=0,
-        description="Reference hours until half is gained, for models without runs: an assumption.",
+        description="Reference hours until half of the possible gain is reached, for models without runs: an "
+        "assumption.",
     )
     inherit: float = Field(
         0.25,
         ge=0,
         le=1,
-        description="Of the main model's hours, how many count for a model that starts from it; at most as "
+        description="Share of the main model's hours that counts for a model that starts from it; at most as "
         "many as it trains from there on. An assumption.",
     )
     carry: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="Of a model's own hours, how many count after it moved to the main model's adapter. "
-        "An assumption.",
+        description="Share of a model's own hours that counts after it moves to the main model's adapter. An "
+        "assumption.",
     )
     gate_minutes: float = Field(
-        60.0, ge=0, description="From a model's last session until others may build on it."
+        60.0, ge=0, description="Time from a model's last session until others may build on it."
     )
     reference: str = Field(
         "", description="The place whose hours are reference hours. Default: the first of fleet.places."
     )
-    models: dict[str, WeekModelSettings] = Field({}, description="By the name of the model.")
+    models: dict[str, WeekModelSettings] = Field({}, description="Settings by model name.")
 
 
 class PlanSettings(Record):
     """Limits for plans."""
 
     memory_limit_gib: float | None = Field(
-        None, gt=0, description="Memory limit for training. Default: what the machine has."
+        None, gt=0, description="Memory limit for training. Default: the memory of the machine."
     )
     time_limit_minutes: float | None = Field(None, gt=0, description="Time limit for the run.")
     week: WeekSettings = Field(

@@ -28,7 +28,7 @@ READING_SHARE, PADDED_READING_SHARE = 0.84, 0.60
 """Of a CPU's matrix rate, what reading prompts reaches: side by side, and padded by the model's own
 pass (SmolLM2, one core: 78 and 56 of 92 GFLOP/s)."""
 WRITING_SHARE = 0.72
-"""The same of rows that write together, besides reading the weights and their keys (SmolLM2, 72 rows)."""
+"""The same for rows that write together, besides reading the weights and their keys (SmolLM2, 72 rows)."""
 BLOCK_SECONDS = 2.5e-4
 """Of a pass over one token in a block on a CPU, besides what it multiplies: small operations."""
 GUESSED_WEIGHTS_S = 10e9
@@ -113,7 +113,7 @@ def gpu_answers(shape: ModelShape, load: AnswerLoad, *, rates: StepRates) -> dic
 
 
 def recording_answers(shape: ModelShape, *, sizes: int) -> float:
-    """Seconds in which a GPU records passes of so many sizes."""
+    """Seconds in which a GPU records passes of this many sizes."""
     return sizes * RECORDING_PASSES * shape.layers * LAUNCHED_BLOCK_SECONDS
 
 

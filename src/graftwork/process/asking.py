@@ -36,7 +36,7 @@ def ask_many(
     on_poll: Callable[[], object] = lambda: None,
     give_up: Callable[[], object] = lambda: None,
 ) -> list[Reply]:
-    """Ask so many at a time; the replies in the order of the questions. Callbacks run in this thread alone.
+    """Ask this many at a time; the replies in the order of the questions. Callbacks run in this thread alone.
 
     Any error, or Ctrl-C, ends it: `give_up` is called, and no further question is asked. What is on its way
     is paid for: `on_reply` gets it where it arrives.
@@ -78,7 +78,7 @@ class NoReply(Exception):
 
 
 class BudgetSpent(Exception):
-    """Nothing more is asked. A later run with a larger budget goes on."""
+    """Nothing more is asked. A later run with a larger budget continues."""
 
 
 class ReplyJournal:
@@ -150,8 +150,8 @@ class ReplyJournal:
 class Asker:
     """Asks each key once. Threads may share one.
 
-    `refuse` says why nothing more may be asked where all requests cost so many prompt and reply tokens: those
-    of earlier runs, those on their way, and the next one.
+    `refuse` says why nothing more may be asked where all requests cost this many prompt and reply tokens:
+    those of earlier runs, those on their way, and the next one.
     """
 
     def __init__(self, journal: ReplyJournal, *, refuse: Callable[[int, int], str | None]) -> None:

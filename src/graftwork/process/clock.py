@@ -45,7 +45,7 @@ def read_moment(line: Mapping[str, Any]) -> Moment:
 
 @cache
 def boot_id() -> str:
-    """Identifies this boot of this machine; empty where the system does not report it."""
+    """Identifies this boot of this machine; empty if the system does not report it."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""An HTTP client that goes where it was sent and nowhere else, for so long and so many bytes and no more.
+"""An HTTP client that goes where it was sent and nowhere else, for this long and this many bytes and no more.
 
 In: a request, and its limits. Out: the answer whatever its status, or `NoAnswer`. What is meant for one host
 (a key, a prompt, an alert) is not carried to another because a server says so: a redirect is an answer as any
@@ -270,7 +270,7 @@ class Retries:
         self.failed = 0
 
     def after_failure(self, *, asked: float | None = None) -> float | None:
-        """The pause before the next attempt; None where this one was the last.
+        """The pause before the next attempt; None if this one was the last.
 
         Pauses double and are spread, so that many clients do not come back at once. `asked` is what the
         server asked for.

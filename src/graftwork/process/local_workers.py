@@ -97,7 +97,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def start_preloaded(job: Job) -> PreloadedWorker | None:
-    """Start it with its imports done; None where that is not possible."""
+    """Start it with its imports done; None if that is not possible."""
     make_folder(Path(job.folder))
     environment = {**worker_environment(), **job.environment}
     with append_to(Path(job.folder) / LOG_FILE) as log:

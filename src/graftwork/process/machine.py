@@ -1,10 +1,10 @@
 """What this machine has and how much of it is in use: memory, also of this process and container, and GPUs.
 
-Out: figures in GiB and one DeviceVitals for each GPU that this process may use; None where the system does
-not report them. Reads /proc and the control groups of both versions; elsewhere only the high-water mark is
-known. GPUs are asked through NVML where its Python package is installed, else with the command `nvidia-smi`:
-never raises and never waits long, since a worker must not suffer from being monitored. Says too whether an
-error or a kill means that memory ran out.
+Out: figures in GiB and one DeviceVitals for each GPU that this process may use; None if the system does not
+report them. Reads /proc and the control groups of both versions; elsewhere only the high-water mark is known.
+GPUs are asked through NVML where its Python package is installed, else with the command `nvidia-smi`: never
+raises and never waits long, since a worker must not suffer from being monitored. Says too whether an error or
+a kill means that memory ran out.
 """
 
 import csv
@@ -59,7 +59,7 @@ def release_free_memory() -> bool:
 
 
 def process_peak_gib(pid: int) -> float | None:
-    """The high-water mark of another process; None where the system does not report it."""
+    """The high-water mark of another process; None if the system does not report it."""
     match = re.search(r"^VmHWM:\s+(\d+) kB", read_or_empty(PROC / str(pid) / "status"), re.M)
     return None if match is None else int(match[1]) * 1024 / GIB
 
@@ -215,7 +215,7 @@ FAILURES_BEFORE_REST = 3
 
 
 def find_probe() -> Probe | None:
-    """How devices can be asked on this machine, or None where there are none to ask."""
+    """How devices can be asked on this machine, or None if there are none to ask."""
     nvml = _nvml_probe()
     if nvml is not None:
         return _resting(nvml)
@@ -270,7 +270,7 @@ def read_number(field: str) -> float | None:
 
 
 def ask_nvidia_smi(fields: Sequence[str], *, seconds: float = PATIENCE_SECONDS) -> str | None:
-    """What `nvidia-smi` prints about these fields, one line a device; None where it is missing or fails.
+    """What `nvidia-smi` prints about these fields, one line a device; None if it is missing or fails.
 
     The only place that starts it.
     """
@@ -288,7 +288,7 @@ def ask_nvidia_smi(fields: Sequence[str], *, seconds: float = PATIENCE_SECONDS) 
 
 
 def list_gpus() -> tuple[DeviceVitals, ...]:
-    """The devices that this process may use; none where there are none to ask."""
+    """The devices that this process may use; none if there are none to ask."""
     probe = find_probe()
     return probe() if probe is not None else ()
 

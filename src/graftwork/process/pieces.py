@@ -6,7 +6,7 @@ work does not wait for processes to start. A Ctrl-C reaches this process alone; 
 A cluster gets the name of a function, what all pieces have in common, and pieces as bytes; it leaves files in
 a folder that all nodes share, named by their content: a piece that is done twice gives the same files. Every
 node checks that it has the same code before its first piece. A cluster that is lost in the middle costs
-nothing but its time: this machine goes on with the pieces that are left. Nothing is pickled for it.
+nothing but its time: this machine continues with the pieces that are left. Nothing is pickled for it.
 
 `CallThread` is for calls that all have to come from one thread.
 """

@@ -143,7 +143,7 @@ class PreloadedWorkers:
         log: IO[bytes],
         stdin: int | None = None,
     ) -> PreloadedWorker | None:
-        """None where it has to be started in the usual way. Without `stdin`, its standard input is empty."""
+        """None if it has to be started in the usual way. Without `stdin`, its standard input is empty."""
         if self._connection is None or not module.startswith(self._package):
             return None
         if _part_read_at_start(environment) != _part_read_at_start(self._environment):

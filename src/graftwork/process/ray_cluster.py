@@ -2,7 +2,7 @@
 
 In: pieces as bytes, or a command with its place holders `{rank}` and `{host}`. Out: one event for each piece,
 or the exit code of each machine. Only a child process imports Ray, `python -m graftwork.process.ray_cluster`,
-since Ray ends its driver when the head dies: the command goes on. The child checks every node before its
+since Ray ends its driver when the head dies: the command continues. The child checks every node before its
 first piece. A node that dies costs its piece, which Ray starts again on another one; of a command it ends the
 other machines. Authentication by token is on.
 """
@@ -46,7 +46,7 @@ QUIET = {
     "RAY_DEDUP_LOGS": "0",
     # Our pieces have limits of their own; Ray's looks at the memory of the whole machine.
     "RAY_memory_monitor_refresh_ms": "0",
-    # After this many seconds without the head the driver gives up, and this machine goes on.
+    # After this many seconds without the head the driver gives up, and this machine continues.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
 
@@ -288,9 +288,9 @@ def check_nodes(ray: Any, stamp: str, folder: str) -> None:
             if _is_lost(ray, node["NodeID"]):
                 continue
             raise EnvironmentFailure(
-                f"the node {name} does not answer",
+                f"the node {name} is not responding",
                 why=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
-                fix="take it out of the cluster, or look at its logs",
+                fix="take it out of the cluster, or check its logs",
                 where=name,
             ) from None
         if facts["stamp"] != stamp:

@@ -59,7 +59,7 @@ def read_messages(stream: BinaryIO, framing: Framing, *, longest: int = LONGEST_
 
 
 def _read_exactly(stream: BinaryIO, length: int) -> bytes:
-    """So many bytes, or fewer at the end of the stream."""
+    """This many bytes, or fewer at the end of the stream."""
     pieces: list[bytes] = []
     remaining = length
     while remaining and (piece := stream.read(remaining)):
@@ -84,7 +84,7 @@ class LineProcess:
         without: Sequence[str] = (),
         log: Path | None = None,
     ) -> None:
-        """`hello` is answered before the first question; without `seconds` a question may take for ever.
+        """`hello` is answered before the first question; without `seconds` a question may take forever.
 
         `environment` is added to the variables of this process, those named in `without` are left out.
         """
@@ -155,7 +155,7 @@ class LineProcess:
             raise EnvironmentFailure(
                 f"{self._command[0]} cannot be started",
                 why=error.strerror or str(error),
-                fix="name an interpreter of Python that exists and may be run",
+                fix="specify an interpreter of Python that exists and may be run",
                 where=self._command[0],
             ) from error
         if self._hello is None:
@@ -170,7 +170,7 @@ class LineProcess:
         self.end()
         if greeting is not None:
             return EnvironmentFailure(**greeting["refused"])
-        ended = "it gives no sign of life" if code is None else f"it ended with exit code {code}"
+        ended = "it does not respond" if code is None else f"it ended with exit code {code}"
         return EnvironmentFailure(
             "the process that grades answers does not start",
             why=f"{ended}; rewards run apart from the training process",

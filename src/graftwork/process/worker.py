@@ -243,7 +243,7 @@ def interruption_error() -> GracefulStop | Interrupted:
     """The error for interrupted work: by a stop request or by Ctrl-C."""
     fix = "run the same command again: it resumes from the last good point"
     if _asked.is_set():
-        return GracefulStop("stopped in good order, as asked", fix=fix)
+        return GracefulStop("stopped cleanly, as requested", fix=fix)
     return Interrupted("interrupted", fix=fix)
 
 

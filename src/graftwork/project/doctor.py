@@ -113,7 +113,7 @@ def check_machine(folder: Path, *, disk_gib: float | None) -> Iterator[DoctorChe
         "clock",
         time.time() > EARLIEST_CLOCK,
         time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-        "set the machine's clock; heartbeats, deadlines and certificates hang on it",
+        "set the machine's clock; heartbeats, deadlines and certificates depend on it",
     )
 
 
@@ -237,7 +237,7 @@ def check_gpus() -> Iterator[DoctorCheck]:
             name="gpu",
             result="missing",
             found="nvidia-smi is there, but shows no GPU",
-            fix="look at `nvidia-smi`: the driver is not loaded, or the container got no GPU (--gpus all)",
+            fix="check `nvidia-smi`: the driver is not loaded, or the container got no GPU (--gpus all)",
         )
         return
     yield from describe_gpus(gpus)
@@ -493,7 +493,7 @@ def check_credentials(
 def _find_login(
     login: Login, environment: Mapping[str, str], *, home: Path, dotenv: set[str]
 ) -> tuple[str, str, Result]:
-    """Where its secrets are, what to do about that, and the result; empty texts where there are none."""
+    """Where its secrets are, what to do about that, and the result; empty texts if there are none."""
     for group in login.groups:
         if all(environment.get(variable) for variable in group):
             return f"{' and '.join(group)}, from the environment", "", "ok"
@@ -516,7 +516,7 @@ def _find_login(
 
 
 def _read(path: Path) -> str:
-    """Empty where it cannot be read."""
+    """Empty if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -576,7 +576,7 @@ def check_network(project: ProjectFolder | None) -> Iterator[DoctorCheck]:
                 name=f"network: {name}",
                 result="note" if proxy else "missing",
                 found=f"port {port}: {outcome} ({purpose})",
-                fix="" if proxy else "look at the name, the firewall and the proxy",
+                fix="" if proxy else "check the name, the firewall and the proxy",
             )
 
 

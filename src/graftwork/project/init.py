@@ -370,7 +370,7 @@ FEWEST_ROWS = 20
 
 
 class Started(Record):
-    """`proposal` is None where no log was named."""
+    """`proposal` is None if no log was named."""
 
     file: str
     proposal: Proposal | None = None
@@ -383,7 +383,7 @@ class Started(Record):
     rows_usable: int = 0
     """Those without faults and repeats, as in the audit. `proposal.rows` are those that the split keeps."""
     estimated: str | None = None
-    """Why `graft data prepare` may keep other rows than the usable ones; None where it keeps these."""
+    """Why `graft data prepare` may keep other rows than the usable ones; None if it keeps these."""
 
 
 def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
@@ -398,7 +398,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         raise UserError(
             f"there is a {PROJECT_FILE} already",
             why="it is yours, and is not overwritten",
-            fix="edit it, or name another folder with -C",
+            fix="edit it, or use another folder with -C",
             where=str(path),
         )
     if not logs:
@@ -467,7 +467,8 @@ def _leave_out_repeats(clean: "CleanLog", sound: int, logs: Sequence[str]) -> li
         raise UserError(
             f"{len(rows)} different rows are too few to find out what the log is about",
             why=f"of {sound} usable rows, the others repeat or contradict these",
-            fix=f"name a log of at least {FEWEST_ROWS} different rows; `graft data audit` shows the repeats",
+            fix=f"specify a log of at least {FEWEST_ROWS} different rows; `graft data audit` shows "
+            "the repeats",
             where=logs[0],
         )
     return rows
@@ -505,7 +506,7 @@ def _read(logs: Sequence[str], settings: DataSettings) -> tuple[list[Interaction
 
 
 def _open_base(base: str, folder: Path) -> tuple[ChatTemplate, int] | None:
-    """The base's template and how many tokens it reads; None where the base is not at hand yet."""
+    """The base's template and how many tokens it reads; None if the base is not at hand yet."""
     if not is_ready(base, project_folder=folder) or find_spec("tokenizers") is None:
         return None
     try:

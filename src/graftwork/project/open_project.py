@@ -54,7 +54,7 @@ class OpenProject:
             raise UserError(
                 f"there is no model {self.asked_model!r} in this project",
                 why=f"graft.yaml names: {', '.join(project.all_models)}",
-                fix="name one of these, or add it under models:",
+                fix="use one of these, or add it under models:",
                 where="--model",
             )
         return self.asked_model

@@ -76,7 +76,7 @@ CHARACTERS_PER_TOKEN = 3.0
 USUAL_CONTEXT = 8192
 """Tokens that a base is taken to read while it is not at hand."""
 FAR_BEYOND = 20
-"""Times the context: a row with so many estimated tokens is too long by any tokenizer."""
+"""Times the context: a row with this many estimated tokens is too long by any tokenizer."""
 _NAME = re.compile(r"[^a-z0-9_.-]+")
 
 
@@ -295,7 +295,7 @@ def _find_leaves(documents: Sequence[dict[str, Any]], within: str = "") -> Itera
 
 
 def _find_cited_answer(documents: Sequence[dict[str, Any]], keys: Counter[str]) -> dict[str, str]:
-    """The keys of the words, the citations and the refusal; empty where metrics could read no such answer."""
+    """The keys of the words, the citations and the refusal; empty if metrics could read no such answer."""
     usual = MOST * len(documents)
     answer = next(
         (
@@ -320,7 +320,7 @@ def _find_cited_answer(documents: Sequence[dict[str, Any]], keys: Counter[str]) 
 
 
 def find_field(path: str, values: Sequence[Any]) -> FieldKind | None:
-    """How the values of a field can be compared, null as itself; None where nothing fits."""
+    """How the values of a field can be compared, null as itself; None if nothing fits."""
     stated = [value for value in values if value is not None]
     if not stated:
         return None
@@ -516,7 +516,7 @@ def _reached(trial: MetricTrial) -> float:
 
 
 def _own_interval(trial: MetricTrial) -> Interval | None:
-    """The interval of the log's own replies; None where all of them are right."""
+    """The interval of the log's own replies; None if all of them are right."""
     if trial.own is None or trial.own == 1.0 or not trial.cases:
         return None
     return clopper_pearson(round(trial.own * trial.cases), n=trial.cases)
@@ -533,7 +533,7 @@ def _say_own(trial: MetricTrial) -> str:
 
 
 def _floor(trial: MetricTrial, *, held_out: int) -> RuleProposal | None:
-    """More than the best single answer to everything reaches; None where so few cases cannot prove that."""
+    """More than the best single answer to everything reaches; None if so few cases cannot prove that."""
     if trial.constant is None or not trial.cases:
         return None
     over = math.ceil(100 * trial.constant + 1e-9) / 100

@@ -107,7 +107,7 @@ else:
 class OneModel(ModelSettings):
     """One of the project's models: its rows, and what of its base and training differs from the rest."""
 
-    base: str | None = Field(None, description="Another base model than the project's.")
+    base: str | None = Field(None, description="Base model, if not the project's.")
     train: PartOfTraining = Field(default_factory=PartOfTraining, description="Overrides of `train:`.")
 
 
@@ -123,8 +123,8 @@ class ProjectSettings(Record):
     data: DataSettings = Field(default_factory=DataSettings, description="How logs become a dataset.")
     models: dict[ModelName, OneModel] = Field(
         {},
-        description="The models made from the same logs, by name, the main one first; "
-        "one model with every row if none is named.",
+        description="Models made from the same logs, by name, the main one first. Default: one model with "
+        "every row.",
         json_schema_extra={"additionalProperties": False},
     )
     plan: PlanSettings = Field(default_factory=PlanSettings, description="Time and memory limits.")
@@ -143,7 +143,7 @@ class ProjectSettings(Record):
         default_factory=FleetSettings,
         # Where a run was trained changes nothing about it: releases do not record it.
         exclude=True,
-        description="Where jobs run besides this machine, and what they may cost.",
+        description="Where jobs run besides this machine, and cost limits.",
     )
     cycle: CycleSettings = Field(
         default_factory=CycleSettings,
@@ -155,14 +155,14 @@ class ProjectSettings(Record):
         None,
         # Other runs do not depend on it: releases do not record it.
         exclude=True,
-        description="Places that train together with `graft train federated`, each on data that stays there.",
+        description="Places that train together with `graft train federated`; their data stays where it is.",
     )
     engine: Literal["local", "ray", "slurm"] = Field(
         "local",
         # The same bytes come out wherever the pieces are worked on.
         exclude=True,
-        description="What works on the pieces of `data prepare`, the shards of `eval` and the runs of "
-        "`train --all`: this machine, or the Ray cluster of fleet.ray. `slurm`: training only.",
+        description="Where to run the pieces of `data prepare`, the shards of `eval` and the runs of `train "
+        "--all`: this machine, or the Ray cluster of fleet.ray. `slurm`: training only.",
     )
     generate: GenerateSettings = Field(
         default_factory=GenerateSettings,

@@ -85,7 +85,7 @@ class Hooks:
     on_start: Callable[[], None] = lambda: None
     on_poll: Callable[[], None] = lambda: None
     on_out_of_memory: Callable[[OutOfMemory], Record | None] = lambda _exhausted: None
-    """Gives the job to continue with, or None where there is no smaller one."""
+    """Gives the job to continue with, or None if there is no smaller one."""
     active_folders: Callable[[], Sequence[Path]] | None = None
     """The folders whose heartbeats show the worker's progress, where that is not its own folder."""
     watcher: RunWatcher | None = None
@@ -188,7 +188,7 @@ def run_job(
                     f"{task.name} crashed {restarts.consecutive} time(s) without progress; the last time it "
                     f"{_cause(code)}",
                     why=publish_text(read_log_tail(task.folder)) or "it left no output",
-                    fix="look at the log; what was done so far is kept, the same command resumes from there",
+                    fix="check the log; what was done so far is kept, the same command resumes from there",
                     where=str(task.folder / LOG_FILE),
                 )
             supervisor.report_restart(code, pause)
@@ -268,7 +268,7 @@ class _Supervisor:
                     self._hooks.watcher.check(status.process_state)
                 self._hooks.on_poll()
         except KeyboardInterrupt as interrupt:
-            self._reporter.info("stopping in good order; press Ctrl-C again to end it at once")
+            self._reporter.info("stopping cleanly; press Ctrl-C again to end it at once")
             try:
                 self._stop(job_id)
             except KeyboardInterrupt:
@@ -344,7 +344,7 @@ def _raise_reported_error(code: int, folder: Path, name: str) -> None:
     """An expected error is passed on as it is; a crash is left to the caller."""
     if code == errors.EXIT_RESUME and _read_error(folder) is None:
         raise GracefulStop(
-            f"{name} was stopped in good order", fix="run the same command again: it resumes from here"
+            f"{name} was stopped cleanly", fix="run the same command again: it resumes from here"
         )
     failure = _read_error(folder) if code > 0 else None
     if failure is None:

@@ -37,7 +37,7 @@ class Row(Record):
     capture: CaptureOrigin | None = None
     answered: AnswerOrigin | None = None
     usage: CallUsage | None = None
-    """What the logged call used; None where the log states neither tokens nor cost."""
+    """What the logged call used; None if the log states neither tokens nor cost."""
 
 
 class InputFile(Record):
@@ -203,7 +203,7 @@ class SuspiciousLabel(Record):
 
     origin: Origin
     field: str | None
-    """The field of a JSON reply; None where the reply itself is the label."""
+    """The field of a JSON reply; None if the reply itself is the label."""
     label: str
     suggested: str
     score: float

@@ -60,7 +60,7 @@ class JobStatus(Record):
     exit_code: int | None = None
     """Negative for the signal that ended it; None while it runs."""
     process_state: str = ""
-    """The letter that Linux gives the process (R, S, D, T, Z); empty where the place does not know."""
+    """The letter that Linux gives the process (R, S, D, T, Z); empty if the place does not know."""
     memory_kills: int = 0
     """How often the kernel there has killed for want of memory since the job was submitted."""
 
@@ -72,7 +72,7 @@ class Moment(Record):
     """Seconds since 1970."""
     steady: float
     boot: str
-    """The start of the machine that `steady` counts from; empty where it is not known."""
+    """The start of the machine that `steady` counts from; empty if it is not known."""
 
 
 class Beat(Record):
@@ -196,7 +196,7 @@ class JobOrder(Record):
 
 
 class PlacedJob(Record):
-    """A job at a place, as the place names it. Written to the ledger: any process can go on from it."""
+    """A job at a place, as the place names it. Written to the ledger: any process can continue from it."""
 
     place: str
     id: str

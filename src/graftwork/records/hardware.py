@@ -120,14 +120,14 @@ class PlaceTerms(Record):
     free_hours_per_day: float | None = None
     spot: bool = False
     preemptions_per_hour: float | None = None
-    """Of its spot machines; None where it is not published."""
+    """Of its spot machines; None if it is not published."""
     storage_usd_gib_month: float = 0.0
     egress_usd_gib: float = 0.0
     setup_minutes: float = 10.0
     """From the order to the first step: machine, packages, weights."""
     smallest_billed_minutes: float = 0.0
     disk_gib: float | None = None
-    """Of a session, where the place sets it; None where one orders as much as one needs."""
+    """Of a session, where the place sets it; None if one orders as much as one needs."""
     driven_by: Literal["api", "by hand"] = "api"
     notes: str = ""
     source: str

@@ -174,7 +174,7 @@ class Capture(Record):
     failed_check: str | None = None
     """The check of `serve.escalate` that the answer of the release that was asked failed."""
     rejected: str | None = None
-    """The answer of `escalated_from`; None where it did not end."""
+    """The answer of `escalated_from`; None if it did not end."""
     chain: str | None = None
     """The step of a chain, as `chain/step`; the exchange is one of several with the same `chain_trace`."""
     chain_trace: str | None = None
@@ -188,7 +188,7 @@ class Capture(Record):
 
     @property
     def own_reply(self) -> str | None:
-        """What the release that was asked answered; None where that is not known to its end."""
+        """What the release that was asked answered; None if unknown to its end."""
         return self.reply if self.escalated_from is None else self.rejected
 
     def to_line(self) -> str:
@@ -226,7 +226,7 @@ class TokenPrice(Record):
     usd_per_million_input: float
     usd_per_million_output: float
     usd_per_million_cached: float | None = None
-    """Of input tokens that the provider reads from its cache; None where they cost as much as others."""
+    """Of input tokens that the provider reads from its cache; None if they cost as much as others."""
     aliases: tuple[str, ...] = ()
     source: str = ""
     dated: str = ""
@@ -253,7 +253,7 @@ class CallUsage(Record):
 
     @property
     def tokens(self) -> int | None:
-        """Read and written; None where the log does not state both."""
+        """Read and written; None if the log does not state both."""
         if self.prompt_tokens is None or self.reply_tokens is None:
             return None
         return self.prompt_tokens + self.reply_tokens
@@ -263,7 +263,7 @@ class UsageDay(Record):
     """The calls of one role to one model on one day, dropped rows included: they cost as well."""
 
     day: date | None
-    """None where the log does not state when."""
+    """None if the log does not state when."""
     group: str | None = None
     model: str | None = None
     calls: int
@@ -309,7 +309,7 @@ class Savings(Record):
     logged_usd_per_month: Figure
     hosting: Hosting | None
     saved_usd_per_month: Figure | None
-    """None where the cost of the log or of the hosting is not known."""
+    """None if the cost of the log or of the hosting is not known."""
     confidence: float
     days: int
     models: tuple[str, ...]

@@ -45,7 +45,7 @@ class ShadowCheck(Record):
     check: str
     pairs: int
     champion: float | None
-    """The mean grade of its own answers; None where there is no pair."""
+    """The mean grade of its own answers; None if there is no pair."""
     challenger: float | None
     wins: int
     """Sessions in which the challenger's answer was better."""
@@ -169,7 +169,7 @@ class EscalationOption(Record):
     escalated: MeasuredShare
     quality: MeasuredShare
     cost_per_1000: float | None
-    """Dollars for 1,000 requests; None where the cost of one of the models is not known."""
+    """Dollars for 1,000 requests; None if the cost of one of the models is not known."""
     cost_low: float | None = None
     cost_high: float | None = None
 
@@ -198,7 +198,7 @@ class EscalationCurve(Record):
     max_rate: float
     """The largest share of escalated validation cases that was allowed."""
     prefix_tokens: int | None = None
-    """The log-probability is the mean of the first so many tokens; None: of all."""
+    """The log-probability is the mean of the first N tokens; None: of all."""
     auc: float | None = None
     """How well log-probabilities separate right from wrong answers on the test cases: 0.5 is not at all."""
 
@@ -222,7 +222,7 @@ class EscalationForecast(Record):
     loss_high: float
     remarks: tuple[str, ...] = ()
     curve: EscalationCurve | None = None
-    """None where no threshold of log-probabilities was asked for."""
+    """None if no threshold of log-probabilities was asked for."""
     made_at: str = ""
     model: str = ""
     """The name whose requests are predicted, as requests give it."""
@@ -240,7 +240,7 @@ class LiveFigure(Record):
     live_high: float | None = None
     n: int = 0
     agrees: bool | None = None
-    """Whether the two intervals overlap; None where one of them is not known."""
+    """Whether the two intervals overlap; None if one of them is not known."""
 
 
 class EscalationLive(Record):

@@ -61,7 +61,7 @@ class DeviceFacts(Record):
     core_gflops: float | None = None
     """Of one core, by the CPU time it took: what others use does not show in it."""
     core_weights_s: float | None = None
-    """The same of reading weights."""
+    """The same for reading weights."""
     capability: float | None = None
     """Compute capability of the oldest GPU: 8.0 has bfloat16, 8.9 and later 8-bit products."""
     certainty: Certainty = "computed"
@@ -226,11 +226,11 @@ class Workload(Record):
     validation_tokens: int = 0
     checkpoints: int = 1
     most_replies: int = 0
-    """Most trained tokens of one batch; 0 where only the mean is known."""
+    """Most trained tokens of one batch; 0 if only the mean is known."""
     experts: bool = False
     """Experts have adapters too."""
     cpu_step: CpuStepPlan | None = None
-    """None where the run takes a GPU's step or the plain one."""
+    """None if the run takes a GPU's step or the plain one."""
     rollouts: RolloutLoad | None = None
     """Answers that the model samples before each step; None but for reinforcement learning."""
     reference_tokens: int = 0
@@ -258,17 +258,17 @@ class Plan(Record):
     minutes: Figure
     fits: bool
     tuning: Tuning | None = None
-    """How a GPU's memory is spent; None where the plain step or a CPU's is used."""
+    """How a GPU's memory is spent; None if the plain step or a CPU's is used."""
     plain: PlainStep | None = None
     """How the plain step is taken where that had to be chosen; None: all rows of a step at once."""
     streamed: StreamedStep | None = None
-    """How the model is streamed from host memory; None where it is on the device."""
+    """How the model is streamed from host memory; None if it is on the device."""
     prompts_at_once: int | None = None
     """Prompts of a step that are answered together, where memory has no room for all of them."""
     train: dict[str, Any]
     notes: tuple[str, ...] = ()
     base_note: str = ""
-    """What is to be known about the base's weights; empty where they are what they are called."""
+    """What is to be known about the base's weights; empty if they are what they are called."""
     parts: dict[str, Figure] = {}
     """What figures are made of, as "minutes.load" or "peak_memory_gib.weights"; "peak_memory_gib.computed" is
     the peak before earlier runs corrected it."""
@@ -331,7 +331,7 @@ class Drift(Record):
     planned: Figure
     actual: float
     component: str | None = None
-    """None where the parts are not known."""
+    """None if the parts are not known."""
     component_planned: float | None = None
     component_actual: float | None = None
     says: str
@@ -487,7 +487,7 @@ class FitQuestion(Record):
     completion_tokens: int = 512
     generations: int = 8
     reward_seconds: float = 0.0
-    """GRPO: of the rewards of one answer; 0 where it is not known."""
+    """GRPO: of the rewards of one answer; 0 if it is not known."""
 
 
 class Strategy(Record):
@@ -619,7 +619,7 @@ class ProbedStep(Record):
 
 
 class ProbeFacts(Record):
-    """The device as it was found, in bytes, seconds and operations per second; None where not measured."""
+    """The device as it was found, in bytes, seconds and operations per second; None if not measured."""
 
     device: DeviceName
     memory_gib: float

@@ -24,7 +24,7 @@ class PromptVariant(Record):
     rows: tuple[str, ...] = ()
     """The training rows that the examples are."""
     optimizer: str = ""
-    """Who wrote the instruction; empty where it is the project's own."""
+    """Who wrote the instruction; empty if it is the project's own."""
 
     def apply(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         if self.instruction is not None:
@@ -72,7 +72,7 @@ class Release(Record):
     """Which of the project's models this is."""
     tokenizer_fingerprint: str = ""
     licence: str | None = None
-    """The licence of the base as its files state it; None where they do not."""
+    """The license of the base as its files state it; None if they do not."""
 
 
 class ReleaseEntry(Record):

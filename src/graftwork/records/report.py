@@ -134,7 +134,7 @@ class Generation(Record):
     """The case of each timed request, where that was noted."""
     timed_group: str = ""
     """Subjects with the same group were timed in turn, request by request: their times can be compared in
-    pairs. Empty where a subject was timed by itself."""
+    pairs. Empty if a subject was timed by itself."""
     times: dict[str, float] = {}
     """Seconds besides answering: loading the model, recording passes on a GPU."""
 
@@ -143,8 +143,8 @@ class Metric(Record):
     """A measured figure. A rate has `successes` of `n`; a score is a mean of grades from 0 to 1; a
     number has only its value and range.
 
-    `low` and `high` are the bounds of the interval at `confidence`; `scores` holds one value a
-    case (None where the metric does not apply), so that subjects can be compared in pairs.
+    `low` and `high` are the bounds of the interval at `confidence`; `scores` holds one value a case (None if
+    the metric does not apply), so that subjects can be compared in pairs.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Metric(Record):
     confidence: float = 0.95
     scores: dict[str, float | None] = {}
     clusters: int = 0
-    """Sessions that the cases come of, where that made the interval wider; 0 where each is independent."""
+    """Sessions that the cases come of, where that made the interval wider; 0 if each is independent."""
     method: str = ""
     """How the interval was found, as the report names it."""
     failed: int = 0
@@ -168,7 +168,7 @@ class Metric(Record):
     failed_cases: tuple[str, ...] = ()
     """Which cases those are."""
     vacuous: str = ""
-    """Why the figure proves nothing: no case is of the kind that the metric is about. Empty where one is."""
+    """Why the figure proves nothing: no case is of the kind that the metric is about. Empty if one is."""
 
 
 class Comparison(Record):
@@ -187,7 +187,7 @@ class Comparison(Record):
     test: str = ""
     """Which test p comes of, as the report names it."""
     clusters: int = 0
-    """Sessions that were compared as units; 0 where every pair is independent."""
+    """Sessions that were compared as units; 0 if every pair is independent."""
     margin: float | None = None
     """How much worse the candidate may be, set beforehand; in the unit of `difference`."""
     non_inferior: bool | None = None
@@ -231,7 +231,7 @@ class SubjectReport(Record):
 
 
 class Power(Record):
-    """What so many cases can show. `detectable` is None where no gain, however large, would show."""
+    """What this many cases can show. `detectable` is None if no gain, however large, would show."""
 
     cases: int
     detectable: float | None
@@ -261,7 +261,7 @@ class SliceFigure(Record):
     wins: int
     losses: int
     p_value: float | None = None
-    """None where cases share sessions, so that pairs in a part are too few to be tested."""
+    """None if cases share sessions, so that pairs in a part are too few to be tested."""
     adjusted_p: float | None = None
     """p after Holm's correction over all parts that the metric was cut into this way."""
 
@@ -282,7 +282,7 @@ class ClassFigure(Record):
 
     @property
     def precision(self) -> float | None:
-        """None where the label was never given."""
+        """None if the label was never given."""
         return self.right / self.answered if self.answered else None
 
 
@@ -319,7 +319,7 @@ class Wear(Record):
     confidence: float
     """The confidence that bounds must have at this look, so that all looks together keep their promise."""
     chance_gain: float | None
-    """A gain under this may be chance, as a share; None where no gain on so few cases is beyond it."""
+    """A gain under this may be chance, as a share; None if no gain on so few cases is beyond it."""
     fresh_gain: float | None
     """The same for cases that were not used before."""
     metric: str = ""
@@ -388,12 +388,12 @@ class RuleResult(Record):
     cases_to_decide: int | None = None
     """Fresh cases, pairs or timed requests like these that settle the rule in four evaluations of five."""
     sessions_to_decide: int | None = None
-    """The sessions that those come of; None where every case is independent."""
+    """The sessions that those come of; None if every case is independent."""
     cases_with_these: int | None = None
     """The same where the cases of this evaluation are among them: a further look at them costs more."""
     kind: RuleKind = "limit"
     against: str = ""
-    """The subject that the candidate was compared with; empty where the figure is not a comparison."""
+    """The subject that the candidate was compared with; empty if the figure is not a comparison."""
     margin: float | None = None
     """How much worse a guardrail allows, in the metric's own unit."""
     n: int | None = None
@@ -439,5 +439,5 @@ class NextStart(Record):
     rules: tuple[RuleResult, ...] = ()
     cases_needed: int | None = None
     adapter_hash: str = ""
-    """The adapter to start from; empty where it is not known."""
+    """The adapter to start from; empty if it is not known."""
     adapter_folder: str = ""

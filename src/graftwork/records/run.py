@@ -31,7 +31,7 @@ class TrainJob(Record):
     endpoint: dict[str, Any] = {}
     """How the server that answers prompts is reached: its address, the variable of its key, limits."""
     project_folder: str = ""
-    """Where own reward functions are."""
+    """Where custom reward functions are."""
     cases_file: str | None = None
     """The prompts of reinforcement learning; None: a split of the dataset."""
     eval_file: str | None = None
@@ -73,7 +73,7 @@ class TrainStep(Record):
     measures: dict[str, float] = {}
     """What the objective measured: margins and accuracy of pairs, rewards and KL of sampled answers."""
     skipped: bool = False
-    """Loss or gradient was no number, so no weight was changed."""
+    """Loss or gradient was not a number, so no weight was changed."""
     repeated: tuple[int, ...] = ()
     """Skipped steps whose rows were trained on after this one."""
 
@@ -143,13 +143,13 @@ class TrainOutcome(Record):
     replayed_steps: int
     replay_identical: bool | None
     skipped_steps: int = 0
-    """Steps whose loss or gradient was no number."""
+    """Steps whose loss or gradient was not a number."""
     repeated_steps: int = 0
     """Of those, the ones whose rows were trained on later."""
     rows: int = 0
     """Rows that were trained on; fewer than the split holds where the settings give a budget."""
     started_from: str | None = None
-    """The hash of the adapter that training went on from."""
+    """The hash of the adapter that training continued from."""
     looks: tuple[TrainingEvaluation, ...] = ()
     best_step: int | None = None
     """The step of the best evaluation."""

@@ -158,7 +158,7 @@ def _unpack(handle: IO[bytes], folder: Path, counter: ProgressCounter, *, where:
         top, _, name = member.name.partition("/")
         if top != release_id or name in sources or name in signatures:
             raise _refuse(
-                f"the archive holds {member.name[:80]!r}", "each file is there once, below the id", where
+                f"the archive contains {member.name[:80]!r}", "each file is there once, below the id", where
             )
         if name in (MINISIGN, SIGSTORE) and member.size <= LARGEST_SIGNATURE:
             signatures[name] = handle.read(member.size)
@@ -166,7 +166,7 @@ def _unpack(handle: IO[bytes], folder: Path, counter: ProgressCounter, *, where:
         elif name in files:
             sources[name] = _take(handle, member, files[name], folder / f"{len(sources)}", counter, where)
         else:
-            raise _refuse(f"the archive holds {name[:80]!r}", "the manifest does not name it", where)
+            raise _refuse(f"the archive contains {name[:80]!r}", "the manifest does not name it", where)
     if missing := sorted(files.keys() - sources.keys()):
         raise _refuse(f"{missing[0]} is missing in the archive", "the manifest names it", where)
     return UnpackedArchive(release, sources, signatures)
@@ -211,11 +211,11 @@ def _members(handle: IO[bytes], *, where: str) -> Iterator[tarfile.TarInfo]:
                 "this is not an archive of a release", f"a header cannot be read: {error}", where
             ) from error
         if member.type != tarfile.REGTYPE:
-            raise _refuse(f"the archive holds {member.name[:80]!r}", "it is not a plain file", where)
+            raise _refuse(f"the archive contains {member.name[:80]!r}", "it is not a plain file", where)
         if not 0 <= member.size <= size - handle.tell():
             raise _refuse(f"{member.name[:80]!r} ends beyond the archive", "the archive was cut off", where)
         yield member
-    raise _refuse("the archive holds too many files", f"a release has at most {MOST_FILES}", where)
+    raise _refuse("the archive contains too many files", f"a release has at most {MOST_FILES}", where)
 
 
 def _copy(handle: IO[bytes], out: IO[bytes] | None, size: int, counter: ProgressCounter) -> str:

@@ -122,9 +122,9 @@ def merge_adapters(work: OpenProject, request: MergeRequest) -> MergedAdapter:
     from safetensors.numpy import save
 
     if len(request.names) < 2:
-        raise UserError("a merge needs two adapters", fix="name at least two, as run:ID run:ID")
+        raise UserError("a merge needs two adapters", fix="specify at least two, as run:ID run:ID")
     if request.to.exists():
-        raise UserError(f"{request.to} exists", fix="name a folder that does not exist yet", where="--to")
+        raise UserError(f"{request.to} exists", fix="specify a folder that does not exist yet", where="--to")
     if not 0 < request.density <= 1:
         raise UserError(f"the density {request.density} is not between 0 and 1", where="--density")
     parents = [_read_parent(work, name) for name in request.names]
@@ -190,7 +190,7 @@ def _read_parent(work: OpenProject, name: str) -> _Parent:
         raise UserError(
             f"{name} has no LoRA weights",
             why="full weights and prompts cannot be merged",
-            fix="name LoRA adapters",
+            fix="specify LoRA adapters",
             where=str(folder),
         )
     config = parse_peft((folder / CONFIG_FILE).read_bytes(), where=str(folder))
@@ -323,7 +323,7 @@ def export(job: ExportJob) -> None:
     base, adapter, to = Path(job.base_folder), Path(job.adapter_folder), Path(job.to)
     use_threads(job.threads)
     with Heart(Path(job.folder)) as heart, atomic_folder(to) as folder:
-        # Rows that training has not seen; where there are none, some that it has.
+        # Rows that training has not seen; if there are none, some that it has.
         splits = (list(read_rows(Path(job.dataset_folder), name)) for name in ("validation", "test", "train"))
         rows, dtype = next((rows for rows in splits if rows), [])[: job.rows], dtype_of(base)
         if not rows:
@@ -343,7 +343,7 @@ def export(job: ExportJob) -> None:
         agreement = compare_logits(unmerged, merged, dtype=dtype)
         if not agreement.holds:
             raise NegativeResult(
-                "the merged model does not answer like base and adapter",
+                "the merged model is not responding like base and adapter",
                 why=f"the logits of {agreement.positions} reply tokens differ by up to "
                 f"{agreement.largest_difference:.4g} (largest logit {agreement.largest_logit:.4g}), the "
                 f"first choice agrees at {agreement.same_first:.1%}; allowed in {agreement.dtype}: "
@@ -404,9 +404,9 @@ def export_run(
     """Write the adapter of `run`, or of the last run of the model that is worked on, to `to`."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(
-            f"{to} is there already",
+            f"{to} already exists",
             why="nothing that you have is written over",
-            fix="name a folder that does not exist yet",
+            fix="specify a folder that does not exist yet",
             where="--to",
         )
     if to.exists():
@@ -551,7 +551,7 @@ def export_for_program(
         )
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(
-            f"{to} is not empty", why="nothing is overwritten", fix="name a new folder", where="--to"
+            f"{to} is not empty", why="nothing is overwritten", fix="specify a new folder", where="--to"
         )
     if to.exists():
         to.rmdir()

@@ -279,7 +279,7 @@ class Hub:
     def _download(
         self, name: str, commit: str, folder: Path, *, largest: int, count: ProgressCounter | None = None
     ) -> Path | None:
-        """None where the commit does not have it. Its size is asked first."""
+        """None if the commit does not have it. Its size is asked first."""
         infos = self._infos([name], commit)
         if not infos:
             return None
@@ -314,7 +314,7 @@ class Hub:
             )
             raise EnvironmentFailure(
                 f"the request to the Hub failed: {message}",
-                why="it does not answer, or does not allow this",
+                why="it is not responding, or does not allow this",
                 fix=f"check the repository and that {TOKEN} may write there, then try again: "
                 "files that have arrived are not sent again",
                 where=self.repository,

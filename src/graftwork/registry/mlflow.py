@@ -234,7 +234,7 @@ def _explaining_mlflow(name: str) -> Iterator[None]:
             ) from None
         raise EnvironmentFailure(
             f"MLflow failed: {message}",
-            why="it does not answer, does not allow this, or broke off; no partial version was created",
+            why="it is not responding, does not allow this, or broke off; no partial version was created",
             fix=f"see whether {WHERE} is right and its login may write there, and push again: "
             "what has arrived is not sent again",
             where=f"--mlflow {name}",

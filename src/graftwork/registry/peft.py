@@ -136,7 +136,7 @@ def _read_config(path: Path, names: list[str]) -> dict[str, Any]:
         raise UserError(
             "there is no adapter in this folder",
             why=f"a PEFT folder holds {CONFIG} and {WEIGHTS}",
-            fix="name the folder that holds these files; links are not followed",
+            fix="specify the folder that holds these files; links are not followed",
             where=str(path.parent),
         )
     wrong = ""

@@ -66,7 +66,7 @@ def write_card(lineage: Lineage, context: ReleaseContext) -> str:
         "\n".join(("| figure | planned | came out |", "|---|---|---|", *residuals))
         if residuals
         else "Not measured.",
-        "## Licence and versions",
+        "## License and versions",
         "\n".join(
             (
                 f"- licence of the base {base}: {licence or 'its files do not state one; look it up'}",
@@ -197,9 +197,9 @@ _MAX_READ = 65536
 
 
 def find_licence(folder: Path) -> str | None:
-    """The licence of a base model as its card, its config or a licence file states it.
+    """The license of a base model as its card, its config or a license file states it.
 
-    None where no file states one: it is never guessed from the name of the model.
+    None if no file states one: it is never guessed from the name of the model.
     """
     licence = next(filter(None, (_in_card(folder / name) for name in _CARDS)), None)
     licence = licence or _in_config(folder / "config.json")

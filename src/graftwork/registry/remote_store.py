@@ -188,7 +188,7 @@ class RemoteStore:
         except Exception as error:
             raise EnvironmentFailure(
                 f"the store cannot be used: {redact_login(error, self._url)}",
-                why="it does not answer, or does not allow this",
+                why="it is not responding, or does not allow this",
                 fix="check the address and the credentials, and try again",
                 where=self.address,
             ) from error

@@ -16,7 +16,7 @@ _KEY_ITSELF = re.compile(r"\n|RW[A-Za-z0-9+/]{100}|-----BEGIN")
 class ReleaseSettings(Record):
     """The `release` part of graft.yaml."""
 
-    alias: str = Field(default="champion", description="The alias that points at the release that is live.")
+    alias: str = Field(default="champion", description="Alias that points at the live release.")
     require_verdict: bool = Field(
         default=True,
         description="Promote only what the verdict clears to deploy, unless forced with a reason.",
@@ -29,25 +29,27 @@ class ReleaseSettings(Record):
     )
     signing_key: Annotated[str, NotSecret("a path: the key itself is refused")] | None = Field(
         default=None,
-        description="A file with a minisign secret key: new releases are signed with it. "
-        "GRAFT_SIGNING_PASSWORD has its password, if it has one.",
+        description="File with a minisign secret key to sign new releases with. Its password, if any, is "
+        "read from GRAFT_SIGNING_PASSWORD.",
     )
     store: SecretAddress | None = Field(
         default=None,
-        description="A store of releases at an fsspec URL: where `push` and `pull` go by default.",
+        description="Store of releases at an fsspec URL: default for `push` and `pull`.",
     )
     keep_last: int = Field(
-        default=10, ge=0, description="Garbage collection leaves this many newest releases of each model."
+        default=10, ge=0, description="Number of newest releases of each model that garbage collection keeps."
     )
     keep_days: int = Field(
-        default=30, ge=0, description="Garbage collection leaves what is younger than this many days."
+        default=30, ge=0, description="Garbage collection keeps releases younger than this many days."
     )
 
     @field_validator("signing_key")
     @classmethod
     def _validate_signing_key(cls, value: str | None) -> str | None:
         if value is not None and _KEY_ITSELF.search(value):
-            raise ValueError("this is a key itself: write it to a file that only you can read, and name it")
+            raise ValueError(
+                "this is the key itself: write it to a file that only you can read, and specify the file"
+            )
         return value
 
     @field_validator("store")

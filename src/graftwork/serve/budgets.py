@@ -19,12 +19,12 @@ from graftwork.records.base import Record
 
 MINUTE_SECONDS, DAY_SECONDS = 60, 86_400
 _LONGEST_RETRY = 60
-"""Clients of OpenAI wait by themselves for so many seconds at most."""
+"""Clients of OpenAI wait by themselves for this many seconds at most."""
 _BYTES_PER_TOKEN = 3
 
 
 class KeyBudget(Record):
-    """The most that a key may use; None is no limit."""
+    """Limits of a key; None is no limit."""
 
     requests_per_minute: int | None = Field(default=None, ge=1)
     requests_per_day: int | None = Field(default=None, ge=1)
@@ -34,7 +34,7 @@ class KeyBudget(Record):
 
 
 class UsageWindow:
-    """What was used in the current window."""
+    """Usage in the current window."""
 
     __slots__ = ("number", "requests", "seconds", "tokens")
 
@@ -75,7 +75,7 @@ class RequestBudget:
         return True
 
     def give_back(self) -> None:
-        """The one that was taken last was not used."""
+        """Undo the last one taken: it was not used."""
         for window, _ in self._limits:
             window.requests = max(window.requests - 1, 0)
 
@@ -84,7 +84,7 @@ class RequestBudget:
         return (self._day.number, self._day.requests)
 
     def restore(self, counts: tuple[int, int]) -> None:
-        """Go on from a snapshot; a day that has passed meanwhile begins at zero."""
+        """Continue from a snapshot; if the day has passed in the meantime, start at zero."""
         self._day.number, self._day.requests = counts
 
 
@@ -208,7 +208,7 @@ class KeyUsage:
         return (minute.number, minute.requests, minute.tokens, day.number, day.requests, day.tokens)
 
     def restore(self, counts: tuple[int, ...]) -> None:
-        """Go on from a snapshot; a minute or day that has passed meanwhile begins at zero."""
+        """Continue from a snapshot; if the minute or day has passed in the meantime, start at zero."""
         minute, day = self._minute, self._day
         minute.number, minute.requests, minute.tokens, day.number, day.requests, day.tokens = counts
 
@@ -232,7 +232,7 @@ class KeyUsage:
 
 
 class Reservation:
-    """Tokens that a running request may use; given back at its end, when they are counted."""
+    """Tokens that a running request may use; returned when it ends and its tokens are counted."""
 
     __slots__ = ("_tokens", "_usage")
 
@@ -241,12 +241,12 @@ class Reservation:
         self._tokens = tokens
 
     def release(self) -> None:
-        """Give the tokens back; a second call does nothing."""
+        """Return the tokens; a second call does nothing."""
         usage, self._usage = self._usage, None
         if usage is not None:
             usage._give_back(self._tokens)
 
 
 def most_tokens(body_bytes: int, reply_tokens: int) -> int:
-    """About the most tokens that a request may use: JSON has at least three bytes a token."""
+    """About the most tokens that a request may use: JSON has at least three bytes per token."""
     return -(-body_bytes // _BYTES_PER_TOKEN) + reply_tokens

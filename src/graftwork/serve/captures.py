@@ -33,7 +33,7 @@ from graftwork.text.redact import CleanTexts, Redactor
 
 
 class CaptureSink(Protocol):
-    """Keeps captures for good. Called from one background thread; may be slow, may fail."""
+    """Stores captures permanently. Called from one background thread; may be slow, may fail."""
 
     def add_many(self, captures: list[Capture]) -> None: ...
 
@@ -45,7 +45,8 @@ _FLUSH_SECONDS = 0.1
 _WORK_SECONDS, _REST_SECONDS = 0.0003, 0.0001
 """Redaction holds the interpreter's lock, which requests wait for: it rests after so much work."""
 _LATE_SECONDS = 0.25
-"""It rests no more once an exchange has waited for so long: what waits is lost when the process is killed."""
+"""It rests no more once an exchange has waited for this long: what waits is lost when the process is killed.
+"""
 _PATIENCE_SECONDS = 0.5
 _BRIEF_SECONDS = 0.05
 """How long the sink may take before a batch goes to the journal; less while others wait, which a kill would
@@ -78,7 +79,7 @@ class ChainMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServedExchange:
-    """One answer as it went out, not redacted yet."""
+    """One answer as it was sent, not redacted yet."""
 
     id: str
     at: float
@@ -105,13 +106,13 @@ class ServedExchange:
     escalated_from: str | None = None
     """The small model whose answer failed the check, where a large one answered."""
     rejected: str | None = None
-    """Its answer; None where only the beginning is known: half an answer is not a fair half of a pair."""
+    """Its answer; None if only the beginning is known: half an answer is not a fair half of a pair."""
     chain: ChainMark | None = None
     shadow_of: str | None = None
 
     @property
     def asked_release(self) -> str:
-        """The release that was asked, also where a large model answered in its place."""
+        """The release that was requested, even if a large model answered in its place."""
         return self.escalated_from or self.release
 
 
@@ -148,7 +149,7 @@ class CaptureWriter:
                 self.counts = CaptureCounts(folder)
                 self._journal = CaptureJournal(folder, most_bytes=journal_bytes)
             except OSError as error:
-                # A full disk, or a second endpoint of the project: answers and captures go on without.
+                # A full disk, or a second endpoint of the project: answers and captures continue without.
                 log.warning("captures: no journal, captures end with the process (%s)", error.strerror)
             else:
                 lost = self.counts.settle_past(journaled=self._journal.waiting)
@@ -178,11 +179,11 @@ class CaptureWriter:
         self._thread.start()
 
     def expect(self) -> None:
-        """Count an exchange before its answer is sent: a kill in between is a loss that is counted."""
+        """Count an exchange before its answer is sent, so that a kill in between is counted as a loss."""
         self.counts.add("expected")
 
     def offer(self, exchange: ServedExchange, *, expected: bool = False) -> bool:
-        """Hand over one exchange; returns at once in every case, False if it was dropped."""
+        """Hand over one exchange; always returns immediately, False if it was dropped."""
         if not expected:
             self.counts.add("expected")
         self.counts.add("offered")
@@ -209,7 +210,7 @@ class CaptureWriter:
         return counts["offered"] - sum(counts[name] for name in ("kept", "dropped", "lost", "journaled"))
 
     def close(self, *, seconds: float = 10.0) -> None:
-        """Keep what waits, then end. Blocks: call it from a thread of its own."""
+        """Store what waits, then end. Blocks: call it from a separate thread."""
         self._closing.set()
         self._wake.set()
         self._thread.join(seconds)
@@ -288,7 +289,7 @@ class CaptureWriter:
             self._lose(len(unsent))
 
     def _count(self, outcome: "_Outcome | None") -> list[Capture]:
-        """Count what was settled; returns what the sink could not take now."""
+        """Count what was settled; return what the sink could not take yet."""
         assert outcome is not None
         self.counts.add("kept", outcome.kept)
         if outcome.refused:
@@ -296,7 +297,7 @@ class CaptureWriter:
         return outcome.unsent
 
     def _move_journal(self) -> bool:
-        """Hand the next page of the journal to the sink; True where one was taken."""
+        """Hand the next page of the journal to the sink; True if one was taken."""
         journal = self._journal
         if journal is None or not journal.waiting:
             return False
@@ -333,7 +334,7 @@ class CaptureWriter:
 
 
 class _Outcome(NamedTuple):
-    """What the sink did with a batch."""
+    """The result of a batch handed to the sink."""
 
     kept: int
     refused: int = 0
@@ -349,7 +350,7 @@ class _SinkCall:
         self.outcome: _Outcome | None = None
 
     def wait(self, seconds: float | None) -> _Outcome | None:
-        """None where it takes longer."""
+        """None if it takes longer."""
         return self.outcome if self.done.wait(seconds) else None
 
 
@@ -558,7 +559,7 @@ class CaptureCounts:
 
 
 def read_totals(folder: Path) -> CaptureTotals | None:
-    """The totals as any process may read them; None where no endpoint has counted yet."""
+    """The totals as any process may read them; None if no endpoint has counted yet."""
     try:
         data = (folder / COUNTS_FILE).read_bytes()
     except OSError:
@@ -592,7 +593,7 @@ class CaptureJournal:
             os.ftruncate(self._file, self._end)  # the last line was cut off when the process was killed
 
     def append(self, captures: Iterable[Capture]) -> bool:
-        """False, and nothing is written, where the journal or the disk is full."""
+        """Returns False and writes nothing if the journal or the disk is full."""
         data = "".join(capture.to_journal() + "\n" for capture in captures).encode(errors="replace")
         if self._end - self._read_to + len(data) > self._most_bytes:
             return False
@@ -625,7 +626,7 @@ class CaptureJournal:
         return captures, len(lines)
 
     def advance(self, lines: int) -> None:
-        """Take out what `read` gave last."""
+        """Remove what `read` returned last."""
         try:
             os.pwrite(self._file, b" " * self._page, self._read_to)
         except OSError as error:

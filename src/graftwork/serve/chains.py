@@ -47,7 +47,7 @@ class ChainFailed(ApiError):
 
 
 def require_chainable(call: ChatCall) -> None:
-    """Refuse what a chain cannot answer."""
+    """Reject what a chain cannot answer."""
     if not call.messages or call.choices != 1:
         raise ApiError(400, "a chain answers chats with one choice", param="model", code="chain_unsupported")
     if call.options is not None and call.options.tools:
@@ -62,7 +62,7 @@ def read_trace(traceparent: str | None) -> str:
 
 @dataclass(slots=True)
 class _Budget:
-    """Tokens and time of one chain; those of the chains around it hold too."""
+    """Tokens and time of one chain; limits of the enclosing chains apply too."""
 
     chain: str
     max_tokens: int
@@ -230,5 +230,5 @@ def _make_call(step: ChainStep, call: ChatCall, values: Mapping[str, str]) -> Ch
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
-    """Answers are put in as they are: a placeholder within an answer stays text."""
+    """Insert answers verbatim: a placeholder within an answer stays text."""
     return PLACEHOLDER.sub(lambda match: values[match[1]], template)

@@ -46,7 +46,7 @@ TOO_LATE = "too late"
 
 
 class PrefixVerdict(NamedTuple):
-    """What the checks say of the beginning of an answer."""
+    """The verdict of the checks on the beginning of an answer."""
 
     failing: str | None
     """A check that no continuation passes."""
@@ -92,7 +92,7 @@ LOGPROB = "min_logprob"
 
 
 def mean_logprob(piece: PieceData, *, first: int | None = None) -> float | None:
-    """The mean log-probability of the answer's tokens, or of its first ones; None where there are none."""
+    """The mean log-probability of the answer's tokens, or of its first ones; None if there are none."""
     return mean_of([token["logprob"] for token in (piece.get("logprobs") or [])[:first]])
 
 
@@ -101,7 +101,7 @@ def mean_of(logprobs: Sequence[float]) -> float | None:
 
 
 class DaemonThreads(Generic[T]):
-    """Runs calls that may hang: they block neither asyncio's threads nor the end of the process."""
+    """Runs calls that may hang without blocking asyncio's threads or the end of the process."""
 
     def __init__(self, most: int, *, name: str) -> None:
         self._most, self._name = most, name
@@ -110,7 +110,7 @@ class DaemonThreads(Generic[T]):
         self._started = self._busy = 0
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Waits for nothing. A call that is cancelled before it runs is forgotten at once."""
+        """Does not wait. A call that is cancelled before it runs is forgotten immediately."""
         future: Future[T] = Future()
         with self._changed:
             self._waiting[future] = work
@@ -205,7 +205,7 @@ class Escalator:
         self.budget = RequestBudget(settings.per_minute, settings.per_day)
 
     def begin_check(self, call: ChatCall, names: tuple[str, str], release: str) -> CheckedReply | None:
-        """How the answer is checked: one choice of a named model. None where it is not."""
+        """How the answer is checked: one choice of a named model. None if it is not."""
         settings = self.settings
         if call.choices != 1 or settings.to in names:
             return None
@@ -232,7 +232,7 @@ class Escalator:
     async def judge(
         self, messages: Sequence[Mapping[str, str]], text: str, *, logprob: float | None = None
     ) -> Escalation | None:
-        """None where the answer passes every check."""
+        """None if the answer passes every check."""
         failing = await self.find_failing(messages, text, logprob=logprob)
         return None if failing is None else Escalation(failing, self.budget.take())
 
@@ -352,7 +352,7 @@ class Escalator:
     ) -> list[PieceData] | PrefixReader | None:
         """The large model's answer, or its stream once its first piece has come; None without one.
 
-        `text` is the small one's whole answer, None where it still streams.
+        `text` is the small one's whole answer, None if it still streams.
         """
         outcome = "over budget"
         check.failed = escalation.check
@@ -401,6 +401,6 @@ class Escalator:
 
 
 def _require_text(text: str) -> None:
-    """Raise where the large model said nothing: the small one's answer is better than none."""
+    """Raise if the large model's answer is empty: the small one's answer is better than none."""
     if not text:
         raise ApiError(502, "the large model's answer is empty", code="engine_error")

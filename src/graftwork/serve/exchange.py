@@ -53,7 +53,7 @@ class ClientRequest(NamedTuple):
 
 
 class HeldReply:
-    """An answer that was checked before it is streamed: all of it at once."""
+    """An answer that was checked before it is streamed: sent all at once."""
 
     def __init__(self, choices: list[PieceData]) -> None:
         self.replica = choices[0].get("replica")
@@ -82,7 +82,7 @@ class PrefixReader:
         self.ended = False
 
     async def read_more(self, seconds: float | None) -> bool:
-        """Wait for the next pieces; False where none came in `seconds`. Raises what the stream raises."""
+        """Wait for the next pieces; False if none arrived in `seconds`. Raises what the stream raises."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
         if seconds is not None:
@@ -126,7 +126,7 @@ class PrefixReader:
         return pieces is not None
 
     async def read_rest(self) -> str | None:
-        """The whole text; None where the stream breaks off before its end."""
+        """The whole text; None if the stream breaks off before its end."""
         with suppress(OSError, ApiError):
             while not self.ended:
                 await self._read_on()
@@ -219,7 +219,7 @@ class RunningExchange:
 
     @property
     def first_comment(self) -> bytes:
-        """What of the answer was checked and who answers, for clients that see events and no headers."""
+        """What was checked and who answers, for clients that see events but no headers."""
         if "x-graft-checked" not in self.notes:
             return b""
         escalation = self.notes.get("x-graft-escalation")
@@ -233,7 +233,7 @@ class RunningExchange:
 
     @property
     def shown_usage(self) -> TokenUsage:
-        """The tokens that the answer states: of all steps of a chain."""
+        """The token usage that the answer states: for a chain, of all steps."""
         return self.usage if self.chain is None else add_usage(self.usage, self.earlier_usage)
 
     def answer_by(self, target: FallbackTarget, why: str) -> None:
@@ -358,7 +358,7 @@ async def stream_choices(engine: ServingEngine, call: ChatCall, *, model: str) -
 
 
 def _close(starting: "asyncio.Task[ReplyStream]") -> None:
-    """Its answer has begun, but nobody wants it: another choice was refused, or the client has left."""
+    """The answer has begun, but nobody needs it: another choice was refused, or the client has left."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().close()
 

@@ -26,7 +26,7 @@ class FeedbackSink(Protocol):
     """Stores feedback on answers. Called from several threads; may be slow, may fail."""
 
     def add_feedback(self, feedback: Feedback) -> bool:
-        """Keep it for good; False where there is no such capture (yet)."""
+        """Store it; False if there is no such capture (yet)."""
         ...
 
 
@@ -87,7 +87,7 @@ class FeedbackEndpoint:
         keeping = asyncio.create_task(self._keep(feedback, finishing.get(feedback.capture)))
         self._keeping.add(keeping)
         keeping.add_done_callback(end_one)
-        # It goes on without a client that leaves: the thread that writes could not be interrupted anyway,
+        # It continues without a client that leaves: the thread that writes could not be interrupted anyway,
         # and counts until it is done.
         await asyncio.shield(keeping)
         return json_response({"object": "feedback", "capture": feedback.capture, "score": feedback.score})

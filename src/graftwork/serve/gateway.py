@@ -98,7 +98,7 @@ class Gateway:
         return self.answers.settings
 
     def open_server(self) -> Server:
-        """A server that checks the head of each request before it reads the body."""
+        """A server that checks the headers of each request before it reads the body."""
         limits = HttpLimits(
             max_connections=self._settings.max_connections, max_body_bytes=self._settings.max_body_bytes
         )
@@ -376,7 +376,7 @@ class Gateway:
 
 
 def _name_path(path: str) -> str:
-    """Clients must not be able to write into logs what they like."""
+    """Clients must not be able to write arbitrary text into logs."""
     return path if path in _KNOWN else "other"
 
 

@@ -77,7 +77,7 @@ def digest_secret(secret: str | bytes) -> str:
 
 
 class KeyHolder:
-    """A key while it is used."""
+    """A key in use."""
 
     __slots__ = ("_expires", "id", "models", "name", "scopes", "usage")
 
@@ -99,7 +99,7 @@ class KeyHolder:
         self._expires = expires
 
     def revise(self, key: "ApiKey") -> None:
-        """Follow the key as it is stored now; what it has used and reserved stays."""
+        """Update from the key as it is stored now; its usage and reservations stay."""
         self.name, self.scopes, self.models = key.name, frozenset(key.scopes), frozenset(key.models)
         self._expires = _read_expiry(key)
         self.usage.revise(key.name, key.budget)
@@ -139,7 +139,7 @@ class KeyRing:
         """Whether a request needs a key."""
 
     def replace(self, keys: Iterable[ApiKey]) -> None:
-        """Take over the keys of the store. Those that stay keep what they have used."""
+        """Take over the keys of the store. Keys that remain keep their usage."""
         by_id = {holder.id: holder for holder in self._holders.values() if holder.id}
         holders = dict(self._fixed)
         stored = False
@@ -171,7 +171,7 @@ class KeyRing:
         return {**self._past, **{id: counts for id, counts in used.items() if counts[4] or counts[5]}}
 
     def find(self, request: Request) -> KeyHolder | None:
-        """The holder of the key in the request; None where it is missing, unknown or expired."""
+        """The holder of the key in the request; None if it is missing, unknown or expired."""
         if not self.required:
             return ANYONE
         authorization = request.headers.get("authorization")
@@ -270,7 +270,7 @@ class UsageFile:
         self._warned_at = float("-inf")
 
     def restore(self) -> None:
-        """Go on with what was used when the last endpoint ended."""
+        """Continue with the usage at the end of the last endpoint."""
         today = int(time.time() // DAY_SECONDS)
         try:
             saved = SavedUsage.model_validate_json(self._path.read_bytes())

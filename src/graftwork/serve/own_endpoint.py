@@ -91,7 +91,7 @@ def gateway_folder(serving: Path) -> Path:
 
 
 def reload_endpoint(serving: Path) -> ReloadResult:
-    """What the endpoint changed. Raises where none runs, or where it refuses the settings."""
+    """The changes that the endpoint applied. Raises if none is running, or if it rejects the settings."""
     folder = gateway_folder(serving)
     process = lock_holder(folder)
     if process is None or process <= 0:
@@ -119,6 +119,6 @@ def reload_endpoint(serving: Path) -> ReloadResult:
             )
     raise WorkerFailed(
         "the endpoint did not reload",
-        why=f"process {process} gave no answer for {_WAIT_SECONDS:.0f} s, or has ended",
-        fix="look at its output; `graft status` shows whether it answers",
+        why=f"process {process} did not respond for {_WAIT_SECONDS:.0f} s, or has ended",
+        fix="check its output; `graft status` shows whether it answers",
     )

@@ -85,7 +85,7 @@ class CircuitBreaker:
         return self._closed or (not self._trying and self._clock() >= self._until)
 
     def begin(self) -> int:
-        """A request starts; on an open circuit it is the trial."""
+        """A request starts; on an open circuit it is the trial request."""
         if not self._closed:
             self._trying = True
             self._period += 1
@@ -136,7 +136,7 @@ class RetryBudget:
         self.refused = 0
 
     def deposit(self) -> None:
-        """A request came."""
+        """A request arrived."""
         if self._balance < self.burst:
             self._balance = min(self._balance + self.share, float(self.burst))
 
@@ -169,7 +169,7 @@ class Replica:
         """It answers only until another one can, then it ends."""
 
     def load(self) -> tuple[float, float]:
-        """Requests that run, and where that is equal those so far, which makes shares follow the weights."""
+        """Running requests, then requests so far as a tie-breaker, which makes shares follow the weights."""
         return self.outstanding / self.weight, self.assigned / self.weight
 
     def begin(self) -> int:
@@ -367,7 +367,7 @@ class ReplicaPool:
     # -- adapters ------------------------------------------------------------------------------
 
     async def load_adapter(self, name: str, folder: str, *, keep: Collection[str] = ()) -> None:
-        """Load it in every replica that runs; the others load it when they start. One success is enough."""
+        """Load it in every running replica; the others load it when they start. One success is enough."""
         self._folders = {n: f for n, f in self._folders.items() if n in keep} | {name: folder}
         ready = [replica for replica in self.replicas if replica.engine.state == "ready"]
         for replica in self.replicas:

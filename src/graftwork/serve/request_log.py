@@ -69,7 +69,7 @@ class BackgroundBatches(Generic[T]):
         self._thread.start()
 
     def offer(self, item: T) -> None:
-        """Returns at once in every case."""
+        """Always returns immediately."""
         if len(self._waiting) >= self._limit:
             self.dropped += 1
             return
@@ -78,7 +78,7 @@ class BackgroundBatches(Generic[T]):
             self._wake.set()
 
     def close(self, *, seconds: float = 5.0) -> None:
-        """Work on what waits, then end; gives up after `seconds`."""
+        """Process what waits, then end; give up after `seconds`."""
         self.closing.set()
         self._wake.set()
         self._thread.join(seconds)

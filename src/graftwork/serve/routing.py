@@ -126,7 +126,7 @@ class Routes:
     refused: dict[str, str] = field(default_factory=dict)
     """Releases that aliases point at and that cannot be loaded, with the reason."""
     family: Family | None = None
-    """Routes requests for its name; None where requests name their model."""
+    """Routes requests for its name; None if requests name their model."""
     chains: Collection[str] = ()
     """Names of chains, which are asked for like models."""
     loaded: bool = True

@@ -84,7 +84,7 @@ async def open_keys(settings: ServeSettings, load: LoadKeys) -> KeyRing:
 
 
 def find_api_key(settings: ServeSettings, *, has_keys: bool) -> str | None:
-    """The key of the environment, or None where there are others or only this machine can ask."""
+    """The key of the environment, or None if there are others or only this machine can ask."""
     if settings.api_key_env is None:
         hosts = {"serve.host": settings.host}
         if settings.admin_port is not None and settings.admin_host is not None:
@@ -153,7 +153,7 @@ def open_tls(certificate: str, key: str) -> ssl.SSLContext:
         raise UserError(
             "the TLS certificate cannot be used",
             why=getattr(error, "reason", None) or error.strerror or str(error),
-            fix="name the PEM files of a certificate chain and of its key, without a passphrase",
+            fix="specify the PEM files of a certificate chain and of its key, without a passphrase",
             where=certificate,
         ) from error
     return context
@@ -162,8 +162,8 @@ def open_tls(certificate: str, key: str) -> ssl.SSLContext:
 def plan_reload(
     old: ServeSettings, new: ServeSettings
 ) -> tuple[ServeSettings, tuple[str, ...], tuple[str, ...]]:
-    """The settings to go on with, the names of those that take effect now, and of those that differ and keep
-    their old value until the endpoint is started again.
+    """The settings to continue with, the names of those that take effect now, and of those that differ and
+    keep their old value until the endpoint is started again.
 
     An engine may change its replicas; everything else about it needs a restart, and the gate.
     """
@@ -240,7 +240,7 @@ class SettingsReloader:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedProject:
-    """What an endpoint needs from the project that it serves."""
+    """What an endpoint needs from its project."""
 
     resolve_aliases: ResolveAliases
     find_adapter: FindAdapter = lambda _release: None

@@ -40,7 +40,7 @@ class EngineStatus(TypedDict):
 
 
 class ReplyStream(Protocol):
-    """A streamed reply. Closing it before its end cancels the work."""
+    """A streamed reply. Closing it early cancels the work."""
 
     async def next_pieces(self) -> list[PieceData] | None:
         """The pieces that have arrived since the last call; None at the end. Raises OSError or ApiError."""

@@ -25,34 +25,36 @@ class ChainCondition(Record):
     """When a step runs, by an earlier answer. Every condition that is set must hold."""
 
     answer_of: StepName | None = Field(
-        default=None, description="The step whose answer is looked at. None: the last answer so far."
+        default=None, description="The step whose answer is tested. Unset: the latest answer."
     )
 
     contains: Annotated[tuple[str, ...], NotSecret("words of answers")] = Field(
-        default=(), description="The answer contains one of these texts, in any case."
+        default=(), description="The answer contains one of these texts, ignoring case."
     )
 
     lacks: Annotated[tuple[str, ...], NotSecret("words of answers")] = Field(
-        default=(), description="The answer contains none of these texts, in any case."
+        default=(), description="The answer contains none of these texts, ignoring case."
     )
 
     fails: tuple[str, ...] = Field(
         default=(),
-        description="The answer fails one of these metrics or checks of `evaluate`; those that compare with "
-        "a reference are refused.",
+        description="The answer fails one of these metrics or checks of `evaluate`; those that need a "
+        "reference are rejected.",
     )
 
     @model_validator(mode="after")
     def _validate_condition(self) -> Self:
         if not (self.contains or self.lacks or self.fails):
-            raise ValueError("the condition holds always: give it contains, lacks or fails, or leave it out")
+            raise ValueError(
+                "the condition is always true: give it contains, lacks or fails, or leave it out"
+            )
         if any(not text for text in (*self.contains, *self.lacks)):
             raise ValueError("an empty text is contained in every answer")
         return self
 
 
 class ChainStep(Record):
-    """One model that is asked."""
+    """One call of a model."""
 
     name: StepName = Field(description="Prompts of later steps use the answer as `{{name}}`.")
 
@@ -65,51 +67,54 @@ class ChainStep(Record):
     prompt: Template | None = Field(
         default=None,
         min_length=1,
-        description="What the model is asked, with `{{question}}`, `{{conversation}}`, `{{answer}}` (the "
-        "last one so far) and answers of earlier steps by their names. None: the conversation as received.",
+        description="The prompt, with `{{question}}`, `{{conversation}}`, `{{answer}}` (the latest one) and "
+        "answers of earlier steps by name. Unset: the conversation as received.",
     )
 
     system: Template | None = Field(
-        default=None, description="The system prompt of this step. None: that of the request."
+        default=None, description="System prompt of this step. Unset: that of the request."
     )
 
     when: ChainCondition | None = Field(
         default=None,
-        description="Without it the step always runs. A step that does not run has the answer before it as "
-        "its own.",
+        description="Condition for the step; without it, the step always runs. A skipped step passes on the "
+        "answer before it.",
     )
 
     fallback: str | None = Field(
-        default=None, min_length=1, description="The model that is asked if this one fails."
+        default=None, min_length=1, description="The model to use if this one fails."
     )
 
     max_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="The longest answer of this step. None: as the request says.",
+        description="Maximum answer length of this step. Unset: as in the request.",
     )
 
 
 class ChainSettings(Record):
-    """Steps in their order; the answer of the last one that runs is sent."""
+    """Steps in order; the answer of the last one that runs is sent."""
 
-    steps: tuple[ChainStep, ...] = Field(min_length=1, description="Asked one after the other.")
+    steps: tuple[ChainStep, ...] = Field(min_length=1, description="Steps, run one after the other.")
 
     max_steps: int = Field(
-        default=8, ge=1, le=64, description="Steps at most, those of chains within this one included."
+        default=8,
+        ge=1,
+        le=64,
+        description="Maximum number of steps, including those of chains within this one.",
     )
 
-    max_seconds: float = Field(default=60.0, gt=0, description="How long all steps may take together.")
+    max_seconds: float = Field(default=60.0, gt=0, description="Time limit for all steps together.")
 
     max_tokens: int = Field(
-        default=8192, ge=1, description="Tokens of all prompts and answers of one request together."
+        default=8192, ge=1, description="Token limit for all prompts and answers of one request."
     )
 
     fallback: str | None = Field(
         default=None,
         min_length=1,
-        description="The model that answers the request instead if a step fails or the tokens are used up. "
-        "None: the request fails with the name of the step.",
+        description="The model that answers instead if a step fails or the tokens are used up. Unset: the "
+        "request fails with the name of the step.",
     )
 
     @model_validator(mode="after")
@@ -122,7 +127,7 @@ class ChainSettings(Record):
                 raise ValueError(f"{step.name} is a placeholder of its own: give the step another name")
             if not before and step.when is not None:
                 raise ValueError(
-                    f"the first step, {step.name}, has no answer before it that `when` could test"
+                    f"the first step, {step.name}, has no previous answer that `when` could test"
                 )
             if step.when is not None and step.when.answer_of not in (None, *before):
                 raise ValueError(f"{step.name} looks at {step.when.answer_of}, which is not a step before it")
@@ -159,7 +164,7 @@ def require_sound_chains(chains: Mapping[str, ChainSettings]) -> None:
 
 
 def count_steps(chains: Mapping[str, ChainSettings], name: str) -> int:
-    """Models that one request may ask at most, fallbacks not counted."""
+    """Maximum number of models that one request may ask, fallbacks not counted."""
     return sum(count_steps(chains, step.model) if step.model in chains else 1 for step in chains[name].steps)
 
 
@@ -179,19 +184,17 @@ class RouteRule(Record):
 
     role: tuple[str, ...] = Field(
         default=(),
-        description="The role that the request states, in the header `x-graft-role` or in `metadata.role`.",
+        description="Role stated by the request, in the header `x-graft-role` or in `metadata.role`.",
     )
 
-    headers: dict[str, SecretText] = Field(
-        default={}, description="Headers of the request with their values."
-    )
+    headers: dict[str, SecretText] = Field(default={}, description="Request headers and their values.")
 
     schema_names: tuple[str, ...] = Field(
         default=(), description="Names of the JSON Schema in `response_format`."
     )
 
     keywords: Annotated[tuple[str, ...], NotSecret("words that users write")] = Field(
-        default=(), description="Words of which the user's last turn must contain one, in any case."
+        default=(), description="Words, ignoring case; the user's last turn must contain at least one."
     )
 
     @model_validator(mode="after")
@@ -213,23 +216,21 @@ class FamilyGateSettings(Record):
 
     cases: str | None = Field(
         default=None,
-        description="JSONL file of cases; `group` is the role that each is for. None: the held-out cases of "
-        "all models.",
+        description="JSONL file of cases; `group` is the role of each. Unset: the held-out cases of all "
+        "models.",
     )
 
-    max_cases: int = Field(
-        default=120, ge=1, description="Cases that are asked, the same share of each route."
-    )
+    max_cases: int = Field(default=120, ge=1, description="Number of cases, the same share for each route.")
 
     metric: str | None = Field(
-        default=None, description="What answers are graded by. None: the gate's primary metric."
+        default=None, description="Metric that grades answers. Unset: the gate's primary metric."
     )
 
     margin: float = Field(
         default=0.1,
         gt=0,
         lt=1,
-        description="How much worse the answers of one route may get, in points of 1.",
+        description="How much worse the answers of a route may get, as a fraction.",
     )
 
     router_margin: float = Field(
@@ -240,11 +241,11 @@ class FamilyGateSettings(Record):
     )
 
     max_memory_gib: float | None = Field(
-        default=None, gt=0, description="Memory that all engine processes may take together."
+        default=None, gt=0, description="Maximum memory of all engine processes together."
     )
 
     max_p95_seconds: float | None = Field(
-        default=None, gt=0, description="The 95th percentile of the time of an answer."
+        default=None, gt=0, description="Limit for the 95th percentile of the answer time."
     )
 
 
@@ -254,7 +255,7 @@ class FamilySettings(Record):
     name: str = Field(
         default="auto",
         min_length=1,
-        description="Requests for this model are routed. Other names are served as they are.",
+        description="Requests for this model are routed. Other names are served directly.",
     )
 
     rules: tuple[RouteRule, ...] = Field(default=(), description="Tried in this order, before the router.")
@@ -262,12 +263,12 @@ class FamilySettings(Record):
     remote: dict[str, str] = Field(
         default={},
         description="Members that another server answers for: a model under `models:` with a name under "
-        "`serve.failover.endpoints`. While that server fails, the main model answers.",
+        "`serve.failover.endpoints`. If that server fails, the main model answers.",
     )
 
     router: bool = Field(
         default=True,
-        description="Use the learned router (`graft train --router 0.95`) where no rule matches. Where it is "
+        description="Use the learned router (`graft train --router 0.95`) if no rule matches. If it is "
         "unsure, the main model answers.",
     )
 
@@ -316,8 +317,8 @@ class SplitSettings(Record):
 
     challenger: str = Field(
         default="challenger",
-        description="The alias whose release gets a share of them. Where it is not loaded, the champion "
-        "answers all.",
+        description="Alias of the challenger. While its release is not loaded, the champion answers "
+        "everything.",
     )
 
     share: float = Field(
@@ -330,7 +331,7 @@ class SplitSettings(Record):
     experiment: str = Field(
         default="",
         max_length=200,
-        description="A name that goes into the assignment of sessions: another one assigns every session "
+        description="Name of the experiment, used to assign sessions: a new name assigns every session "
         "again. So does another champion, challenger or share.",
     )
 
@@ -342,40 +343,44 @@ class SplitSettings(Record):
 
 
 class EscalateSettings(Record):
-    """The small model answers first; where one of the checks fails, a large one answers instead."""
+    """The small model answers first; if a check fails, a large one answers instead."""
 
-    to: str = Field(description="Who answers then: a name under `serve.failover.endpoints`, or an alias.")
+    to: str = Field(
+        description="The model that answers if a check fails: a name under `serve.failover.endpoints`, or an "
+        "alias."
+    )
 
     checks: tuple[str, ...] = Field(
         default=(),
-        description="Metrics and checks of `evaluate` that the answer must pass. Those that compare with a "
-        "reference are refused.",
+        description="Metrics and checks of `evaluate` that the answer must pass. Those that need a reference "
+        "are rejected.",
     )
 
     min_logprob: Annotated[float, Field(le=0)] | Literal["auto"] | None = Field(
         default=None,
-        description="The least mean log-probability of an answer's tokens. `auto`: the threshold that `graft "
-        "eval escalation --logprob` chose on the validation cases. None: it does not count.",
+        description="Minimum mean log-probability of an answer's tokens. `auto`: the threshold that `graft "
+        "eval escalation --logprob` chose on the validation cases. Unset: not checked.",
     )
 
     stream: Literal["hold", "prefix"] = Field(
         default="hold",
-        description="Requests that stream. `hold`: nothing is sent before all checks have passed. `prefix`: "
-        "the answer is sent once its beginning has passed the checks that can judge one.",
+        description="Streaming requests. `hold`: send nothing until all checks have passed. `prefix`: send "
+        "the answer once its beginning has passed the checks that can judge one.",
     )
 
     prefix_tokens: int = Field(
         default=32,
         ge=1,
         le=1024,
-        description="stream: prefix: most tokens that are held back. `min_logprob` is that of these tokens.",
+        description="stream: prefix: maximum number of tokens to hold back. `min_logprob` refers to these "
+        "tokens.",
     )
 
     prefix_seconds: float = Field(
         default=2.0,
         gt=0,
         le=600,
-        description="stream: prefix: how long the first token is held back at most.",
+        description="stream: prefix: maximum time to hold back the first token.",
     )
 
     models: tuple[str, ...] = Field(
@@ -386,13 +391,15 @@ class EscalateSettings(Record):
     per_minute: int | None = Field(
         default=60,
         ge=1,
-        description="Escalations in a minute. Beyond it the small model's answer is sent. None: no limit.",
+        description="Maximum escalations per minute. Above it, the small model's answer is sent. Unset: no "
+        "limit.",
     )
 
     per_day: int | None = Field(
         default=1000,
         ge=1,
-        description="Escalations in a UTC day. Beyond it the small model's answer is sent. None: no limit.",
+        description="Maximum escalations per UTC day. Above it, the small model's answer is sent. Unset: no "
+        "limit.",
     )
 
     @field_validator("per_minute", "per_day", mode="before")
@@ -412,15 +419,15 @@ class EscalateSettings(Record):
 
 
 class FallbackEndpoint(Record):
-    """An OpenAI-compatible API that answers when nothing here can."""
+    """An OpenAI-compatible API that answers when no local engine can."""
 
-    url: EndpointUrl = Field(description="Where it is, up to and including `/v1`.")
+    url: EndpointUrl = Field(description="URL of the API, up to and including `/v1`.")
 
-    model: str = Field(description="The model to ask for.")
+    model: str = Field(description="The model to request.")
 
     api_key_env: VariableName | None = Field(
         default=None,
-        description="Name of the environment variable that holds its key.",
+        description="Environment variable that contains its key.",
     )
 
 
@@ -429,9 +436,9 @@ class FailoverSettings(Record):
 
     fallback: dict[str, tuple[str, ...]] = Field(
         default={},
-        description="Who answers instead, by the model asked for: aliases, releases, `base` or names of "
-        "`endpoints`, tried in this order before the first byte is sent. `*` holds for models that have no "
-        "chain of their own.",
+        description="Fallbacks by requested model: aliases, releases, `base` or names of `endpoints`, tried "
+        "in this order before the first byte is sent. `*` applies to models without a chain of "
+        "their own.",
     )
 
     endpoints: Annotated[
@@ -439,15 +446,15 @@ class FailoverSettings(Record):
         NotSecret("names of endpoints; their fields have marks of their own"),
     ] = Field(
         default={},
-        description="Remote APIs for fallback chains, by name. They answer only as fallbacks, and get "
-        "the prompts of the requests that they answer.",
+        description="Remote APIs for fallback chains, by name. They are used only as fallbacks, and receive "
+        "the prompts of those requests.",
     )
 
     retries: int = Field(
         default=1,
         ge=0,
         le=10,
-        description="How often a failed request is asked again, on another replica if there is one.",
+        description="Retries of a failed request, on another replica if there is one.",
     )
 
     retry_budget: float = Field(
@@ -460,8 +467,8 @@ class FailoverSettings(Record):
     attempt_timeout_seconds: float | None = Field(
         default=None,
         gt=0,
-        description="How long one attempt may take to its first byte before another replica or the fallback "
-        "is asked. None: as long as the request may.",
+        description="Time limit to the first byte of one attempt before another replica or the fallback is "
+        "tried. Unset: that of the request.",
     )
 
     breaker_failures: int = Field(
@@ -473,7 +480,8 @@ class FailoverSettings(Record):
     breaker_seconds: float = Field(
         default=1.0,
         gt=0,
-        description="How long it gets none. Then one request tries it; if that fails, the pause doubles.",
+        description="How long it gets no requests. Then one request probes it; if that fails, the pause "
+        "doubles.",
     )
 
     probe_seconds: float = Field(
@@ -485,20 +493,20 @@ class FailoverSettings(Record):
     frozen_seconds: float = Field(
         default=5.0,
         gt=0,
-        description="Silence after which a replica gets no requests, and those that wait for it are asked "
-        "elsewhere.",
+        description="Silence after which a replica gets no requests, and its waiting requests are moved to "
+        "others.",
     )
 
     restart_seconds: float = Field(
         default=20.0,
         gt=0,
-        description="Silence after which its process is killed and started again.",
+        description="Silence after which its process is killed and restarted.",
     )
 
     start_seconds: float = Field(
         default=1800.0,
         gt=0,
-        description="How long an engine may take from its start to its first answer; then it is killed.",
+        description="Time limit from an engine's start to its first answer; then it is killed.",
     )
 
     @model_validator(mode="after")
@@ -526,11 +534,13 @@ class ShadowSettings(Record):
         default=("champion",), min_length=1, description="Requests for these names are copied."
     )
 
-    share: float = Field(default=0.1, gt=0, le=1, description="The share of them that is copied.")
+    share: float = Field(default=0.1, gt=0, le=1, description="Share of these requests to copy.")
 
-    max_running: int = Field(default=1, ge=1, le=64, description="Copies that are answered at once.")
+    max_running: int = Field(default=1, ge=1, le=64, description="Concurrent copies.")
 
-    per_minute: int | None = Field(default=60, ge=1, description="Copies in a minute; others are dropped.")
+    per_minute: int | None = Field(
+        default=60, ge=1, description="Maximum copies per minute; others are dropped."
+    )
 
     @model_validator(mode="after")
     def _is_another(self) -> Self:
@@ -544,21 +554,21 @@ class OperationSettings(Record):
 
     admin_host: str | None = Field(
         default=None,
-        description="Address of the admin listener. None: 127.0.0.1. Anything but this machine itself needs "
-        "keys, as for `host`.",
+        description="Address of the admin listener. Unset: 127.0.0.1. Any address other than this machine "
+        "requires keys, as for `host`.",
     )
 
     admin_port: int | None = Field(
         default=None,
         ge=0,
         le=65535,
-        description="Port of a separate listener for /metrics and the details of /health, which `port` "
-        "then no longer shows. None: no such listener.",
+        description="Port of a separate listener for /metrics and the details of /health, which are then no "
+        "longer on `port`. Unset: no such listener.",
     )
 
     tls_certificate: CertificatePath | None = Field(
         default=None,
-        description="PEM file with the certificate and its chain: the endpoint speaks HTTPS.",
+        description="PEM file with the certificate chain; enables HTTPS.",
     )
 
     tls_key: CertificatePath | None = Field(
@@ -573,25 +583,25 @@ class OperationSettings(Record):
 
     access_log: bool = Field(
         default=False,
-        description="Write a line for each request to standard error, without prompts, answers and queries.",
+        description="Log each request to standard error, without prompts, answers and queries.",
     )
 
     log_format: Literal["text", "json"] = Field(
         default="text",
-        description="The form of log lines on standard error.",
+        description="Format of log lines on standard error.",
     )
 
     capture_keep_days: float | None = Field(
         default=None,
         gt=0,
-        description="Captures that are older are deleted, with their feedback. None keeps all.",
+        description="Delete captures older than this, with their feedback. Unset: keep all.",
     )
 
     capture_keep_mib: float | None = Field(
         default=None,
         gt=0,
-        description="The oldest captures are deleted, with their feedback, when all take more. None: no "
-        "limit.",
+        description="Delete the oldest captures, with their feedback, when all together exceed this. Unset: "
+        "no limit.",
     )
 
     @model_validator(mode="after")
@@ -606,31 +616,31 @@ class ServeSettings(OperationSettings):
 
     host: str = Field(
         default="127.0.0.1",
-        description="Address to listen on. Anything but this machine itself needs keys (`graft serve keys "
-        "create`) or `api_key_env`.",
+        description="Address to listen on. Any address other than this machine requires keys (`graft serve "
+        "keys create`) or `api_key_env`.",
     )
 
     port: int = Field(
         default=8080,
         ge=0,
         le=65535,
-        description="Port to listen on; 0 takes any free one.",
+        description="Port to listen on; 0 for any free port.",
     )
 
     default_model: str = Field(
         default="champion",
-        description="The model that answers a request which names none: an alias, `base` or a release.",
+        description="The model for requests that do not name one: an alias, `base` or a release.",
     )
 
     engine: EngineSettings = Field(
         default=EngineSettings(),
-        description="The engine, by its kind alone (`engine: llamacpp`) or with its settings.",
+        description="The engine, by its kind alone (`engine: llamacpp`) or with settings.",
     )
 
     require_gate_for_engine: bool = Field(
         default=True,
-        description="Serve a release with another engine than the embedded one only if the gate has passed "
-        "for the release on that engine: `graft gate --engine llamacpp`.",
+        description="Serve a release with an engine other than the embedded one only if the release passed "
+        "the gate on that engine: `graft gate --engine llamacpp`.",
     )
 
     failover: FailoverSettings = Field(
@@ -640,56 +650,55 @@ class ServeSettings(OperationSettings):
 
     capture: bool = Field(
         default=True,
-        description="Keep each exchange, redacted, so that it can become data again.",
+        description="Store each exchange, redacted, so that it can become training data.",
     )
 
     traces: bool = Field(
         default=True,
-        description="Take traces over OTLP/HTTP at /v1/traces and keep their calls of models as captures.",
+        description="Accept traces over OTLP/HTTP at /v1/traces and store their model calls as captures.",
     )
 
     max_connections: int = Field(
         default=1024,
         ge=8,
-        description="Connections that may be open at once. Beyond it the one that has waited longest without "
-        "a request is closed to make room; where every connection has a request, a new one is "
-        "refused with 503.",
+        description="Maximum open connections. Above it, the connection that has been idle longest is "
+        "closed; if every connection has a request, new ones are rejected with 503.",
     )
 
     max_body_bytes: int = Field(
         default=4 * MIB,
         ge=1024,
-        description="A larger request is refused with 413.",
+        description="Larger requests are rejected with 413.",
     )
 
     request_timeout_seconds: float = Field(
         default=120.0,
         gt=0,
-        description="How long an answer, or the next piece of a streamed one, may take.",
+        description="Time limit for an answer, or for the next piece of a streamed one.",
     )
 
     drain_seconds: float = Field(
         default=20.0,
         ge=0,
-        description="How long running answers may take to finish when the server is asked to stop.",
+        description="Time for running answers to finish when the server is stopped.",
     )
 
     queue_limit: int = Field(
         default=128,
         ge=1,
-        description="Requests that may be under way at once; beyond it a request is refused with 429.",
+        description="Maximum requests in flight; above it, requests are rejected with 429.",
     )
 
     batch_size: int = Field(
         default=8,
         ge=1,
-        description="Requests that are answered at once; others wait until one of them ends.",
+        description="Concurrent requests; others wait until one of them ends.",
     )
 
     api_key_env: VariableName | None = Field(
         default=None,
-        description="Name of the environment variable that holds the key clients must present as bearer "
-        "token. It may do everything, along with the keys of `graft serve keys`.",
+        description="Environment variable with the key that clients must send as a bearer token. It has all "
+        "permissions, in addition to the keys of `graft serve keys`.",
     )
 
     max_new_tokens: int = Field(
@@ -701,7 +710,7 @@ class ServeSettings(OperationSettings):
     max_new_tokens_limit: int = Field(
         default=1024,
         ge=1,
-        description="The longest answer that a request may ask for.",
+        description="Maximum answer length that a request may ask for.",
     )
 
     alias_refresh_seconds: float = Field(
@@ -713,37 +722,37 @@ class ServeSettings(OperationSettings):
     threads: int | None = Field(
         default=None,
         ge=1,
-        description="Threads of the engine. None takes all cores that this process may use; llamacpp leaves "
-        "one of them to others.",
+        description="Threads of the engine. Unset: all cores available to this process; llamacpp leaves one "
+        "of them free.",
     )
 
     family: FamilySettings | None = Field(
         default=None,
         description="One name for all models of the project: rules and a learned router choose the member. "
-        "None: requests name their model.",
+        "Unset: requests name their model.",
     )
 
     escalate: EscalateSettings | None = Field(
         default=None,
-        description="Small first, large when needed. `graft eval escalation` predicts what it does. None: "
-        "every answer is sent as it is.",
+        description="Small model first, the large one when needed. `graft eval escalation` predicts the "
+        "effect. Unset: every answer is sent unchecked.",
     )
 
     chains: dict[ChainName, ChainSettings] = Field(
         default={},
-        description="Models that answer together, by the name that requests ask for: each step's answer is "
-        "the input of the next.",
+        description="Models that answer together, by the name that requests use: each step's answer is the "
+        "input of the next.",
     )
 
     shadow: ShadowSettings | None = Field(
         default=None,
         description="A challenger that answers copies of live requests, for `graft release ab --traffic "
-        "shadow`. None: none does.",
+        "shadow`. Unset: none.",
     )
 
     split: SplitSettings | None = Field(
         default=None,
-        description="An experiment on live traffic: a share of the sessions goes to a challenger. None: no "
+        description="An experiment on live traffic: a share of the sessions goes to a challenger. Unset: no "
         "experiment.",
     )
 
@@ -783,7 +792,7 @@ def is_loopback(host: str) -> bool:
 
 
 def require_upstream_keys(settings: ServeSettings) -> None:
-    """Fail before anything starts where the key of an engine or a fallback is not in the environment."""
+    """Fail before anything starts if the key of an engine or a fallback is not in the environment."""
     variables = {"serve.engine.api_key_env": settings.engine.api_key_env}
     for name, endpoint in settings.failover.endpoints.items():
         variables[f"serve.failover.endpoints.{name}.api_key_env"] = endpoint.api_key_env

@@ -51,7 +51,7 @@ class Shadow:
         """Copies by what became of them: answered, failed, interrupted, dropped, not ready."""
 
     def offer(self, call: ChatCall, exchange: ServedExchange, names: tuple[str, ...]) -> None:
-        """Perhaps copy an exchange that a user got. Returns at once."""
+        """Possibly copy an exchange that a user received. Returns immediately."""
         settings = self._settings
         if names[0] == settings.to or not any(name in settings.models for name in names):
             return
@@ -65,7 +65,7 @@ class Shadow:
         self.go_on()
 
     def make_way(self) -> None:
-        """A user asks: what shares the engine with them is interrupted."""
+        """A user sent a request: interrupt copies on the same engine."""
         if not self._is_remote:
             for task in self._running:
                 task.cancel()

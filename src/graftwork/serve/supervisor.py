@@ -50,7 +50,7 @@ _REPORTED_AS: dict[str, type[GraftError]] = {
 async def start_engine(
     module: str, job_file: Path, *, log: Path, workers: PreloadedWorkers = SHARED
 ) -> "EngineProcess":
-    """Fork it from the process of `workers` where that runs; else start a new interpreter."""
+    """Fork it from the process of `workers` if that is running; otherwise start a new interpreter."""
     environment = {**WORKER_ENVIRONMENT, **os.environ}
     loop = asyncio.get_running_loop()
     # In a thread: the process with the imports may still be busy with them.
@@ -79,7 +79,7 @@ async def start_engine(
 def _fork(
     workers: PreloadedWorkers, module: str, job_file: Path, log: Path, environment: dict[str, str]
 ) -> "ForkedEngine | None":
-    """None where it has to be started as a new interpreter."""
+    """None if it has to be started as a new interpreter."""
     theirs, ours = os.pipe()
     try:
         with append_to(log) as output:
@@ -247,7 +247,7 @@ class EngineSupervisor:
         return self.client
 
     async def start(self) -> None:
-        """Start the engine and wait until it answers. If it ends before, raise the error that it reported."""
+        """Start the engine and wait until it answers. If it exits first, raise the error that it reported."""
         self._starting = asyncio.get_running_loop().create_task(self._launch_until_ready())
         await self._starting
         self.keep_trying()
@@ -361,7 +361,7 @@ class EngineSupervisor:
             try:
                 await self._launch_until_ready()
             except (GraftError, OSError) as error:
-                # It failed again, or no process could be started; the loop goes on.
+                # It failed again, or no process could be started; the loop continues.
                 log.warning("%s: %s", self._name, error)
 
     async def _kill_if_frozen(self, process: EngineProcess) -> None:

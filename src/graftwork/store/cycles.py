@@ -36,7 +36,7 @@ class CycleTable(StepLedger):
         return after
 
     def history(self, *, limit: int = 20) -> tuple[CycleState, ...]:
-        # Names of a cycle's own entries go on with another slash.
+        # Names of a cycle's own entries continue with another slash.
         ended = steps.c.step.like(f"{ENTRY}/%") & steps.c.step.not_like(f"{ENTRY}/%/%")
         query = select(steps.c.output).where(steps.c.project == self._project, ended)
         bodies = self._database.scalars(query.order_by(steps.c.step.desc()).limit(limit))

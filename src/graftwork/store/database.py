@@ -53,7 +53,7 @@ _POSTGRES_FULL = {"53100"}
 
 
 def explain_driver_error(error: BaseException | None, *, where: str) -> GraftError | None:
-    """The expected error that this is, if it is one."""
+    """The expected error that corresponds to this one, if any."""
     if error is None:
         return None
     if hasattr(error, "sqlite_errorname"):
@@ -138,7 +138,7 @@ def _explain_postgres(state: str | None, *, detail: str, lost: bool, where: str)
         return EnvironmentFailure(
             "this database user may not do that",
             why=f"PostgreSQL says: {detail}",
-            fix="grant it CREATE and USAGE on the schema, or name a user that has them",
+            fix="grant it CREATE and USAGE on the schema, or specify a user that has them",
             where=where,
         )
     return None
@@ -207,7 +207,7 @@ class Database:
             return connection.scalars(query).all()
 
     def scalar(self, query: Select[Any]) -> Any:
-        """The first column of the first row; None where there is no row."""
+        """The first column of the first row; None if there is no row."""
         with self.read() as connection:
             return connection.scalar(query)
 
@@ -269,7 +269,7 @@ def open_database(target: str | Path, *, wait_seconds: float = WAIT_SECONDS) -> 
 
 
 def find_server(target: str) -> tuple[str, int] | None:
-    """Host and port of the server that a URL names; None for a file, a socket or what cannot be read."""
+    """Host and port of the server in a URL; None for a file, a socket or an unreadable URL."""
     try:
         url = _url_of(target)
     except UserError:
@@ -355,7 +355,7 @@ def _open_sqlite(url: URL, wait_seconds: float) -> Database:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file it is, whatever its name; None where there is none."""
+    """Which file it is, regardless of its name; None if there is none."""
     try:
         status = path.stat()
     except OSError:
@@ -484,7 +484,7 @@ def _missing(
         raise EnvironmentFailure(
             "the database was written by a newer Graftwork",
             why=f"it is at migration {max(applied)}; version {__version__} knows migrations up to {newest}",
-            fix="upgrade Graftwork here, or name another database (GRAFT_DATABASE_URL, or another folder)",
+            fix="upgrade Graftwork here, or use another database (GRAFT_DATABASE_URL, or another folder)",
             where=where,
         )
     return tuple(m for m in migrations if m.number not in applied)

@@ -38,7 +38,7 @@ class FleetLedger(ProjectTable):
                 check_reservation(job, self._all(connection), caps)
                 connection.execute(fleet_jobs.insert().values(project=self._project, **_row(job)))
         except IntegrityError as error:
-            raise Busy(f"job {job.id} exists already", fix="run the command again") from error
+            raise Busy(f"job {job.id} already exists", fix="run the command again") from error
 
     def update(self, job: FleetJob) -> FleetJob:
         is_job = (fleet_jobs.c.project == self._project) & (fleet_jobs.c.id == job.id)

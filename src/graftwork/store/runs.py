@@ -47,7 +47,7 @@ class RunStore(ProjectTable):
                 connection.execute(runs.insert().values(project=self._project, **entry.model_dump()))
         except IntegrityError as error:
             raise Busy(
-                f"run {run_id} exists already",
+                f"run {run_id} already exists",
                 why="another process entered it, or an earlier one did",
                 fix="continue the existing run (`graft status`), or plan a new one",
                 where=self._database.name,
@@ -142,7 +142,7 @@ class StepLedger(ProjectTable):
     def put(
         self, step: str, *, fingerprint: str, output: dict[str, Any], finished_at: str, seconds: float
     ) -> None:
-        """Remember what the step did; what it did before is forgotten."""
+        """Record the result of the step; the previous result is discarded."""
         with self._database.write() as connection:
             self._put(connection, StepEntry(step, fingerprint, output, finished_at, seconds))
 
@@ -270,7 +270,7 @@ class EvaluationLog:
             return _count(connection, cases_hash)
 
     def candidates(self, cases_hash: str) -> int:
-        """How many different subjects were measured: to look at one of them again chooses nothing."""
+        """How many different subjects were measured: measuring one of them again does not count."""
         query = select(func.count(looks.c.subject.distinct())).where(looks.c.cases_hash == cases_hash)
         return int(self._database.scalar(query) or 0)
 

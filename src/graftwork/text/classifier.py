@@ -17,7 +17,7 @@ from graftwork.text.words import hash_terms, with_pairs
 Array = npt.NDArray[np.float64]
 
 BUCKETS = 1 << 14
-"""Features are hashed into so many."""
+"""Features are hashed into this many."""
 MOST_CHARACTERS = 4000
 """Of a longer text the first and the last half of this are read."""
 PENALTIES = (1e-3, 1e-4, 1e-5)
@@ -30,7 +30,7 @@ _SCALES = np.geomspace(0.25, 64.0, 97)
 
 class Prediction(NamedTuple):
     label: str | None
-    """None where the classifier is unsure."""
+    """None if the classifier is unsure."""
     likeliest: str
     probability: float
 

@@ -101,7 +101,7 @@ def change(ratio: float) -> str:
 
 
 def number(value: float, unit: str = "") -> str:
-    """Three digits that matter, thousands apart; dollars stand before their amount."""
+    """Three significant digits, with thousands separators; the dollar sign precedes the amount."""
     if unit == "$":
         return f"{'−' if value < 0 else ''}${number(abs(value))}"
     size = abs(value)
@@ -199,7 +199,7 @@ _ERROR_WORDS = {
 
 
 def explain_error(error: Mapping[str, Any]) -> str:
-    """What is wrong with a value, in words of ours."""
+    """What is wrong with a value, in our own wording."""
     kind, context = error["type"], error.get("ctx", {})
     if kind in ("string_too_short", "too_short") and context.get("min_length") == 1:
         return "must not be empty"

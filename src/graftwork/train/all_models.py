@@ -185,7 +185,7 @@ def run_batch(work: OpenProject, jobs: Sequence[TrainJob], *, names: Mapping[str
 
 
 class _BatchProgress:
-    """Follows the runs of a batch by the files in their folders; the RunWatcher of the active ones."""
+    """Tracks the runs of a batch by the files in their folders; holds the RunWatcher of the active ones."""
 
     def __init__(
         self, work: OpenProject, batch: TrainBatch, names: Mapping[str, str], stack: ExitStack
@@ -200,7 +200,7 @@ class _BatchProgress:
         self._messages = {job.run_id: WorkerMessages(Path(job.folder)) for job in batch.jobs}
 
     def active_jobs(self) -> list[TrainJob]:
-        """Those that have begun and are not settled."""
+        """Runs that have begun and are not settled."""
         return [job for job in self._batch.jobs if not is_settled(job) and self._has_begun(job)]
 
     def follow(self) -> None:
@@ -263,7 +263,7 @@ class _BatchProgress:
         return latest is not None and clock.seconds_between(self._batch.begun, latest) >= 0
 
     def _watcher(self, job: TrainJob) -> StallWatcher:
-        """Of one run, with the alerts of its own model's settings."""
+        """The alerts of one run, with the alert settings of its own model."""
         if job.run_id not in self._watchers:
             name = self._names[job.run_id]
             model_work = replace(

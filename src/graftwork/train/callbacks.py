@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class EarlyStop(Exception):
-    """Raised after a step to finish the run successfully before its last step."""
+    """Raise after a step to finish the run successfully before its last step."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -58,7 +58,7 @@ class TrainingCallback:
     def on_step_end(self, step: TrainStep, steps: int) -> None: ...
 
     def score(self) -> float | None:
-        """How good the model of this step is (smaller is better), if this callback just evaluated it."""
+        """The score of the model at this step (smaller is better), if this callback just evaluated it."""
         return None
 
     def wants_checkpoint(self, step: TrainStep) -> bool:
@@ -186,9 +186,9 @@ class DivergenceCallback(TrainingCallback):
         return Diverged(
             f"step {number}: {fault}",
             why="training further would destroy the adapter; the last good checkpoint is kept",
-            fix="lower `train.learning_rate`, or look at these rows; if such losses are right for them, "
-            f"raise `train.watch.spike` ({self._settings.spike:g}) or `train.watch.tolerate` "
-            f"({self._settings.tolerate})",
+            fix="lower `train.learning_rate`, or check these rows; if such losses are right for "
+            f"them, raise `train.watch.spike` ({self._settings.spike:g}) or "
+            f"`train.watch.tolerate` ({self._settings.tolerate})",
             where=name_rows(self._rows),
         )
 
@@ -252,7 +252,7 @@ class DeadlineCallback(TrainingCallback):
         needed = self.seconds_needed(number)
         if now + needed > self._at:
             raise GracefulStop(
-                f"stopped in good order after step {number - 1} of {steps}: the deadline is near",
+                f"stopped cleanly after step {number - 1} of {steps}: the deadline is near",
                 why=f"{max(self._at - now, 0):.0f} s are left; one more step with its checkpoint "
                 f"and a margin takes up to {needed:.0f} s",
                 fix="run the same command again: it resumes from here",
@@ -540,7 +540,7 @@ class EvaluationCallback(TrainingCallback):
             if self._stop_requested() and self._running().strategy.size == 1:
                 # No checkpoint of this step: a run resumed from it would lack its evaluation.
                 raise GracefulStop(
-                    f"stopped in good order during the evaluation after step {step}",
+                    f"stopped cleanly during the evaluation after step {step}",
                     fix="run the same command again: it resumes from the last checkpoint",
                 )
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint as the policy sees it. Smaller scores are better; most have none."""
+    """A checkpoint from the policy's point of view. Smaller scores are better; most have none."""
 
     step: int
     score: float | None = None
@@ -60,7 +60,7 @@ def steps_to_keep(checkpoints: Sequence[SavedCheckpoint], *, verified: int, newe
 
 
 def best_of(checkpoints: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
-    """The one with the smallest score, the earliest of several; None without evaluations."""
+    """The checkpoint with the smallest score, the earliest one on a tie; None without evaluations."""
     looked = [saved for saved in checkpoints if is_score(saved.score)]
     return min(looked, key=lambda saved: (saved.score, saved.step), default=None)
 
@@ -89,7 +89,10 @@ _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on. `score` is that of the look at this step, if there was one."""
+    """Everything a run needs to continue.
+
+    `score` is that of the evaluation at this step, if there was one.
+    """
 
     step: int
     tensors: "dict[str, Tensor]"
@@ -100,7 +103,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointManifest:
-    """What a checkpoint's folder promises about its files."""
+    """The files of a checkpoint's folder, with their hashes."""
 
     step: int
     sha256: dict[str, str]
@@ -233,7 +236,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def verify_checkpoint(path: Path) -> CheckpointManifest:
-    """Read every byte; the manifest if all is as it says."""
+    """Read every byte; return the manifest if all match."""
     try:
         text = (path / MANIFEST).read_bytes()
     except OSError as error:
@@ -257,13 +260,13 @@ def list_saved(folder: Path) -> list[SavedCheckpoint]:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what killed writers left half-made. Only for the one process that holds the run."""
+    """Remove incomplete files of killed writers. Only for the one process that holds the run."""
     for part in folder.glob(".step-*.part"):
         shutil.rmtree(part, ignore_errors=True)
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder so that it, too, survives a power cut."""
+    """Create the folder so that it also survives a power cut."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     disk.make_folder(folder)
     for path in missing:
@@ -367,8 +370,9 @@ class CheckpointStore:
 
     @property
     def seconds(self) -> float | None:
-        """How long a checkpoint takes until it is safe everywhere, with one that is being written
-        before it; None before the first."""
+        """How long a checkpoint takes until it is safe everywhere, including one that is being written before
+        it; None before the first.
+        """
         if not self._write_seconds:
             return None
         once = self._write_seconds + (self._mirror.seconds if self._mirror else 0.0)
@@ -733,7 +737,7 @@ def pass_mirrors(mirrors: Mapping[str, str | None]) -> dict[str, str]:
 
 @cache
 def _passed_mirrors() -> dict[str, str]:
-    """What `pass_mirrors` gave. Taken out of the environment: what this process starts need not have it."""
+    """What `pass_mirrors` passed. Removed from the environment, so that child processes do not inherit it."""
     passed: dict[str, str] = json.loads(os.environ.pop(MIRRORS_VARIABLE, "{}"))
     return passed
 

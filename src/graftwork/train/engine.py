@@ -163,7 +163,7 @@ OPTIMIZER_STATES = ("exp_avg", "exp_avg_sq", "step")
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the backward pass of one step measured, over all processes."""
+    """Measurements of one step's backward pass, over all processes."""
 
     loss: float
     gradient_norm: float
@@ -315,7 +315,7 @@ class TrainingEngine:
         )
 
     def prefetch(self, rows: Sequence[Row]) -> None:
-        """Prepare the batch of the next step, where that can be done while this one is computed."""
+        """Prepare the batch of the next step, if that can be done while this one is computed."""
 
     def _micro_batches(self, rows: Sequence[Row]) -> Sequence[MicroBatch]:
         """Rows that are compared with each other stay together, and share the beginning of their prompt."""
@@ -366,7 +366,7 @@ class TrainingEngine:
         return loss
 
     def _pull(self) -> dict[str, float]:
-        """Add the proximal term to the gradients, where the settings ask for one; its value by its name."""
+        """Add the proximal term to the gradients, if the settings ask for one; returns its value by name."""
         return {} if self._proximal is None else {PROXIMAL_MEASURE: self._proximal.add_gradients()}
 
     def apply(self, rate: float) -> None:

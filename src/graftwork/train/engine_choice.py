@@ -145,7 +145,7 @@ def why_plain_step(
     precision: str,
     capability: float | None = None,
 ) -> str | None:
-    """Why a run of these settings takes the plain step; None where it takes graft's own."""
+    """Why a run of these settings takes the plain step; None if it takes graft's own."""
     if device == "cuda" and settings.packing == "off":
         return "packing is off"
     if device == "cpu" and settings.gradient_checkpointing == "on":

@@ -51,7 +51,7 @@ from graftwork.train.run_folder import ADAPTER, OUTCOME, read_steps
 from graftwork.train.settings import TrainSettings
 
 UNREACHABLE_SECONDS = 900.0
-"""A place that has not answered for so long has failed the round; a restart takes less."""
+"""A place that has not answered for this long has failed the round; a restart takes less."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def train_round(
             raise UserError(
                 f"{same} and {site.label} have the same data",
                 why="the same rows would be trained on twice and count twice",
-                fix="name each place's own data",
+                fix="specify each place's own data",
                 where="federated.places",
             )
         run = sites.plan(site, data[site.label], start=start, number=number)
@@ -339,7 +339,7 @@ class RoundResult(Record):
 
 
 class Federation(Record):
-    """What all rounds came to."""
+    """The results of all rounds."""
 
     model: str
     folder: str
@@ -540,7 +540,7 @@ def require_possible(work: OpenProject) -> FederatedSettings:
 
 
 def why_impossible(train: TrainSettings) -> str:
-    """Why runs with these settings have no average that training can go on from; empty if they have."""
+    """Why runs with these settings have no average that training can continue from; empty if they have."""
     if train.objective != "sft":
         return f"`objective: {train.objective}` writes rows and answers into the run's folder, which travels"
     if train.method not in ("lora", "qlora"):
@@ -550,5 +550,5 @@ def why_impossible(train: TrainSettings) -> str:
     if train.eval.every is not None and train.eval.metric != "loss":
         return f"`eval.metric: {train.eval.metric}` writes answers into the run's folder, which travels"
     if train.start_from == "main":
-        return "`start_from: main` is this project's run; name the folder of an adapter instead"
+        return "`start_from: main` is this project's run; specify the folder of an adapter instead"
     return ""

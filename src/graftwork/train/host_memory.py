@@ -98,7 +98,7 @@ class Mark:
             torch.cuda.current_stream().wait_event(self._event)
 
     def synchronize(self) -> None:
-        """The host goes on after it."""
+        """The host continues after it."""
         if self._event is not None:
             self._event.synchronize()
 

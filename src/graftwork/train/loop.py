@@ -45,7 +45,7 @@ class StepInterrupted(GracefulStop):
 
     def __init__(self) -> None:
         super().__init__(
-            "stopped in good order between two steps",
+            "stopped cleanly between two steps",
             fix="run the same command again: it resumes from the last checkpoint",
         )
 
@@ -301,7 +301,7 @@ class TrainingLoop:
 
     def _stopped_after(self, step: int) -> GracefulStop:
         return GracefulStop(
-            f"stopped in good order after step {step} of {self.steps}",
+            f"stopped cleanly after step {step} of {self.steps}",
             fix="run the same command again: it resumes from here",
         )
 

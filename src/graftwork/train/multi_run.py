@@ -105,7 +105,7 @@ def train_many(batch: TrainBatch, train: TrainRun) -> None:
         if is_settled(job):
             continue
         if stop_asked.is_set():
-            raise GracefulStop("stopped in good order between two runs", fix="run the same command again")
+            raise GracefulStop("stopped cleanly between two runs", fix="run the same command again")
         group = next((group for group in batch.side_by_side if position in group), (position,))
         unsettled = [batch.jobs[index] for index in group if not is_settled(batch.jobs[index])]
         started_at = time.perf_counter()

@@ -248,7 +248,7 @@ class Probing:
             self._ahead.pop(part, None)
 
     def do(self, part: str, work: Callable[[], Any]) -> Any:
-        """What `work` found; None where it failed. A part without an estimate counts as short."""
+        """What `work` found; None if it failed. A part without an estimate counts as short."""
         seconds_left = round(sum(self._ahead.values()), 1)
         print(json.dumps({"doing": part, "left_seconds": seconds_left}), file=sys.stderr, flush=True)
         self._ahead.pop(part, None)

@@ -84,7 +84,7 @@ def mean_measures(steps: Sequence[TrainStep]) -> dict[str, float]:
 
 def find_replay(journal: Iterable[TrainStep]) -> tuple[int, bool] | None:
     """How many steps were done again because of a crash, over all attempts, and whether each time gave the
-    same as the first; None where nothing was.
+    same as the first; None if nothing was.
 
     Loss and gradient are compared bit by bit every time, the weights wherever both times have their
     digest.
@@ -108,7 +108,7 @@ def is_settled(job: TrainJob) -> bool:
 
 
 def failure_of(job: TrainJob) -> dict[str, object] | None:
-    """The reason why it failed; None where it is done, or not settled."""
+    """The reason why it failed; None if it is done, or not settled."""
     path = Path(job.folder) / ERROR_FILE
     if (Path(job.folder) / OUTCOME).exists() or not path.exists():
         return None

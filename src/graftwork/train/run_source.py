@@ -245,8 +245,8 @@ class _RolloutRun:
             raise UserError(
                 "there are no prompts to answer",
                 why=f"`{settings.rollouts.source}` holds none",
-                fix="set `rl` of the model under `models:` to a share of its rows, or name a JSONL file of "
-                "cases",
+                fix="set `rl` of the model under `models:` to a share of its rows, or specify a "
+                "JSONL file of cases",
                 where="train.rollouts.source",
             )
         lengths = {name: len(tokens) for name, (_, tokens) in prompts.items()}

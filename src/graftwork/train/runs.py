@@ -36,7 +36,7 @@ POLL_SECONDS = 0.2
 
 
 class RunProcesses(NamedTuple):
-    """Process ids; None where there is none. The supervisor holds the project, the worker its run."""
+    """Process ids; None if there is none. The supervisor holds the project, the worker its run."""
 
     supervisor: int | None
     worker: int | None
@@ -117,7 +117,7 @@ def stop_run(
 
 
 def ask_to_stop(busy: RunProcesses) -> None:
-    """The supervisor stops its worker in good order; a worker without one stops by itself."""
+    """The supervisor stops its worker cleanly; a worker without one stops by itself."""
     _send(busy.supervisor if busy.supervisor is not None else busy.worker, signal.SIGTERM)
 
 

@@ -39,11 +39,11 @@ class PreferenceSettings(Record):
     )
     sft: float = Field(0.0, ge=0, description="Weight of the supervised loss on chosen replies (DPO).")
     undesirable_weight: float = Field(
-        1.0, gt=0, description="Weight of bad replies, where that of good ones is 1 (KTO)."
+        1.0, gt=0, description="Weight of bad replies, relative to good ones (KTO)."
     )
     least_score: float | None = Field(
         None,
-        description="Logged scores below this make a reply a bad one (KTO); the scores are audited first.",
+        description="Logged scores below this mark a reply as bad (KTO); the scores are audited first.",
     )
 
 
@@ -67,7 +67,8 @@ class PolicySettings(Record):
     kl: float = Field(
         0.0,
         ge=0,
-        description="Weight of the KL divergence to the start, which is measured unless `method` is full.",
+        description="Weight of the KL divergence to the initial model, which is always measured unless "
+        "`method` is full.",
     )
 
 
@@ -82,10 +83,10 @@ class EnvironmentSettings(Record):
         (), description="A program that answers JSON lines; `python` is the interpreter of the sandbox."
     )
     files: tuple[str, ...] = Field((), description="More files of the project that the environment reads.")
-    turns: int = Field(4, ge=1, description="Most replies of the model in an episode.")
-    max_tokens: int = Field(256, ge=2, description="Longest episode in tokens, without the prompt.")
+    turns: int = Field(4, ge=1, description="Maximum model replies per episode.")
+    max_tokens: int = Field(256, ge=2, description="Maximum tokens per episode, without the prompt.")
     seconds: float = Field(5.0, gt=0, le=3600, description="Time limit of one turn of the environment.")
-    role: Literal["user", "tool"] = Field("user", description="The role in which the environment speaks.")
+    role: Literal["user", "tool"] = Field("user", description="Role of the environment's messages.")
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> Self:
@@ -99,16 +100,16 @@ class EnvironmentSettings(Record):
 class RolloutEndpointSettings(Record):
     """A server that answers instead of the model in training, such as vLLM on another GPU."""
 
-    url: EndpointUrl = Field(description="The address up to `/v1`.")
-    model: str = Field(description="The model that the server answers with: the base, or an adapter.")
-    api_key_env: VariableName | None = Field(None, description="The environment variable with the API key.")
+    url: EndpointUrl = Field(description="URL up to `/v1`.")
+    model: str = Field(description="The model on the server: the base, or an adapter.")
+    api_key_env: VariableName | None = Field(None, description="Environment variable with the API key.")
     load_adapters: bool = Field(
         True,
         description="Load the adapter into the server before each batch (vLLM with runtime LoRA updating, "
         "which can read the run's folder).",
     )
-    concurrency: int = Field(16, ge=1, le=512, description="Requests at a time.")
-    seconds: float = Field(300.0, gt=0, description="Time limit of one request.")
+    concurrency: int = Field(16, ge=1, le=512, description="Concurrent requests.")
+    seconds: float = Field(300.0, gt=0, description="Time limit per request.")
 
 
 class TasksetSettings(Record):
@@ -127,11 +128,11 @@ class TasksetSettings(Record):
             default_factory=dict, description="Settings of the task set, as under `env.taskset` of verifiers."
         )
     )
-    tasks: int = Field(1000, ge=1, description="Most tasks that are read.")
+    tasks: int = Field(1000, ge=1, description="Maximum number of tasks to read.")
     reference: str | None = Field(
         None,
-        description="A right answer made of the fields of a task, such as `{answer}`: `graft reward check` "
-        "tries it.",
+        description="A right answer built from the fields of a task, such as `{answer}`: `graft reward "
+        "check` tries it.",
     )
 
 
@@ -145,17 +146,17 @@ class RolloutSettings(Record):
     steps: int = Field(20, ge=1, description="Batches of rollouts.")
     prompts: int = Field(8, ge=1, description="Prompts per batch.")
     num_generations: int = Field(8, ge=2, description="Answers per prompt.")
-    max_completion_length: int = Field(48, ge=1, description="Longest answer in tokens.")
+    max_completion_length: int = Field(48, ge=1, description="Maximum tokens per answer.")
     prompts_at_once: int | None = Field(
-        None, ge=1, description="Prompts that are answered together; fewer take less memory. Default: all."
+        None, ge=1, description="Prompts answered together; fewer take less memory. Default: all."
     )
     truncated: Literal["fail", "grade"] = Field(
         "fail",
-        description="Whether an answer that reaches max_completion_length gets 0, or is graded as it is.",
+        description="Whether an answer that reaches max_completion_length gets 0, or is graded as is.",
     )
     updates: int = Field(1, ge=1, description="Optimizer steps per batch of rollouts.")
     environment: EnvironmentSettings | None = Field(
-        None, description="Who answers between replies: then an answer is an episode of several turns."
+        None, description="What responds between replies: an answer is then an episode of several turns."
     )
     taskset: TasksetSettings | None = Field(
         None, description="Prompts and rewards of a task set of verifiers, instead of `source`."
@@ -206,10 +207,10 @@ class RewardSettings(Record):
 class RewardCheckSettings(Record):
     """Guards against rewards that can be cheated."""
 
-    seconds: float = Field(5.0, gt=0, description="Time limit of one reward function for one answer.")
+    seconds: float = Field(5.0, gt=0, description="Time limit per reward function and answer.")
     hacks: bool = Field(True, description="Run the catalog of hacks before training.")
     decoys: int = Field(
-        4, ge=0, description="Unsolvable prompts added to the first batch: a reward is an alarm."
+        4, ge=0, description="Unsolvable prompts added to the first batch: a reward for one is an alarm."
     )
     audit_share: float = Field(
         0.0, ge=0, lt=1, description="Share of each case's checks that never reward and only audit."
@@ -225,7 +226,9 @@ class MixSettings(Record):
     rl: float = Field(1.0, gt=0, le=1, description="Share of the sampled answers.")
     sft: float = Field(0.0, ge=0, lt=1, description="Share of supervised training rows.")
     decay: Literal["none", "linear", "to_zero"] = Field(
-        "none", description="How the supervised share falls: not, to half, or to zero at the last step."
+        "none",
+        description="Schedule of the supervised share: constant, down to half, or down to zero at the last "
+        "step.",
     )
 
     @model_validator(mode="after")
@@ -283,7 +286,7 @@ class EvalSettings(Record):
     """Evaluation of the model during training, early stopping and the best checkpoint."""
 
     every: int | None = Field(
-        None, ge=1, description="Steps between two evaluations during training; unset means none."
+        None, ge=1, description="Steps between evaluations during training. Unset: none."
     )
     metric: str = Field(
         LOSS,
@@ -328,7 +331,7 @@ class WatchSettings(Record):
         1,
         ge=0,
         description="Consecutive spikes before the model is checked, and consecutive steps that may be "
-        "skipped because loss or gradient is no number.",
+        "skipped because loss or gradient is not a number.",
     )
 
 
@@ -348,7 +351,7 @@ class RunSettings(Record):
         None, description="Where to copy checkpoints: any fsspec URL (s3://, gs://, file://)."
     )
     deadline_minutes: float | None = Field(
-        None, gt=0, description="When the machine goes away: the last checkpoint is written in time."
+        None, gt=0, description="When the machine is shut down: the last checkpoint is written in time."
     )
     nodes: int = Field(1, ge=1, description="Machines that train one run together, `processes` on each.")
     main_address: Annotated[str, NotSecret("a host and a port")] | None = Field(
@@ -364,7 +367,8 @@ class RunSettings(Record):
         "from an installed package.",
     )
     side_by_side: Switch = Field(
-        "auto", description="Train runs of `--all` on one base in shared batches; `auto`: if that was faster."
+        "auto",
+        description="Train runs of `--all` on one base in shared batches; `auto`: if measured to be faster.",
     )
     rehearse_crash: bool = Field(
         False, description="Kill the worker once with SIGKILL halfway, to show that nothing is lost."
@@ -409,7 +413,7 @@ class TrainSettings(Record):
         "auto",
         description="Frozen weights and matrix products in 8 bits; auto: for models over 1e9 parameters.",
     )
-    compile: Switch = Field("auto", description="Compile the layers with torch.compile where that is faster.")
+    compile: Switch = Field("auto", description="Compile the layers with torch.compile if that is faster.")
     packing: Switch = Field("auto", description="Pack rows into sequences; attention does not cross rows.")
     gradient_checkpointing: Switch = Field(
         "auto",
@@ -417,29 +421,29 @@ class TrainSettings(Record):
     )
     deterministic: Switch = Field(
         "auto",
-        description="Add up in the same order every time on a GPU, so that a killed run resumes to the same "
-        "bytes; auto: where layers are streamed. On a CPU it is always so.",
+        description="Sum in the same order every time on a GPU, so that a killed run resumes to the same "
+        "bytes; auto: if layers are streamed. On a CPU this is always the case.",
     )
     epochs: int = Field(2, ge=1, description="Number of epochs.")
     batch_size: int = Field(8, ge=1, description="Rows per optimizer step.")
     learning_rate: float = Field(
-        5e-4, gt=0, le=1, description="Peak learning rate; cosine decay. 1e-4 if unset and not sft."
+        5e-4, gt=0, le=1, description="Peak learning rate, with cosine decay. Default without sft: 1e-4."
     )
-    warmup_ratio: float = Field(0.1, ge=0, lt=1, description="Share of the steps for warmup.")
+    warmup_ratio: float = Field(0.1, ge=0, lt=1, description="Share of the steps used for warmup.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of the trained weights.")
     max_grad_norm: float = Field(1.0, gt=0, description="Clip gradients to this norm.")
     proximal: float = Field(
         0.0,
         ge=0,
-        description="Pull the adapter towards where training started: this, times half the squared distance, "
-        "is added to the loss (FedProx). 0: no pull.",
+        description="Pull the adapter towards the starting point: this, times half the squared distance, is "
+        "added to the loss (FedProx). 0: no pull.",
     )
     max_rows: int | None = Field(None, ge=1, description="Train on at most this many rows.")
     validation_rows: int = Field(
-        24, ge=0, description="Rows for the validation loss before and after training."
+        24, ge=0, description="Number of rows for the validation loss before and after training."
     )
     checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
-    keep_checkpoints: int = Field(2, ge=1, description="Checkpoints to keep, besides the best.")
+    keep_checkpoints: int = Field(2, ge=1, description="Checkpoints to keep, in addition to the best.")
     eval: EvalSettings = Field(
         default_factory=EvalSettings,
         description="Evaluations during training: early stopping, best checkpoint.",
@@ -469,9 +473,9 @@ class TrainSettings(Record):
         default_factory=PolicySettings, description="The loss over sampled answers (grpo)."
     )
     rollouts: RolloutSettings = Field(
-        default_factory=RolloutSettings, description="Which prompts are answered, and how (grpo)."
+        default_factory=RolloutSettings, description="Which prompts to answer, and how (grpo)."
     )
-    rewards: tuple[RewardSettings, ...] = Field((), description="What an answer is rewarded for (grpo).")
+    rewards: tuple[RewardSettings, ...] = Field((), description="What to reward an answer for (grpo).")
     reward_checks: RewardCheckSettings = Field(
         default_factory=RewardCheckSettings, description="Guards against rewards that can be cheated (grpo)."
     )

@@ -1,7 +1,7 @@
 """`graft train sweep`: try learning rates, ranks and batches by successive halving on validation loss.
 
 In: an open project, the values to try and a budget. Out: every trial with its loss, and the best settings.
-Each trial is a run in `.graft/runs`, so a killed sweep goes on where it was. A trial that the planner does
+Each trial is a run in `.graft/runs`, so a killed sweep continues where it was. A trial that the planner does
 not expect to end within the budget is not begun. Reads the training and validation splits only.
 """
 
@@ -39,7 +39,7 @@ from graftwork.train.objectives.epochs import choose_training_rows
 from graftwork.train.run_folder import OUTCOME
 
 KEEP_ONE_OF = 3
-"""Of so many trials of a rung, one goes on; it gets so many times the rows."""
+"""Of this many trials of a rung, one continues; it gets this many times the rows."""
 FEWEST_TRIALS = 2
 
 

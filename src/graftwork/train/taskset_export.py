@@ -49,9 +49,9 @@ def export_taskset(
     require_exportable(spec)
     if folder.exists():
         raise UserError(
-            f"{folder} exists already",
+            f"{folder} already exists",
             why="nothing is overwritten",
-            fix="name another folder with --out, or remove it",
+            fix="use another folder with --out, or remove it",
             where=str(folder),
         )
     files = own_files(spec, settings.evaluate.checks, root=work.project.root)
@@ -112,7 +112,7 @@ def require_exportable(spec: RewardSpec) -> None:
 
 
 def own_files(spec: RewardSpec, checks: Sequence[GradeCheck], *, root: Path) -> dict[str, Path]:
-    """The files of own functions, of rewards and checks, with what they run, by their path in the project."""
+    """The files of custom rewards and checks, and the files they use, by path in the project."""
     metrics = [function_of(part.metric) for part in spec.parts]
     metrics += [check.metric for check in checks]
     paths = [find_own(metric, folder=root) for metric in metrics if is_own(metric)]

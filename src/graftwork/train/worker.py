@@ -395,7 +395,7 @@ class _Run:
 
 
 def deadline_of(job: TrainJob, settings: TrainSettings) -> float | None:
-    """When the place is gone, by the steady clock: as the job says, or so many minutes from now."""
+    """When the place is gone, by the steady clock: as the job says, or this many minutes from now."""
     if job.deadline is not None:
         start = job.deadline_from or clock.now()
         return clock.steady() - clock.seconds_since(start) + (job.deadline - start.at)
@@ -432,7 +432,7 @@ def guard_callbacks(
 def stoppable_progress(move: Callable[..., None], stop_asked: Callable[[], bool]) -> Callable[..., None]:
     """Updates the heartbeat; on a stop request it abandons the step between two of its parts.
 
-    Only for who works alone: of a strategy, the others would wait for ever.
+    Only for who works alone: of a strategy, the others would wait forever.
     """
     from graftwork.train.loop import StepInterrupted
 

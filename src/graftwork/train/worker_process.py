@@ -159,7 +159,7 @@ def _cut(rows: Sequence[Row], *, together: int) -> Iterator[Sequence[Row]]:
 
 
 def make_evaluator(job: TrainJob) -> TrainingEvaluator | None:
-    """None where the run is judged by its loss alone: then nothing of this is needed."""
+    """None if the run is judged by its loss alone: then nothing of this is needed."""
     evaluation = job.plan.train.get("evaluation")
     if evaluation is None and job.eval_file is None:
         return None

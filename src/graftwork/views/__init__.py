@@ -78,7 +78,7 @@ VIEWS = {
 
 
 def view(record: "Record") -> "Document | None":
-    """The record as a document; None where there is no view of its type."""
+    """The record as a document; None if there is no view of its type."""
     named = VIEWS.get(type(record).__name__)
     if named is None:
         return None

@@ -54,7 +54,7 @@ def view_audit(audit: Audit) -> Document:
     if audit.fit_to_train:
         answer = "[green]fit to train on as it is[/]"
     elif not audit.usable:
-        answer = "[red]nothing to train on[/]: fix the log, or name another one"
+        answer = "[red]nothing to train on[/]: fix the log, or use another one"
     else:
         answer = "[red]must not be trained on as it is[/]: `graft data prepare` drops or repairs what it can"
     viewed.line(f"\n{answer}")

@@ -1,6 +1,6 @@
 """Charts as SVG: elements, scales and tick marks, and what is drawn with them.
 
-In: plain numbers and names. Out: escaped markup whose colours come from the page's CSS variables, so that one
+In: plain numbers and names. Out: escaped markup whose colors come from the page's CSS variables, so that one
 drawing serves light and dark. Each is drawn for a given width, so that its letters keep their size on a
 phone. Knows no records.
 """
@@ -388,7 +388,7 @@ MOST_POINTS = 1000
 
 
 class Restart(NamedTuple):
-    """Where a run ended and from which step it went on."""
+    """Where a run ended and from which step it continued."""
 
     killed_after: int
     resumed_at: int
@@ -403,7 +403,7 @@ def draw_loss(
     width: float = 760,
 ) -> Markup:
     """Loss by step: each step thin, the trend thick, held-out loss as dots before, after and between."""
-    # A replayed step was logged twice; a loss that is no number has no place on a plot.
+    # A replayed step was logged twice; a loss that is not a number has no place on a plot.
     ordered = sorted((step, loss) for step, loss in dict(steps).items() if math.isfinite(loss))
     ordered = ordered[:: max(len(ordered) // MOST_POINTS, 1)]
     if not ordered:

@@ -220,7 +220,7 @@ _PRICES: dict[str, Callable[[Row], str]] = {
     "$ an hour": _number("usd_per_hour"),
     "spot": _number("spot_usd_per_hour"),
     "$ a month": _number("usd_per_month"),
-    "hours a month": _number("hours_per_month"),
+    "hours per month": _number("hours_per_month"),
     "source": _text("source"),
 }
 CATALOG: dict[str, dict[str, Callable[[Row], str]]] = {

@@ -401,7 +401,7 @@ def view_repair_plan(plan: RepairPlan) -> Document:
             f"[dim]at {quote(plan.price)}[/]",
         )
     else:
-        viewed.line("cost: not known; give --price-in and --price-out, or name a teacher with a price")
+        viewed.line("cost: not known; give --price-in and --price-out, or specify a teacher with a price")
     viewed.line(*(f"[yellow]budget too small:[/] {quote(limit)}" for limit in plan.limits))
     if plan.overlong:
         viewed.line(

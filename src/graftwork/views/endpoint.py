@@ -144,7 +144,7 @@ def draw_by_share(forecast: EscalationForecast, *, width: float = WIDTH) -> Mark
 
 
 def draw_by_cost(forecast: EscalationForecast, *, width: float = WIDTH) -> Markup | None:
-    """None where the cost of one of the models is not known."""
+    """None if the cost of one of the models is not known."""
     curve, alone = forecast.curve, (forecast.options[0], forecast.large_alone)
     assert curve is not None
     costs = [point.cost_per_1000 for point in (*curve.points, curve.chosen)]

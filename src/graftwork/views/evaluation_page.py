@@ -30,7 +30,7 @@ TITLE = "Metrics with their intervals"
 
 
 class PlottedInterval(NamedTuple):
-    """One subject's figure; `kind` is the class that colours it, `note` is at the right."""
+    """One subject's figure; `kind` is the class that colors it, `note` is at the right."""
 
     kind: str
     subject: str
@@ -224,7 +224,7 @@ def render_evaluation(page: EvaluationPage) -> str:
 
 
 def kind_of(report: Report, subject: SubjectReport) -> str:
-    """The class that colours a subject."""
+    """The class that colors a subject."""
     if subject.subject == report.candidate.subject:
         return "after"
     if subject.subject == report.baseline.subject:

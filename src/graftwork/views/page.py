@@ -40,8 +40,8 @@ class AnswerPair(Record):
 
 
 class ReportPage(Record):
-    """`steps` is the journal as it was written, replayed steps included: they show where a run was
-    killed and went on. `seconds` maps a stage to its time, None where nothing had to be done again."""
+    """`steps` is the journal as it was written, replayed steps included: they show where a run was killed and
+    continued. `seconds` maps a stage to its time, None if nothing had to be done again."""
 
     project: str
     audit: Audit
@@ -56,14 +56,14 @@ class ReportPage(Record):
     side_by_side: tuple[AnswerPair, ...] = ()
     seconds: dict[str, float | None] = {}
     savings: Savings | None = None
-    """What the model saves a month; None where it is not known."""
+    """What the model saves a month; None if unknown."""
     evaluation_page: str = ""
     """The file next to this page with every case; None if there is none."""
     without_repaired: str = ""
     """The subject that was trained without rows that a teacher answered; empty if there is none."""
     drift: PromptDrift | None = None
     escalation: EscalationForecast | None = None
-    """The last forecast of escalation; None where there is none."""
+    """The last forecast of escalation; None if there is none."""
 
 
 _TOKENS = re.compile(r"\w+|\s+|[^\w\s]")

@@ -260,8 +260,8 @@ def _add_time(viewed: Document, answer: FitAnswer) -> None:
         return Figure(value=of_it * minutes.value, low=of_it * minutes.low, high=of_it * minutes.high)
 
     figures = (
-        ("tokens a second", answer.tokens_per_second),
-        ("seconds a step", answer.step_seconds),
+        ("tokens per second", answer.tokens_per_second),
+        ("seconds per step", answer.step_seconds),
         (f"{unit} an epoch", scale(answer.epoch_minutes)),
         (f"{unit} a run ({answer.steps.value:,.0f} steps)", scale(answer.run_minutes)),
     )

@@ -44,7 +44,7 @@ def view_known(release: Release, entry: ReleaseEntry, notes: tuple[ReleaseNote, 
         ("model", f"{release.model} {entry.version or ''}"),
         ("aliases", ", ".join(entry.aliases) or "none"),
         ("tags", ", ".join(entry.tags) or "none"),
-        ("licence of the base", release.licence or "not stated in its files"),
+        ("license of the base", release.licence or "not stated in its files"),
         ("files", f"collected {entry.collected_at}" if entry.collected_at else f"{len(release.files)}"),
     ):
         viewed.line(f"[bold]{label}[/]: {quote(value)}")

@@ -47,8 +47,8 @@ def view_outcome(outcome: TrainOutcome) -> Document:
         )
     if outcome.skipped_steps:
         viewed.line(
-            f"[yellow]{outcome.skipped_steps} step(s) skipped: loss or gradient was no number[/]; "
-            f"the rows of {outcome.repeated_steps} were trained on again later"
+            f"[yellow]{outcome.skipped_steps} step(s) skipped: loss or gradient was not a "
+            f"number[/]; the rows of {outcome.repeated_steps} were trained on again later"
         )
     best = next((look for look in outcome.looks if look.step == outcome.best_step), None)
     if best is not None:

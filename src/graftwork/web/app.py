@@ -152,7 +152,7 @@ async def _show_bug(request: Request, error: Exception) -> Response:
 
 WATCH_SECONDS = 1.0
 QUIET_SECONDS = 15.0
-"""After so long without an event a comment is sent, so that proxies keep the connection."""
+"""After this long without an event a comment is sent, so that proxies keep the connection."""
 MOST_STREAMS = 200
 
 
@@ -167,7 +167,7 @@ class ChangeFeed:
         self.streams = 0
 
     async def follow(self, since: str) -> AsyncIterator[str | None]:
-        """Marks other than the last one; None where nothing changed for a while."""
+        """Marks other than the last one; None if nothing changed for a while."""
         if self._changed is None:
             self._changed = asyncio.Condition()
         self.streams += 1

@@ -103,7 +103,7 @@ def _here(request: Request) -> str:
 
 
 def _came_from(request: Request) -> str:
-    """The page of this server that holds the form; the first one where that is not known."""
+    """The page of this server that holds the form; the first one if unknown."""
     came = urlsplit(request.headers.get("referer", ""))
     if came.netloc != request.headers.get("host"):
         return "/"
@@ -139,7 +139,7 @@ def address(path: str, **query: Any) -> str:
 
 
 def number_in(request: Request, name: str, default: int = 1) -> int:
-    """A whole number of the address; the default where it is none."""
+    """A whole number of the address; the default if it is not one."""
     try:
         return int(request.query_params.get(name, ""))
     except ValueError:

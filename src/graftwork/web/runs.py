@@ -187,7 +187,7 @@ def compare(request: Request) -> Response:
 
 
 def _draw_comparison(project: Project, names: Sequence[str]) -> Markup | None:
-    """None where one of the runs has no step."""
+    """None if one of the runs has no step."""
     curves = [runs.read_run_curve(project, name) for name in names]
     return charts.draw_both(lambda width: draw_both_losses(curves, width=width)) if all(curves) else None
 

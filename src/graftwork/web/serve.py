@@ -160,7 +160,7 @@ def open_socket(host: str, port: int | None) -> socket.socket:
         raise UserError(
             f"port {port} cannot be used",
             why=reason or "",
-            fix="name another --port, or leave it out",
+            fix="use another --port, or leave it out",
             where="--port",
         )
     raise EnvironmentFailure(
@@ -173,7 +173,7 @@ def open_socket(host: str, port: int | None) -> socket.socket:
 class TimedConnection(H11Protocol):
     """Ends a connection whose next request is not complete in time. Answers may take as long as they need.
 
-    uvicorn waits for the rest of a head or a body for ever, so half requests would hold their connections.
+    uvicorn waits for the rest of a head or a body forever, so half requests would hold their connections.
     """
 
     receive_seconds = 15.0

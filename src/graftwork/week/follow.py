@@ -2,7 +2,7 @@
 
 In: an open project with `week.json`, which `graft plan week --out week.json` wrote. Out: one round a tick:
 jobs at places, and `week.json` planned again. What was begun is in `.graft/week.json`. Killed at any moment,
-the next follower goes on: a session is written down before its job is ordered, so it is found again and not
+the next follower continues: a session is written down before its job is ordered, so it is found again and not
 started twice. All sessions of a week train and judge the data that its first session found.
 """
 
@@ -39,7 +39,7 @@ from graftwork.week.replan import WeekEvent
 SHORTEST = timedelta(minutes=10)
 """With less time left, a session is not begun."""
 OVERDUE = timedelta(hours=1)
-"""A job that has not ended so long after its limit is given up."""
+"""A job that has not ended this long after its limit is given up."""
 POLL = timedelta(seconds=30)
 LASTING = ("quota", "gate", "closed", "complete")
 """Events that hold for the rest of the week. The others change the sessions, which the plan remembers."""
@@ -535,7 +535,7 @@ def follow_once(work: OpenProject) -> WeekTick:
 
 
 def follow_week(work: OpenProject) -> WeekTick:
-    """Follow the plan until nothing is left of it, or a signal comes. Jobs go on without the follower."""
+    """Follow the plan until nothing is left of it, or a signal comes. Jobs continue without the follower."""
     with hold_lock(work.project.state / LOCK):
         follower = WeekFollower(ProjectWeek(work))
         reported: datetime | None = None

@@ -41,7 +41,7 @@ class GainCurve(Record):
 
 
 class QuotaPeriod(Record):
-    """At most so many minutes of sessions between two resets."""
+    """At most this many minutes of sessions between two resets."""
 
     start: int
     end: int
@@ -49,7 +49,7 @@ class QuotaPeriod(Record):
 
 
 class RollingQuota(Record):
-    """At most so many minutes of sessions in any window of this length."""
+    """At most this many minutes of sessions in any window of this length."""
 
     window: int
     minutes: int
@@ -550,7 +550,7 @@ def bin_losses(hours: Sequence[float], losses: Sequence[float]) -> list[tuple[fl
 def fit_half_hours(points: Sequence[tuple[float, float]], *, least: float = 0.5) -> float | None:
     """Least squares for `floor + drop * 2 ** (-hours / half)`; the drop must be a drop.
 
-    None where the curve explains less than this share of the variance of the losses.
+    None if the curve explains less than this share of the variance of the losses.
     """
     usable = [(h, loss) for h, loss in points if math.isfinite(h) and math.isfinite(loss)]
     if len(usable) < FEWEST_POINTS:

@@ -172,7 +172,7 @@ def hours_by_tokens(tokens_per_hour: float) -> Clock:
 
 
 def hours_as_run(steps: Sequence[TrainStep]) -> list[float]:
-    """The run's own hours, where it is not known how fast the reference place is."""
+    """The run's own hours, if unknown how fast the reference place is."""
     return list(accumulate(step.seconds / 3600 for step in steps))
 
 
@@ -600,7 +600,7 @@ def read_schedule(path: Path) -> WeekSchedule:
         raise UserError(
             f"{path.name} is not a planned week",
             why=explain_error(error.errors(include_url=False, include_input=False)[0]),
-            fix="name a file that `graft plan week --out FILE` wrote",
+            fix="specify a file that `graft plan week --out FILE` wrote",
             where=str(path),
         ) from error
 

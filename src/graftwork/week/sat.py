@@ -4,7 +4,7 @@ In: the problem of one scenario, a plan to start from. Out: sessions, and a boun
 sessions exceeds. Each cell has variables for a few sessions that may or may not take place. What they are
 worth is bounded by tangents that lie above the curves, and rounding goes up: the bound holds for the curves.
 A model that may move to its parent's adapter has two tracks: it stays at the base, or it trains there, loses
-a part of that, and goes on from the parent's adapter.
+a part of that, and continues from the parent's adapter.
 """
 
 import math
@@ -359,7 +359,7 @@ class SatWeek:
             self.model.add(sum(position.size for position in here) <= whole * (quota.minutes // STEP))
 
     def _add_chain(self, model: WeekModel) -> None:
-        """A model is trained by one session at a time: each goes on from the checkpoint of the last."""
+        """A model is trained by one session at a time: each continues from the checkpoint of the last."""
         intervals = [
             self.model.new_optional_interval_var(position.start, position.size, position.end, takes, "")
             for position, _, takes, _ in self._options_of(self.tasks[model.name])
@@ -428,7 +428,7 @@ class SatWeek:
             self.model.add_bool_or([*ways, takes.negated()])
 
     def _add_money(self) -> Any:
-        """The cost of the sessions; None where no place costs anything."""
+        """The cost of the sessions; None if no place costs anything."""
         paid = [p for p in self.positions if p.cell.place.usd_per_hour > 0]
         if not paid:
             return None

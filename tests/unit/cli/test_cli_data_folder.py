@@ -118,7 +118,7 @@ def test_an_ambiguous_hash_is_a_mistake(data, project, dataset):
 
 def test_a_trace_in_words_says_file_line_split_and_text(data, prepared):
     out = data("trace", "train:0:0", "-C", prepared)
-    for word in ("log.jsonl:1", "the log still says the same", "train", "not trained", "<|user|>"):
+    for word in ("log.jsonl:1", "the log line is unchanged", "train", "not trained", "<|user|>"):
         assert word in out
 
 

@@ -60,7 +60,7 @@ def test_people_see_the_verdict_first_then_memory_time_and_strategy():
     done = graft(*LARGE, "--method", "qlora")
     assert done.exit_code == 0
     assert done.stdout.startswith("✓ deepseek-coder-6.7b by qlora")
-    places = [done.stdout.index(word) for word in ("memory", "all of it", "tokens a second", "strategy")]
+    places = [done.stdout.index(word) for word in ("memory", "all of it", "tokens per second", "strategy")]
     assert places == sorted(places)
     assert "█" in done.stdout
 

@@ -24,7 +24,7 @@ def make_finding(
         severity=severity,
         count=12,
         title=title,
-        effect="such rows teach the model to stop in the middle",
+        effect="such rows teach the model to stop mid-reply",
         fix="`graft data prepare` drops these (data.drop_truncated)",
         rows=tuple(Origin(file=file, line=line) for line in range(1, 13)),
         reasons=reasons or {},
@@ -77,10 +77,10 @@ def test_a_log_without_a_usable_row_is_not_sent_to_prepare():
 
 def test_the_summary_of_a_finding_follows_its_severity():
     text = printed(make_audit(make_finding("a", "blocker")))
-    assert "stop in the middle" in " ".join(text.split())
+    assert "stop mid-reply" in " ".join(text.split())
     assert "line 1, 2, 3, 4 …" in " ".join(text.split())
     text = printed(make_audit(make_finding("a", "info")))
-    assert "stop in the middle" not in text
+    assert "stop mid-reply" not in text
     assert "fit to train on as it is" in text
 
 

@@ -105,6 +105,6 @@ def test_a_spent_budget_is_not_answered_with_the_same_command():
 
 @pytest.mark.parametrize("named", ["nonsense", "champion", "https://host/v1"])
 def test_what_is_no_teacher_is_refused_as_a_teacher(named):
-    with pytest.raises(UserError, match="is no teacher") as refused:
+    with pytest.raises(UserError, match="is not a valid teacher") as refused:
         revise_repair(RepairSettings(), named, [], None, {})
     assert refused.value.where == "--teacher"

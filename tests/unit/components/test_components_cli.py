@@ -77,7 +77,7 @@ def test_spec_show_lists_nodes_with_types():
     [
         (("--engine", "base"), "--spec is missing"),
         (("--spec", SPEC), "--engine is missing"),
-        (("--spec", SPEC, "--engine", "nothing"), "'nothing' names no engine"),
+        (("--spec", SPEC, "--engine", "nothing"), "'nothing' is not an engine"),
         (("--spec", SPEC, "--engine", f"recorded:{SPEC}"), "not a recorded answer"),
         (("--spec", SPEC, "--engine", "champion"), "is a model of a project"),
         (("--spec", SPEC, "--engine", "recorded:none.jsonl"), "no such file"),

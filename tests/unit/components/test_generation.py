@@ -121,12 +121,12 @@ def test_a_removed_entry_and_a_changed_file_are_found(built, tmp_path):
 def test_a_changed_manifest_is_found(built, tmp_path, change):
     path = copy_of(built[0], tmp_path) / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    assert "manifest.json is not one that the journal names" in " ".join(verify_package(path.parent).problems)
+    assert "manifest.json is not recorded in the journal" in " ".join(verify_package(path.parent).problems)
 
 
 def test_another_specification_is_found(built):
     other = PLAN.model_copy(update={"spec_hash": "other"})
-    assert "another specification" in " ".join(verify_package(built[0], plan=other).problems)
+    assert "a different specification" in " ".join(verify_package(built[0], plan=other).problems)
 
 
 def copy_of(out, tmp_path):
@@ -179,7 +179,7 @@ def test_a_foreign_file_stops_the_package_before_the_first_byte(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_double.py").write_text("# mine\n")
     model = ScriptedModel(answers())
-    with pytest.raises(UserError, match=r"test_double\.py is there already"):
+    with pytest.raises(UserError, match=r"test_double\.py already exists"):
         generate(job(tmp_path, model, verifier=TrustingVerifier()))
     assert [path.name for path in tmp_path.iterdir()] == ["tests"]
     assert model.asked == []
@@ -221,7 +221,7 @@ def test_an_answer_that_breaks_the_method_is_named_with_the_rule(tmp_path):
     plan = PLAN.model_copy(update={"components": (allowed,)})
     model = ScriptedModel({("1.1", 1): [cached]})
     outcome = generate(job(tmp_path, model, plan=plan, stages=(1,)))
-    assert "2 of 2 answers hold the cases" in outcome.failed["1.1"]
+    assert "2 of 2 answers pass the cases" in outcome.failed["1.1"]
     assert "stage 1 has no optimisation (it uses functools, lru_cache)" in outcome.failed["1.1"]
 
 
@@ -360,7 +360,7 @@ def test_a_kill_between_the_files_of_a_package_leaves_no_file_that_counts_as_han
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "numbers_demo", "tests"]
     (tmp_path / names[0]).write_text("mine")
     assert find_handwritten(tmp_path, PLAN) == {"double": "mine"}
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         write("again")
 
 

@@ -263,7 +263,7 @@ def test_the_judge_has_the_last_word(make):
     bench = make(broken_log(30), judge_at_least=4)
     outcome = bench.run(StandInTeacher(), rules=AcceptanceRules(bench.data, judge=_Judge()))
     reasons = {row.why for row in outcome.rows if row.state == "refused"}
-    assert reasons == {"the judge gave no mark: away", "the judge gave 3, less than 4"}
+    assert reasons == {"the judge gave no score: away", "the judge gave 3, less than 4"}
     assert outcome.states["accepted"] == outcome.written > 0
 
 

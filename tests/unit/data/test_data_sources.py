@@ -300,7 +300,7 @@ def test_many_broken_places_cost_no_more_than_the_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("header", "named"),
-    [("prompt,prompt", "column 2"), ("prompt,", "column 2"), ('{"a": 1},x', "no header")],
+    [("prompt,prompt", "column 2"), ("prompt,", "column 2"), ('{"a": 1},x', "not a header")],
 )
 def test_a_bad_header_is_one_fault(tmp_path, header, named):
     [fault] = results_of(blocks_of(tmp_path, f"{header}\n1,2\n3,4\n".encode(), name="log.csv"))
@@ -419,8 +419,8 @@ def test_a_pattern_without_files_is_reported_by_name(tmp_path):
     (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
     (tmp_path / "empty").mkdir()
     for path, named in (
-        *(("loop.jsonl", "leads to itself"), ("nowhere.jsonl", "no such file")),
-        *(("*.csv", "no file matches"), ("empty", "no log"), ("a\0b", "no path")),
+        *(("loop.jsonl", "points to itself"), ("nowhere.jsonl", "no such file")),
+        *(("*.csv", "no file matches"), ("empty", "no log"), ("a\0b", "not a path")),
     ):
         with pytest.raises(UserError, match=named):
             find_sources([path], root=tmp_path)
@@ -463,7 +463,7 @@ def test_pipes_and_sockets_are_passed_over_and_refused_by_name(tmp_path):
     assert find_sources(["b"], root=tmp_path) == ("b/a.jsonl",)
     assert find_sources(["b/*.jsonl"], root=tmp_path) == ("b/a.jsonl",)
     for path in ("b/pipe.jsonl", "b/socket.jsonl", "/dev/null"):
-        with pytest.raises(UserError, match="no file"):
+        with pytest.raises(UserError, match="not a file"):
             find_sources([path], root=tmp_path)
 
 

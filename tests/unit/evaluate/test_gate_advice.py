@@ -161,8 +161,8 @@ def test_latency_over_its_limit_asks_for_fewer_tokens_or_a_smaller_base():
         subject("base", {"json_valid": marks(9, 9)}, latency=[14.0] * 8),
     )
     verdict = decide(seen, GateSettings(rules=(GateRule(metric="latency_seconds", under=12),)))
-    assert "fewer tokens (it makes 35 tokens a second)" in verdict.advice[0]
-    assert "quantised" in verdict.advice[0]
+    assert "fewer tokens (it makes 35 tokens per second)" in verdict.advice[0]
+    assert "quantized" in verdict.advice[0]
 
 
 def test_advice_starts_with_what_was_changed_since_a_better_run():

@@ -61,10 +61,10 @@ def test_the_same_parts_make_the_same_bundle_and_other_parts_another(tmp_path):
 def test_a_changed_or_missing_file_of_a_bundle_is_found(tmp_path):
     folder, _ = trial_bundle(tmp_path)
     (folder / "job.json").write_text("{}")
-    with pytest.raises(Corrupted, match=r"job\.json has other bytes"):
+    with pytest.raises(Corrupted, match=r"job\.json does not match the hash"):
         read_bundle(folder)
     (folder / BUNDLE_FILE).unlink()
-    with pytest.raises(Corrupted, match="no bundle"):
+    with pytest.raises(Corrupted, match="not the bundle"):
         read_bundle(folder)
 
 
@@ -88,7 +88,7 @@ def test_a_job_that_is_stopped_goes_on_elsewhere_to_the_same_bytes(tmp_path, cac
     process.send_signal(signal.SIGTERM)
     code, output = finish(process)
     assert code == 75, output
-    assert reason(tmp_path / "first").startswith("stopped by a signal from the place; stopped in good order")
+    assert reason(tmp_path / "first").startswith("stopped by a signal from the place; stopped cleanly")
     assert (tmp_path / "mirror" / "run1" / "run" / "heartbeat.json").exists()
     waited = read_waited(tmp_path / "first" / "run")
     assert waited > 0

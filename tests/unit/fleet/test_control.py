@@ -81,7 +81,7 @@ def test_a_job_is_followed_to_its_end_and_its_machine_is_given_back():
         ("slow create", "done", ""),
         ("never boots", "failed", "never came up"),
         ("other card", "failed", "gave RTX 3090"),
-        ("preempted", "lost", "taken away"),
+        ("preempted", "lost", "preempted"),
         ("preempted with notice", "stopped", "notice"),
         ("stop ignored", "done", ""),
         ("list lags", "done", ""),
@@ -515,7 +515,7 @@ def test_runs_are_done_or_say_why_or_are_named():
         entry("b", "failed", "the machine never came up", 3),
         entry("c", "submitted", number=4),
         entry("d", "failed", number=5),
-        entry("e", "stopped", f"stopped in good order; {UNSTATED}", 6),
+        entry("e", "stopped", f"stopped cleanly; {UNSTATED}", 6),
         entry("g", "stopped", "its time is over", 7),
     ]
     found = judge_runs("abcdefg", jobs, {"g": "the cap of a month is $1.00"})

@@ -105,7 +105,7 @@ def test_a_host_that_fails_in_the_middle_of_the_results_says_why(tmp_path, monke
     monkeypatch.setattr(JobHost, "pack", pack)
     place = local_place(tmp_path)
     job = PlacedJob(place="local", id="1", label="graft-00000000-000000000001", host="local")
-    with pytest.raises(Refused, match="the host says: Input/output error"):
+    with pytest.raises(Refused, match="the host reports: Input/output error"):
         place.fetch(job, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -124,7 +124,7 @@ def test_a_host_that_hangs_does_not_keep_the_reconciliation_waiting(tmp_path, mo
     monkeypatch.setattr(hosts, "ANSWER_SECONDS", 0.5)
     monkeypatch.setattr(hosts, "_script", lambda: script)
     host = hosts.ProcessConnection("gpu1", [sys.executable], root=str(tmp_path), far=False)
-    with pytest.raises(PlaceUnreachable, match="gpu1 does not answer"):
+    with pytest.raises(PlaceUnreachable, match="gpu1 is not responding"):
         host.run(*words)
 
 

@@ -43,5 +43,5 @@ def test_the_folder_has_a_dockerfile_pins_and_the_wheel(tmp_path):
     assert f"pydantic=={version}" in pins
     assert made.packages == len(pins)
     assert not any("+" in pin for pin in pins)
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         write_image(tmp_path / "image")

@@ -45,9 +45,7 @@ def work(job: TrialJob) -> None:
             heart.beat("trial", step, job.steps)
             late = job.deadline is not None and time.time() >= job.deadline
             if stop_asked.wait(job.step_seconds) or late:
-                raise GracefulStop(
-                    f"stopped in good order after step {step}", fix="run the job again to continue"
-                )
+                raise GracefulStop(f"stopped cleanly after step {step}", fix="run the job again to continue")
             step, state = step + 1, hashlib.sha256(state.encode()).hexdigest()
             with atomic_folder(checkpoints / f"step-{step:06d}") as part:
                 (part / STATE).write_text(json.dumps({"step": step, "state": state}))

@@ -125,7 +125,7 @@ def test_a_failed_step_is_tried_again_and_the_failure_is_reported():
     assert finish(make(runner)).outcome == "promoted"
     assert runner.done.count("train") == 3
     assert [what for kind, what in runner.sent if kind == "failed"] == [
-        "train failed (no memory); trying again"
+        "train failed (no memory); retrying"
     ] * 2
 
 
@@ -137,7 +137,7 @@ def test_a_bug_counts_as_a_failure_and_does_not_end_the_coordinator():
 
 
 def test_a_mistake_is_not_tried_again():
-    runner = Scripted(prepare=UserError("the logs cannot be read", fix="name another file"))
+    runner = Scripted(prepare=UserError("the logs cannot be read", fix="use another file"))
     ended = finish(make(runner))
     assert (ended.outcome, runner.done.count("prepare")) == ("failed", 1)
     assert ("failed", "cycle 1 ended: failed") in runner.sent

@@ -59,7 +59,7 @@ def test_a_part_whose_work_is_done_is_not_asked_to_stop_while_it_leaves(answer):
 
 
 def test_a_part_is_given_longer_to_leave_than_its_goodbye_takes():
-    """A store that does not answer is tried twice."""
+    """A store that is not responding is tried twice."""
     goodbye = launch.CONNECT_SECONDS + 2 * launch.STORE_TIMEOUT.total_seconds()
     assert goodbye < multi_node.LEAVING_SECONDS
 

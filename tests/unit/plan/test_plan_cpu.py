@@ -112,7 +112,7 @@ def test_other_settings_are_predicted_within_five_percent(adapted, rows, batches
 
 
 def test_speed_is_what_was_measured():
-    # 449 tokens a second over both epochs, on a machine that others used too.
+    # 449 tokens per second over both epochs, on a machine that others used too.
     found = plan_of(work_of()).tokens_per_second
     assert found.value == pytest.approx(449, rel=0.1)
 

@@ -185,7 +185,7 @@ def test_no_estimate_of_a_plain_step_beats_peak_products_or_bandwidth(method, to
 
 
 def test_a_claim_that_needs_twice_the_card_is_found_out():
-    """A blog's 3,200 tokens a second for an 8B model on a card of 47 TFLOPS."""
+    """A blog's 3,200 tokens per second for an 8B model on a card of 47 TFLOPS."""
     eight = find_model("llama-3.1-8b").shape
     card = find_gpu("RTX 5060 Ti 16GB")
     roof = least_seconds(eight, tokens=3200, adapted=eight.layers, rates=rates_of(card))

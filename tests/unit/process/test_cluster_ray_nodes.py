@@ -13,7 +13,7 @@ HERE = {"node": "a", "stamp": "1", "shared": True}
 
 
 class FakeRay:
-    """Two nodes, of which `b` does not answer; Ray notices its death after `notices_after` looks."""
+    """Two nodes, of which `b` is not responding; Ray notices its death after `notices_after` looks."""
 
     def __init__(self, *, notices_after):
         self.looks, self.notices_after = 0, notices_after
@@ -49,5 +49,5 @@ def test_a_node_that_dies_during_the_check_is_left_out():
 
 def test_a_node_that_lives_and_does_not_answer_is_named(monkeypatch):
     monkeypatch.setattr(ray_cluster, "NOTICE_SECONDS", 0.0)
-    with pytest.raises(EnvironmentFailure, match="the node b does not answer"):
+    with pytest.raises(EnvironmentFailure, match="the node b is not responding"):
         check_nodes(FakeRay(notices_after=10**9), "1", "/shared")

@@ -116,7 +116,7 @@ def test_a_single_text_is_read_as_a_list_of_one(tmp_path):
             "give data.mapping.question or data.mapping.messages",
             5,
         ),
-        ("evaluate:\n  metrics: []\n", "evaluate.metrics: name at least one metric", "", 5),
+        ("evaluate:\n  metrics: []\n", "evaluate.metrics: specify at least one metric", "", 5),
         ("gate:\n  rules: []\n", "gate", "", 5),
         ("models: {a: {keep: {role: {x: y}}}}\n", "models.a.keep.role", "", 4),
     ],

@@ -12,7 +12,7 @@ MIXED = string.ascii_letters + string.digits
 
 
 def planted(length, alphabet=MIXED):
-    """A value that looks random: it holds a letter, a digit and no long repetition."""
+    """A value that looks random: it contains a letter, a digit and no long repetition."""
     return st.permutations(alphabet).map(lambda signs: ("a1" + "".join(signs) * 2)[:length])
 
 

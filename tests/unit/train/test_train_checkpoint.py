@@ -158,7 +158,7 @@ def test_old_ones_stay_until_the_new_one_was_read_back(tmp_path, monkeypatch):
     write_checkpoint(tmp_path, checkpoint(10), keep=1)
 
     def lying_digest(path):
-        """The disk has other bytes than memory meant."""
+        """The disk does not match the hash in memory meant."""
         return "0" * 64 if path.name == TENSORS and "20" in path.parent.name else file_digest(path)
 
     monkeypatch.setattr(checkpoints, "file_digest", lying_digest)

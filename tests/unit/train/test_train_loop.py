@@ -538,7 +538,7 @@ def test_given_up_anywhere_else_it_is_a_stop_in_order_and_goes_on_to_the_same_by
     with pytest.raises(GracefulStop) as caught:
         make_loop(tiny_base, tmp_path / "cut", callbacks=[Looks()]).run()
     assert caught.value.exit_code == 75
-    assert "stopped in good order" in caught.value.what
+    assert "stopped cleanly" in caught.value.what
     assert "same command" in caught.value.fix
     resumed = make_loop(tiny_base, tmp_path / "cut")
     resumed.run()

@@ -153,6 +153,7 @@ def test_skipped_steps_are_counted():
     outcome = page.outcome.model_copy(update={"skipped_steps": 3, "repeated_steps": 2})
     shown = words(make_training_page(page.plan, outcome, page.steps, ()))
     assert (
-        "3 steps skipped: loss or gradient was no number. The rows of 2 were trained on again later." in shown
+        "3 steps skipped: loss or gradient was not a number. The rows of 2 were trained on again later."
+        in shown
     )
     assert "skipped" not in words(make_training_page(page.plan, page.outcome, page.steps, ()))

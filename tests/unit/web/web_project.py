@@ -159,7 +159,7 @@ def add_runs(work: OpenProject, plan: Plan, *, count: int) -> TrainOutcome:
             error = {
                 "what": "the worker was killed by the kernel",
                 "why": "it held 7.9 of 8.0 GiB\nlast step 31 of 72",
-                "fix": "set `train.batch_size: 4`, then `graft run` goes on from step 30",
+                "fix": "set `train.batch_size: 4`, then `graft run` continues from step 30",
                 "exit_code": 3,
             }
             work.runs.update(run_id, state="failed", when=at(2 * number / count + 0.1), error=error)

@@ -96,8 +96,8 @@ def find_dominant_groups(facts: AuditFacts) -> Iterator[Finding]:
             show=lambda row, position: row.question,
             wording=Wording(
                 title=f"{counts[largest]:,} of {rows:,} usable rows belong to {names[largest]}",
-                effect="the model becomes good at this group at the cost of the others",
-                fix="log more of the other groups, or look at the figures of each group in the evaluation",
+                effect="the model becomes good at this group at the expense of the others",
+                fix="log more of the other groups, or check the metrics of each group in the evaluation",
             ),
         )
 
@@ -216,7 +216,7 @@ def find_conflicts(facts: AuditFacts) -> Iterator[Finding]:
         show=lambda row, position: row.reply,
         wording=Wording(
             title=title,
-            effect="the model is pulled both ways and learns neither",
+            effect="the model is pulled in both directions and learns neither",
             fix=f"`graft data prepare` {_CONFLICTS_DONE[facts.settings.conflicts]} "
             f"(data.conflicts: {facts.settings.conflicts})",
         ),
@@ -370,7 +370,7 @@ def find_leaked(facts: AuditFacts) -> Iterator[Finding]:
         wording=Wording(
             title=f"{len(leaked):,} of {int(held_out.sum()):,} held-out rows "
             + say_like_another(split_by, "a training row"),
-            effect="the evaluation measures memory and calls it skill",
+            effect="the evaluation measures memorization instead of skill",
             fix="take these rows out of one of the sides; `graft data prepare` keeps rows together that "
             f"{say_together(split_by)} (data.split_by)",
         ),
@@ -412,7 +412,7 @@ def find_random_leaks(facts: AuditFacts) -> Iterator[Finding]:
         show=lambda row, position: row.question,
         wording=Wording(
             title=title,
-            effect="the evaluation would measure memory and call it skill",
+            effect="the evaluation would measure memorization instead of skill",
             fix="`graft data prepare` splits by group, never by row: rows that "
             f"{say_together(settings.split_by)} stay together (data.split_by); data.question_similarity sets "
             f"how alike ({settings.question_similarity})",
@@ -438,7 +438,7 @@ def find_unusable(facts: AuditFacts) -> Iterator[Finding]:
         examples=(),
         title="no row is left to train on",
         effect="there is nothing to learn from",
-        fix="the other findings say why no row is left; fix them, or name other files under data.logs",
+        fix="the other findings say why no row is left; fix them, or specify other files under data.logs",
     )
 
 
@@ -485,7 +485,7 @@ _RULES = {
     "no_reply": "calls of models without a recorded reply",
     "other_span": "spans of agents, tools and other work",
     "repeats_other_span": "spans of agents that repeat the calls below them",
-    "other_call": "calls that are no chat, such as embeddings",
+    "other_call": "calls that are not chats, such as embeddings",
     "score_without_number": "scores without a number",
     "too_much_context": "replies with more than 256 KiB of conversation before them",
     "other_line": "lines of transcripts that hold no message",
@@ -529,7 +529,7 @@ def find_left_out(facts: AuditFacts) -> Iterator[Finding]:
             rows=tuple(rows[False]),
             reasons=reasons,
             title=f"{_count(total, 'parts')} of the traces "
-            f"{'is no row' if total == 1 else 'are no rows'}: {listed}",
+            f"{'is not a row' if total == 1 else 'are not rows'}: {listed}",
             effect="only calls of models with a reply become rows: one for each reply",
             fix="nothing needs to be done",
         )
@@ -550,7 +550,7 @@ def find_withdrawn(facts: AuditFacts) -> Iterator[Finding]:
             RATED_BAD,
             "blocker",
             f"are calls of traces that are scored {say_bad_score(facts.settings)}",
-            "trained on as they are, such rows teach the model what its judges refused",
+            "trained on as they are, such rows teach the model what its judges rejected",
             say_fix("drop_rated_bad", on=True, done="drops these"),
         ),
         (

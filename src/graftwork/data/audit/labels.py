@@ -55,7 +55,7 @@ same prompt and another label.
 def find_labels(replies: Sequence[str]) -> dict[str | None, list[str]] | str:
     """Return the labels in these replies, or why there are none.
 
-    One label per row, empty where a row has none, by the name of the field; None is the reply itself.
+    One label per row, empty if a row has none, by the name of the field; None is the reply itself.
     """
     if len(replies) < FEWEST_ROWS:
         return f"{len(replies)} usable rows are too few, {FEWEST_ROWS} are needed"
@@ -327,6 +327,7 @@ def find_wrong_labels(noise: LabelNoise) -> Iterator[Finding]:
             ),
             title=f"about {field.rate.value:.0%} of the labels in {subject} are wrong "
             f"({field.rate.low:.1%} to {field.rate.high:.1%})",
-            effect="the model learns the errors, and even a perfect one cannot score above what is right",
+            effect="the model learns the errors, and even a perfect model cannot score higher than the "
+            "share of correct labels",
             fix="review the rows that are listed, the most suspicious first, and correct the log",
         )

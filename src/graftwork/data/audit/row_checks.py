@@ -59,7 +59,7 @@ def judge_calls(row: Interaction) -> Fault | None:
 
 
 def find_broken_call(messages: Sequence[Message], text: str) -> str | None:
-    """Why a call of this assistant turn cannot be carried out; None where none is, or it cannot be judged."""
+    """Why a call of this assistant turn cannot be carried out; None if none is, or it cannot be judged."""
     try:
         return find_call_fault(messages, text)
     except PatternTooSlow:
@@ -289,7 +289,7 @@ def say_bad_score(settings: DataSettings) -> str:
 
 
 def find_unconfirmed(row: Interaction, settings: DataSettings) -> int:
-    """Return why the reply is not a reference: SERVED, TAUGHT, BAD, or 0 where it is one."""
+    """Return why the reply is not a reference: SERVED, TAUGHT, BAD, or 0 if it is one."""
     if is_rated_bad(row, settings):
         return BAD
     if row.answered is not None:
@@ -333,7 +333,7 @@ def _find_time_objection(timestamp: str, settings: CaptureSettings) -> str | Non
         if settings.until is not None and moment >= settings.until:
             return "served after data.captures.until"
     except (ValueError, TypeError):
-        return "it does not say when it was served, and data.captures asks for a time"
+        return "it does not state when it was served, and data.captures requires a time"
     return None
 
 
@@ -390,7 +390,7 @@ def _list_found(row: Interaction, settings: DataSettings) -> Iterator[Fault]:
     if failure := find_failure(row.reply):
         yield Fault("claims_success_but_fails", failure)
     if row.extra.get("errors"):
-        yield Fault("claims_success_but_fails", "the log holds errors for it")
+        yield Fault("claims_success_but_fails", "the log contains errors for it")
     if fault := judge_calls(row):
         yield fault
     if is_rated_bad(row, settings):

@@ -127,8 +127,8 @@ BAD_REPLIES = {
         "info",
     ),
     RATED_BAD: BadReply(
-        "are labelled bad or scored too low by the log (0 or less, or below data.rated_bad_below)",
-        "trained on as they are, such rows teach the model what its judges refused",
+        "are labeled bad or scored too low by the log (0 or less, or below data.rated_bad_below)",
+        "trained on as they are, such rows teach the model what its judges rejected",
         lambda settings: (
             f"{say_fix('drop_rated_bad', on=settings.drop_rated_bad, done='drops these')}; "
             "for `train.objective: kto` set data.drop_rated_bad to false and train.preferences.least_score"
@@ -149,7 +149,7 @@ BAD_REPLIES = {
     ),
     "truncated": BadReply(
         "are cut off before the end of the reply",
-        "such rows teach the model to stop in the middle",
+        "such rows teach the model to stop mid-reply",
         lambda settings: (
             say_fix("drop_truncated", on=settings.drop_truncated, done="drops these")
             + "; raise the token limit where they were logged, or let a teacher answer them again "
@@ -263,7 +263,8 @@ def find_control_tokens_in_text(facts: AuditFacts) -> Iterator[Finding]:
             wording=Wording(
                 title=count_rows(noted.count, f"hold control tokens of {whose or 'chat models'} as text")
                 + f" ({noted.say_reasons(4)})",
-                effect="read as control tokens they forge turns: a quoted document speaks as the system",
+                effect="read as control tokens, they forge turns: a quoted document can impersonate the "
+                "system prompt",
                 fix="`graft data prepare` tokenizes them as plain text and proves the loss mask of every row",
             ),
         )
@@ -286,7 +287,7 @@ def find_damaged_text(facts: AuditFacts) -> Iterator[Finding]:
             examples=examples,
             reasons=reasons,
             title=count_rows(count, "have damaged characters"),
-            effect="the model learns to write the damage; rows that are not UTF-8 are lost altogether",
+            effect="the model learns to reproduce the damage; rows that are not UTF-8 are lost",
             fix="read and write the log as UTF-8 where it is made, or convert it; `graft data prepare` drops "
             "and lists the rows that are not UTF-8",
         )
@@ -322,7 +323,7 @@ def find_other_scripts(facts: AuditFacts) -> Iterator[Finding]:
                 len(positions), f"are not written in {names[main].capitalize()} letters like the rest"
             )
             + f" ({', '.join(f'{name} {count:,}' for name, count in counts_by_script.items())})",
-            effect="too few to learn another language from, and enough to answer in it at the wrong time",
+            effect="too few to learn another language from, but enough to answer in it at the wrong time",
             fix="leave them out of the files under data.logs, or log more of them",
         ),
     )
@@ -412,7 +413,7 @@ def find_foreign_models(facts: AuditFacts) -> Iterator[Finding]:
     listing = ", ".join(f"{names[number]} {counts[number]:,}" for number in order[:MOST_NAMED])
     suffix = f" and {len(order) - MOST_NAMED} more" if len(order) > MOST_NAMED else ""
     unseen = "" if base is not None else f"; {NO_BASE}"
-    what = "come from several models" if base is None else f"come from another model than {base}"
+    what = "come from several models" if base is None else f"come from a model other than {base}"
     yield finding_from_rows(
         facts,
         FOREIGN_MODEL,
@@ -422,8 +423,8 @@ def find_foreign_models(facts: AuditFacts) -> Iterator[Finding]:
         reasons={names[number]: int(counts[number]) for number in order[:20]},
         wording=Wording(
             title=f"{count_rows(len(positions), what)} ({listing}{suffix}){unseen}",
-            effect="the base learns the habits of each of them, what it could not know itself included",
-            fix="keep the rows of the model whose answers you want, and look at examples of each",
+            effect="the base learns the habits of each of them, including what it could not know itself",
+            fix="keep the rows of the model whose answers you want, and check examples of each",
         ),
     )
 
@@ -437,10 +438,10 @@ def find_reasoning(facts: AuditFacts) -> Iterator[Finding]:
         title = count_rows(
             count, f"reason in tags before the answer, and {context.base or 'the base'} does not"
         )
-        effect = "the model learns to think aloud in a format that its template and its users do not expect"
+        effect = "the model learns to reason in a format that its template and its users do not expect"
     else:
         title = count_rows(count, f"reason in tags before the answer, and the other {rows - count:,} do not")
-        effect = "the model learns to do either by chance, and spends its token limit on thinking"
+        effect = "the model learns to do either at random, and spends its token limit on reasoning"
     if not (facts.labels("model")[0] >= 0).any():
         title += f"; {NO_MODEL}"
     fix = (

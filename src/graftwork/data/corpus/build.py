@@ -469,11 +469,11 @@ def _require_condition_fits(corpus: Corpus, condition: str) -> None:
     listed = [row for _, row in corpus.rows_at(np.flatnonzero(left_out)[:50].tolist())]
     fields = ", ".join(sorted({name for row in listed for name in list_fields(row)})[:20])
     raise UserError(
-        f"`{condition}` cannot be decided"
+        f"`{condition}` cannot be evaluated"
         if reasons.names[number].startswith(NO_NUMBER)
         else "no row is kept",
         why=f"{reasons.names[number].removeprefix(f'{NO_NUMBER}: ')} in {rows:,} rows, first in {first}",
-        fix=f"name another field or condition; rows have {fields or 'no fields of their own'}",
+        fix=f"use another field or condition; rows have {fields or 'no fields of their own'}",
         where="data.keep",
     )
 
@@ -594,7 +594,7 @@ class _LogReader:
             sha256 = file_digest(path) if path.is_file() else blocks_digest.hexdigest()
             self.hashes[self.blocks[-1].file if self.blocks else name] = sha256
         if not self.blocks:
-            raise UserError("the logs hold no rows", fix="name other files under data.logs")
+            raise UserError("the logs contain no rows", fix="specify other files under data.logs")
 
     def done(self, size: int) -> None:
         self._done += size
@@ -639,7 +639,7 @@ def require_scores(corpus: Corpus, settings: DataSettings) -> None:
         raise UserError(
             "a score is not a number",
             why=f"{first[0]}: {first[1]}",
-            fix="correct the row, or name another field under data.mapping.reward",
+            fix="correct the row, or use another field under data.mapping.reward",
             where=where,
         )
     if corpus.rows and np.isnan(scores).all():
@@ -649,8 +649,8 @@ def require_scores(corpus: Corpus, settings: DataSettings) -> None:
         raise UserError(
             "no row has a score",
             why=f"{row.origin} and all others lack {missing}",
-            fix="name the field with the score: `data.mapping: {reward: FIELD}`; rows have "
-            + (", ".join(sorted(list_fields(row))[:20]) or "no fields of their own"),
+            fix="specify the field with the score: `data.mapping: {reward: FIELD}`; rows have "
+            + (", ".join(sorted(list_fields(row))[:20]) or "no other fields"),
             where=where,
         )
 

@@ -57,7 +57,7 @@ SPLIT_FIELDS = {"session": "session", "role": "group", "domain": "domain", "mode
 KEYS = ("prompt", "reply", "turn", "opening", "together", "later", "capture", "unconfirmed", "replaces")
 """`turn` is the key of all turns of the user, `later` of those after the first (0 if there are none).
 
-`capture` identifies the captured exchange; `unconfirmed` is not 0 where only a model vouches for the reply:
+`capture` identifies the captured exchange; `unconfirmed` is not 0 if only a model vouches for the reply:
 SERVED or TAUGHT. `replaces` is the key of the log line whose row this one replaces.
 """
 

@@ -326,8 +326,8 @@ PairFilter = Callable[[Array, Array], Array]
 class Questions:
     """The question lines of all rows before `window.stop`, given the boilerplate known in that window.
 
-    `key` is 0 where a row asks nothing; `first` is the first row with the same line; `boilerplate` are
-    sorted keys of lines that ask nothing; `number` counts the lines after the question.
+    `key` is 0 if a row asks nothing; `first` is the first row with the same line; `boilerplate` are sorted
+    keys of lines that ask nothing; `number` counts the lines after the question.
     """
 
     window: range

@@ -158,8 +158,8 @@ class LlamaFactory:
     def check_options(self, options: ExportOptions) -> None:
         if options.name is not None and not NAME.fullmatch(options.name):
             raise UserError(
-                f"{options.name!r} cannot name a dataset of LLaMA-Factory",
-                why="names are joined by commas in its settings",
+                f"{options.name!r} is not a valid name for a LLaMA-Factory dataset",
+                why="its settings separate names with commas",
                 fix="use letters, digits, - and _ in --name",
             )
 
@@ -312,17 +312,17 @@ def _to_messages(messages: Sequence[Message], names: Iterator[str]) -> list[dict
     for message in messages:
         if message.role == "tool":
             if not open_calls:
-                raise UnansweredCall("a tool answers without a call")
+                raise UnansweredCall("a tool replies without a call")
             converted.append({**plain(message), "tool_call_id": open_calls.pop(0)})
             continue
         if open_calls:
-            raise UnansweredCall("a tool was called and did not answer")
+            raise UnansweredCall("a tool was called and did not reply")
         is_assistant = message.role == "assistant"
         turn: dict[str, Any] = _to_assistant(message.content, names) if is_assistant else {**plain(message)}
         open_calls = [call["id"] for call in turn.get("tool_calls", ())]
         converted.append(turn)
     if open_calls:
-        raise UnansweredCall("a tool was called and did not answer")
+        raise UnansweredCall("a tool was called and did not reply")
     return converted
 
 
@@ -547,7 +547,7 @@ class Kaggle:
         if options.name is None or not ID.fullmatch(options.name):
             raise UserError(
                 "Kaggle needs a name of the form OWNER/slug"
-                + (f", and {options.name!r} is none" if options.name else ""),
+                + (f", but {options.name!r} does not have it" if options.name else ""),
                 why="a slug has 3 to 50 small letters, digits and -",
                 fix="give --name YOUR-KAGGLE-NAME/some-slug",
             )
@@ -560,7 +560,7 @@ class Kaggle:
             )
         if (options.license or DEFAULT_LICENSE) not in LICENSES:
             raise UserError(
-                f"Kaggle knows no license {options.license!r}",
+                f"Kaggle does not know the license {options.license!r}",
                 why=f"it takes {', '.join(LICENSES)}",
                 fix="give one of them as --license",
             )
@@ -600,13 +600,13 @@ def _title(options: ExportOptions) -> str:
 def require_empty_or_own(out: Path, *, force: bool) -> None:
     """Refuse a folder with files that are not from an export."""
     if out.exists() and not out.is_dir():
-        raise UserError("this is a file, not a folder", fix="name a folder for --out", where=str(out))
+        raise UserError("this is a file, not a folder", fix="specify a folder for --out", where=str(out))
     foreign = [] if force or not out.exists() else sorted(_files(out) - _own_files(out))
     if foreign:
         raise UserError(
-            f"the folder holds other files: {', '.join(foreign[:3])}{' …' if len(foreign) > 3 else ''}",
-            why="an export replaces what it finds, and these are not of an export",
-            fix="name an empty folder, or add --force to write among them",
+            f"the folder contains other files: {', '.join(foreign[:3])}{' …' if len(foreign) > 3 else ''}",
+            why="an export replaces existing files, and these are not from an export",
+            fix="specify an empty folder, or add --force to write into this one",
             where=str(out),
         )
 
@@ -715,8 +715,8 @@ def export_dataset(
         row_counts = ", ".join(f"{name} {summary.rows}" for name, summary in dataset.splits.items())
         raise UserError(
             f"there is nothing to export in {', '.join(splits)}",
-            why=f"the dataset {dataset.content_hash[:12]} holds {row_counts} rows",
-            fix="name another --split, or prepare a dataset with rows in it",
+            why=f"the dataset {dataset.content_hash[:12]} contains {row_counts} rows",
+            fix="use another --split, or prepare a dataset with rows in it",
         )
     require_empty_or_own(out, force=force)
     with staged_folder(out.absolute()) as folder:
@@ -734,7 +734,7 @@ def export_dataset(
             notes = form.finish(sink, dataset, options)
             if weighted and format_name not in HOLD_WEIGHTS:
                 rows = f"{weighted} rows have a weight other than 1"
-                notes = (*notes, f"{rows}, which {format_name} has no place for")
+                notes = (*notes, f"{rows}, which {format_name} cannot store")
         files = tuple(
             ExportedFile(
                 file=path.relative_to(folder).as_posix(),

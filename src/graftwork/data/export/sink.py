@@ -313,7 +313,7 @@ def _read_json(text: str) -> Any:
         raise BadRow(f"{constant} is not JSON")
 
     if has_too_many_values(text):
-        raise BadRow("holds too many values")
+        raise BadRow("contains too many values")
     try:
         value = json.loads(text, parse_constant=refuse)
         write_json(value).encode()

@@ -89,8 +89,8 @@ _TRANSCRIPTS: dict[Kind, Transcript] = {"claude_code": "claude_code", "codex": "
 class LogBlock(NamedTuple):
     """JSON lines of one file. The same `key` means the same rows, whatever the file is called.
 
-    `first_line` counts from 1. `offsets` is the line of each record relative to it; None where every line
-    is a record, blank lines included.
+    `first_line` counts from 1. `offsets` is the line of each record relative to it; None if every line is a
+    record, blank lines included.
     """
 
     file: str

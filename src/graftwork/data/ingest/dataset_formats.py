@@ -114,7 +114,7 @@ def fits_sharegpt(row: dict[str, Any]) -> bool:
 def read_sharegpt(row: dict[str, Any], origin: Origin) -> Interaction:
     listed = open_json(first_of(row, "conversations", "conversation"))
     if not isinstance(listed, list) or not listed:
-        raise BadRow(f"`conversations` must be a list of turns, and is {name_type(listed)}")
+        raise BadRow(f"`conversations` must be a list of turns, not {name_type(listed)}")
     turns = [turn for n, item in enumerate(listed) for turn in _take_turn(item, f"conversations[{n}]")]
     turns = lead_by(first_of(row, "system", "system_prompt"), turns)
     exchange = to_exchange(turns, "conversations", tools=row.get("tools"))

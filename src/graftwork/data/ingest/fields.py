@@ -80,7 +80,7 @@ def take_text(value: Any, key: str) -> str:
             raise BadRow(f"`{key}` holds a NUL character")
         return value
     if not isinstance(value, list):
-        raise BadRow(f"`{key}` must be text, and is {name_type(value)}")
+        raise BadRow(f"`{key}` must be text, not {name_type(value)}")
     texts = []
     for index, part in enumerate(value):
         name = f"{key}[{index}]"
@@ -141,7 +141,7 @@ def take_object(value: Any, key: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise BadRow(f"`{key}` must be an object, and is {name_type(value)}")
+        raise BadRow(f"`{key}` must be an object, not {name_type(value)}")
     return cast("dict[str, Any]", value)
 
 
@@ -150,7 +150,7 @@ def take_list(value: Any, key: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise BadRow(f"`{key}` must be a list, and is {name_type(value)}")
+        raise BadRow(f"`{key}` must be a list, not {name_type(value)}")
     return value
 
 

@@ -67,9 +67,9 @@ def find_sources(paths: Iterable[str], *, root: Path = Path()) -> tuple[str, ...
             names_by_path.setdefault(os.path.normpath(root / name), name)
     if not names_by_path:
         raise UserError(
-            "no log file is named",
-            why="a dataset is made from logs",
-            fix="name files, folders or globs under data.logs in graft.yaml, or give a path",
+            "no log file was specified",
+            why="a dataset is built from logs",
+            fix="specify files, folders or globs under data.logs in graft.yaml, or give a path",
         )
     return tuple(names_by_path.values())
 
@@ -85,7 +85,9 @@ def _find(path: str, *, root: Path) -> list[str]:
             return _find_by_pattern(path, root=root)
         raise _explain(error, whole) from error
     except ValueError:
-        raise UserError("this is not a path", why="it holds a NUL character", fix="check data.logs") from None
+        raise UserError(
+            "this is not a path", why="it contains a NUL character", fix="check data.logs"
+        ) from None
     if stat.S_ISDIR(mode):
         return _walk(path, root=root)
     if not stat.S_ISREG(mode) and not (stat.S_ISFIFO(mode) and path.startswith(_SHELL_PIPES)):
@@ -138,9 +140,9 @@ def _walk(folder: str, *, root: Path) -> list[str]:
         _name_unread(root / folder, tuple(sorted(unread)))
     if not names:
         raise UserError(
-            "the folder holds no log",
+            "the folder contains no log",
             why=f"no file in it ends in {_LISTED}",
-            fix="name another folder, or its files one by one",
+            fix="use another folder, or its files one by one",
             where=folder,
         )
     # As the user names them.
@@ -175,8 +177,8 @@ def _is_log(name: str) -> bool:
 def _explain(error: OSError, path: Path) -> Exception:
     if error.errno == errno.ELOOP:
         return UserError(
-            "this is a symbolic link that leads to itself",
-            why="there is no file at its end",
+            "this is a symbolic link that points to itself",
+            why="its target does not exist",
             fix="fix the link or remove it from data.logs",
             where=str(path),
         )
@@ -203,7 +205,7 @@ def cut_blocks(
         raise UserError(
             "the file is empty",
             why="there is nothing to learn from",
-            fix="name a file with one JSON object a line",
+            fix="specify a file with one JSON object per line",
             where=name,
         )
 
@@ -244,7 +246,7 @@ def _cut_stream(
         raise UserError(
             "Parquet must be read from a file",
             why="its table of contents is at its end",
-            fix="save it as a file, not packed, and name that",
+            fix="save it as a plain, uncompressed file and specify that",
             where=file,
         )
     elif delimiter:
@@ -494,13 +496,13 @@ def split_table(stream: ByteStream, *, delimiter: str, longest: int) -> Iterator
 def _explain_bad_header(names: list[str]) -> str | None:
     if any(not name.strip() for name in names):
         nameless = [bool(name.strip()) for name in names].index(False)
-        return f"the header leaves column {nameless + 1} without a name"
+        return f"the header has no name for column {nameless + 1}"
     if any(len(name) > _LONGEST_NAME or "\n" in name or name[0] in "{[" for name in names):
-        return "the first line is not a header: it holds texts, not names of columns"
+        return "the first line is not a header: it contains values, not column names"
     earlier: set[str] = set()
     for index, name in enumerate(names):
         if name in earlier:
-            return f"the header names column {index + 1} like one before it"
+            return f"the header repeats a name in column {index + 1}"
         earlier.add(name)
     return None
 
@@ -629,9 +631,9 @@ page must be decoded whole, and writers put up to a thousand rows into one.
 
 _SAID: dict[bytes, tuple[FaultCode, str]] = {
     child.BAD_TEXT: ("encoding", "a value of the row is not UTF-8, or beyond what can be read"),
-    child.BAD_VALUE: ("schema", "the row holds a value that is neither text, number, list nor object"),
+    child.BAD_VALUE: ("schema", "the row contains a value that is not text, a number, a list or an object"),
     child.TOO_MUCH: ("parse_error", f"the file unpacks to more than {MOST_GROWTH:,} times its size"),
-    child.DAMAGED: ("parse_error", "the file is not sound Parquet from here on"),
+    child.DAMAGED: ("parse_error", "the file is not valid Parquet from here on"),
 }
 
 

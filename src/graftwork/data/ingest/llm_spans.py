@@ -286,7 +286,7 @@ def take_tool_definitions(value: Any) -> list[dict[str, Any]]:
 def _take_part_messages(value: Any, key: str) -> list[LogTurn]:
     listed = open_json(value)
     if not isinstance(listed, list):
-        raise BadRow(f"`{key}` must be a list of messages, and is {name_type(listed)}")
+        raise BadRow(f"`{key}` must be a list of messages, not {name_type(listed)}")
     turns: list[LogTurn] = []
     for index, item in enumerate(listed):
         message = item if type(item) is dict else open_json(item)

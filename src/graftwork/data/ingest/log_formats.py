@@ -76,7 +76,7 @@ def fits_openai_log(row: dict[str, Any]) -> bool:
 def read_openai_log(row: dict[str, Any], origin: Origin) -> Interaction:
     request = unwrap(first_of(row, "request", "body", "modelInput"), "request")
     if not request:
-        raise BadRow("the response stands without its request; join the two by `custom_id`")
+        raise BadRow("the response has no request; join the two by `custom_id`")
     outer = take_object(open_json(first_of(row, "response", "modelOutput")), "response")
     response = unwrap(outer, "response")
     turns = take_question(request)
@@ -253,7 +253,7 @@ def read_session(row: dict[str, Any], origin: Origin) -> list[Interaction]:
     if row.get("messages") is not None:
         rows.append(_own(read_chat(_without_judgments(row), origin), {}, facts))
     if not rows:
-        raise BadRow("the session holds no exchange")
+        raise BadRow("the session contains no exchange")
     base = facts["id"]
     return [row.model_copy(update={"id": f"{base}#{number}"}) for number, row in enumerate(rows, start=1)]
 
@@ -456,7 +456,7 @@ def read_stored(row: dict[str, Any], origin: Origin) -> list[RowResult]:
     if isinstance(prompt, dict) and "data" in prompt:
         prompt = take_list(prompt["data"], f"{names[0]}.data")
     if prompt in (None, "", [], {}):
-        raise BadRow(f"the answer is stored without its question; join it under `{names[0]}`")
+        raise BadRow(f"the answer has no question; join it under `{names[0]}`")
     request = {"messages" if is_completion else "input": prompt, "instructions": row.get("instructions")}
     failed = row.get("status") in ("failed", "cancelled") or bool(row.get("error"))
     metadata = row.get("metadata")

@@ -150,7 +150,7 @@ FORMATS: dict[FormatName, BuiltInFormat] = {
 _ADVICE = (
     (("role", "content"), "this is one message; put all of a conversation into one row, under `messages`"),
     (("kind", "parts"), "this is one message; put all of a conversation into one row, under `messages`"),
-    (("custom_id", "result"), "the result stands without its request; join them as `request` and `response`"),
+    (("custom_id", "result"), "the result has no request; join them as `request` and `response`"),
 )
 """Rows that cannot be read by themselves, by their keys, and what to export instead."""
 _EXPECTED = "; ".join(form.expects for form in FORMATS.values())
@@ -433,7 +433,7 @@ class _NotJson(Exception):
 
 def _parse_row(raw: bytes) -> dict[str, Any]:
     if has_too_many_values(raw):
-        raise _NotJson("parse_error", f"the row holds {MOST_VALUES:,} values or more")
+        raise _NotJson("parse_error", f"the row contains {MOST_VALUES:,} values or more")
     try:
         row = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -442,11 +442,11 @@ def _parse_row(raw: bytes) -> dict[str, Any]:
         except UnicodeDecodeError:
             raise _NotJson("encoding", "the row is not UTF-8") from None
         if row is None and b"\0" in raw:
-            raise _NotJson("encoding", "the row holds NUL bytes") from None
+            raise _NotJson("encoding", "the row contains NUL bytes") from None
         if row is None:
             raise _NotJson("parse_error", f"the row is not JSON: {error.msg}") from None
     if not isinstance(row, dict):
-        raise BadRow(f"the row must be an object, and is {name_type(row)}")
+        raise BadRow(f"the row must be an object, not {name_type(row)}")
     _refuse_repeated_keys(raw, row)
     return row
 

@@ -35,7 +35,7 @@ class SpanEvent(NamedTuple):
 
 
 class Span(NamedTuple):
-    """`started` and `ended` are nanoseconds; None where the trace does not state them."""
+    """`started` and `ended` are nanoseconds; None if the trace does not state them."""
 
     trace: str
     id: str
@@ -80,7 +80,7 @@ def _read_list(
     if isinstance(listed, list):
         yield from read_each(listed, f"{path}.{name}", read)
     else:
-        yield f"{path}.{name}", BadRow(f"it must be a list, and is {name_type(listed)}")
+        yield f"{path}.{name}", BadRow(f"it must be a list, not {name_type(listed)}")
 
 
 def require_object(value: Any, key: str) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def read_span(row: dict[str, Any]) -> Span:
         attributes.setdefault("openinference.span.kind", kind.upper())
     listed = open_json(row.get("events"))
     if not isinstance(listed, list | None):
-        raise BadRow(f"`events` must be a list, and is {name_type(listed)}")
+        raise BadRow(f"`events` must be a list, not {name_type(listed)}")
     events = []
     for item in listed or ():
         event = require_object(item, "event")
@@ -204,7 +204,7 @@ def to_attributes(value: Any, key: str, *, depth: int = 0) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     if not isinstance(value, list):
-        raise BadRow(f"`{key}` must be a list of keys and values, and is {name_type(value)}")
+        raise BadRow(f"`{key}` must be a list of keys and values, not {name_type(value)}")
     attributes: dict[str, Any] = {}
     for index, pair in enumerate(value):
         name = pair.get("key") if isinstance(pair, dict) else None
@@ -258,7 +258,7 @@ def _list_scopes(
         # The name up to version 0.19 of OTLP.
         scopes = first_of(item, inner, "instrumentationLibrarySpans") or []
         if not isinstance(scopes, list):
-            raise BadRow(f"`{path}.{inner}` must be a list, and is {name_type(scopes)}")
+            raise BadRow(f"`{path}.{inner}` must be a list, not {name_type(scopes)}")
         for number, scope in enumerate(scopes):
             yield f"{path}.{inner}[{number}]", attributes, require_object(scope, f"{path}.{inner}[{number}]")
 

@@ -179,7 +179,7 @@ class _OpenBlock:
         if new or keep != len(self._steps):
             new.reverse()
             self._steps[keep:] = new
-            # Nearly always the conversation goes on with the reply before, which is not written again.
+            # Nearly always the conversation continues with the reply before, which is not written again.
             has_answer = bool(new) and new[0].data == self._answer
             messages = b",".join(step.data for step in new[has_answer:])
             form = b'%b%d,"answer":true,"messages":[%b]}' if has_answer else b'%b%d,"messages":[%b]}'

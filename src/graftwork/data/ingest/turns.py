@@ -159,7 +159,7 @@ def take_turns(value: Any, key: str) -> list[LogTurn]:
     """Read a list of messages with `role` and `content`."""
     value = open_json(value)
     if not isinstance(value, list) or not value:
-        raise BadRow(f"`{key}` must be a list of messages, and is {name_type(value)}")
+        raise BadRow(f"`{key}` must be a list of messages, not {name_type(value)}")
     spoken = take_spoken(value)
     if spoken is not None:
         return spoken
@@ -189,7 +189,7 @@ def take_spoken(texts: list[Any]) -> list[LogTurn] | None:
 def take_message(value: Any, key: str) -> list[LogTurn]:
     """Read one message; tool results in a user's message become turns of their own."""
     if not isinstance(value, dict):
-        raise BadRow(f"`{key}` must be an object with role and content, and is {name_type(value)}")
+        raise BadRow(f"`{key}` must be an object with role and content, not {name_type(value)}")
     role = value.get("role")
     if role is None and (opened := open_message(value)) is not None:
         return [turn for message in opened for turn in take_message(message, key)]

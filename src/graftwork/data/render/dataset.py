@@ -361,7 +361,7 @@ def _judge(
                 reason = f"set aside: it asks what {first} asks, and stood in another split before"
         return "split", reason
     if position in decided.unwanted:
-        return "models", "no model under models: is made of it"
+        return "models", "not used by any model under models:"
     if position in decided.refused or position in decided.shortened:
         # A shortened row is in a shard too, without the part that was left out.
         step = "render" if position in decided.refused else "render_part"

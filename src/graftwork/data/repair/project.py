@@ -85,8 +85,8 @@ def repair_project(work: OpenProject, job: RepairJob) -> RepairOutcome:
     teacher_settings = with_prices(job.settings)[0].teacher
     if teacher_settings is None:
         raise UserError(
-            "no teacher is named",
-            why="the rows need a model that answers them",
+            "no teacher is configured",
+            why="the rows need a model to answer them",
             fix="give --teacher URL#MODEL,key=VARIABLE or engine:llamacpp#BASE, or set data.repair.teacher",
             where="data.repair.teacher",
         )
@@ -170,7 +170,7 @@ def with_prices(settings: RepairSettings) -> tuple[RepairSettings, str]:
         if teacher.max_cost is not None:
             raise UserError(
                 "max_cost needs prices",
-                why=f"`graft plan catalog api_prices` has no price of {teacher.model}",
+                why=f"`graft plan catalog api_prices` has no price for {teacher.model}",
                 fix="state price_in and price_out, or add the model to an api_prices.csv of your own",
                 where="data.repair.teacher.max_cost",
             )
@@ -220,7 +220,7 @@ def _rules(work: OpenProject, data: DataSettings) -> AcceptanceRules:
         raise UserError(
             "data.repair.judge_at_least needs a judge",
             why="no judge is named under evaluate.judge",
-            fix="name one, or leave judge_at_least out",
+            fix="specify one, or leave judge_at_least out",
             where="data.repair.judge_at_least",
         )
     grading = Grading(work, ())

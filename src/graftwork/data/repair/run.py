@@ -338,7 +338,7 @@ def _augment(
             raise UserError(
                 f"no row has the role {role!r}",
                 why=f"the roles of the log are: {', '.join(sorted(roles.names)[:20]) or 'none'}",
-                fix="name one of these: --augment role=NAME",
+                fix="use one of these: --augment role=NAME",
                 where="--augment",
             )
         of_role = roles.numbers == roles.names.index(role)
@@ -453,7 +453,7 @@ class AcceptanceRules:
         try:
             mark = 1 + 4 * self.judge.rate(to_case(question), reply.text)
         except CannotGrade as error:
-            return f"the judge gave no mark: {error}"
+            return f"the judge gave no score: {error}"
         return None if mark >= least else f"the judge gave {mark:g}, less than {least:g}"
 
 
@@ -616,7 +616,7 @@ def run_repair(
 
 
 def longest_row(settings: DataSettings) -> int | None:
-    """The tokens beyond which `graft data prepare` drops a row; None where it shortens rows instead."""
+    """The tokens beyond which `graft data prepare` drops a row; None if it shortens rows instead."""
     return settings.max_tokens if settings.overlong == "drop" else None
 
 

@@ -229,7 +229,7 @@ def _pair_grams(
 def _fresh_values(
     corpus: CorpusColumns, name: str, positions: Array, fresh: Array | None
 ) -> ValueLookup | None:
-    """Return the values of the fresh ones of these rows; None where those of all rows are needed."""
+    """Return the values of the fresh ones of these rows; None if those of all rows are needed."""
     if fresh is None or not is_worth_looking_up(fresh):
         return None
     return ValueLookup(distinct(read_rows(corpus, name, positions[fresh[positions]]).values))

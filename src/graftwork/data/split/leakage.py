@@ -151,7 +151,8 @@ def require_no_leak(
         split = SPLITS[assignment.split[held_out_row]]
         raise NegativeResult(
             f"a question is in train and in {split}",
-            why=f"{trained} and {held_out} {_WHY[kind]}: an evaluation on it would measure memory, not skill",
+            why=f"{trained} and {held_out} {_WHY[kind]}: evaluating on it would measure memorization, "
+            "not skill",
             fix="remove one of the two rows; rows that this program grouped itself never leak, so please "
             "report it if graft assigned these splits",
             where=str(held_out),

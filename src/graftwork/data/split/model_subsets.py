@@ -134,9 +134,7 @@ def _find_own(facts: KeptRows, name: str, keep: Keep) -> Mask:
                 why=f"the {key}s of the kept rows are: {listed}"
                 if values_by_key[key]
                 else f"no kept row states a {key}",
-                fix=f"name one of these, or leave {key!r} out"
-                if values_by_key[key]
-                else f"leave {key!r} out",
+                fix=f"use one of these, or leave {key!r} out" if values_by_key[key] else f"leave {key!r} out",
                 where=f"models.{name}.keep.{key}",
             )
         selected &= matches
@@ -145,7 +143,7 @@ def _find_own(facts: KeptRows, name: str, keep: Keep) -> Mask:
         raise UserError(
             f"models.{name}.keep matches no row",
             why=f"each of {', '.join(keys)} matches some rows, and no row matches all of them",
-            fix="name fewer keys; `graft data audit` shows which roles and domains the logs have",
+            fix="specify fewer keys; `graft data audit` shows which roles and domains the logs have",
             where=f"models.{name}.keep",
         )
     return selected
@@ -218,9 +216,9 @@ def require_split_key(corpus: Corpus, passed: "np.ndarray[Any, Any]", *, setting
         fields = [name for name, field in SPLIT_FIELDS.items() if any(getattr(row, field) for row in rows)]
         keys = sorted({*fields, *(key for row in rows for key in row.extra)} - {"id"})[:20]
         raise UserError(
-            f"no row has {settings.split_by!r}, which data.split_by names",
+            f"no row has {settings.split_by!r}, the key in data.split_by",
             why="rows that belong together would be split without notice",
-            fix=f"name one of: {', '.join(keys)}; or `question`",
+            fix=f"use one of: {', '.join(keys)}; or `question`",
             where="data.split_by",
         )
     if not lacking:

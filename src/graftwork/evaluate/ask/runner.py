@@ -279,7 +279,7 @@ class CaseRunner:
 def stopped(job: EvalJob, reached: str) -> GracefulStop:
     return GracefulStop(
         f"the evaluation of {job.subject} was stopped: {reached}",
-        fix="run `graft eval` again: it resumes from there",
+        fix="run `graft eval` again to resume",
         where=job.folder,
     )
 
@@ -352,8 +352,8 @@ def ask_endpoint(
             attempts = plural(trouble.attempts, "attempt")
             raise EnvironmentFailure(
                 f"the endpoint did not answer case {case.id} in {attempts}: {trouble}",
-                why="a rate over the answered cases alone would flatter it",
-                fix="run `graft eval` again when it is well: what was answered is kept",
+                why="a rate over only the answered cases would be too optimistic",
+                fix="run `graft eval` again once the endpoint is healthy; existing answers are kept",
                 where=job.subject,
             ) from trouble
 

@@ -36,7 +36,7 @@ class ServedAnswer(NamedTuple):
         return self.mean_logprob_of(None)
 
     def mean_logprob_of(self, first: int | None) -> float | None:
-        """The mean log-probability of the first tokens, or of all; None where it was not asked for."""
+        """The mean log-probability of the first tokens, or of all; None if it was not asked for."""
         logprobs = [logprob for _, logprob in self.tokens[:first]]
         return math.fsum(logprobs) / len(logprobs) if logprobs else None
 
@@ -124,7 +124,7 @@ async def _ask_one(
             )
             data = await reply.read()
     except OSError:
-        problem = "the endpoint does not answer"
+        problem = "the endpoint is not responding"
         return ServedAnswer(case.id, 0, "", time.perf_counter() - started, {}, problem=problem)
     seconds, answer = time.perf_counter() - started, json.loads(data)
     reply_headers = dict(reply.headers)

@@ -168,8 +168,8 @@ def _explain_end(folder: Path, code: int) -> Exception:
     except (OSError, ValueError):
         return WorkerFailed(
             f"one of the processes that share an evaluation ended with {code}",
-            why="the others were stopped; what all of them answered is kept",
-            fix="run `graft eval` again: it resumes from there",
+            why="the others were stopped; all existing answers are kept",
+            fix="run `graft eval` again to resume",
             where=str(folder / LOG_FILE),
         )
 

@@ -36,7 +36,7 @@ FAR_UNDER = 0.6
 """Training loss under this share of the validation loss means that the rows were memorized."""
 ROSE = 1.02
 SPIKE = 1.8
-"""A loss so many times the median of the steps before it."""
+"""A loss this many times the median of the steps before it."""
 WINDOW = 9
 FEWEST_BEFORE = 4
 HARDLY_LEARNED = 0.97
@@ -310,8 +310,8 @@ def _on_confusions(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
                 text = f"{count} of {due} cases of {metric} {label} got {column}: train for more steps."
             else:
                 text = (
-                    f"{count} of {due} cases of {metric} {label} were answered {column}: add rows of "
-                    "both, and look whether their labels are right."
+                    f"{count} of {due} cases of {metric} {label} were answered {column}: add rows "
+                    "of both, and check whether their labels are right."
                 )
             hints.append(Hint(count, text))
     return hints
@@ -348,10 +348,10 @@ def _on_groups(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
 
 def _on_limits(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
     speed = report.candidate.generation.tokens_per_second
-    slow = f" (it makes {speed:.0f} tokens a second)" if speed > 1 else ""
+    slow = f" (it makes {speed:.0f} tokens per second)" if speed > 1 else ""
     faster = (
-        f"answer in fewer tokens{slow}: train on shorter replies, lower evaluate.max_new_tokens; or take a "
-        "smaller or quantised base, or a faster device."
+        f"answer in fewer tokens{slow}: train on shorter replies, lower evaluate.max_new_tokens; "
+        "or take a smaller or quantized base, or a faster device."
     )
     texts = {
         (LATENCY, "fail"): f"Latency is over its limit: {faster}",
@@ -367,11 +367,11 @@ def _on_limits(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
         (
             TOKENS_PER_SECOND,
             "fail",
-        ): "Too few tokens a second: a smaller or quantised base, or a faster device.",
+        ): "Too few tokens per second: a smaller or quantized base, or a faster device.",
         (
             MEMORY,
             "fail",
-        ): "Memory is over its limit: a smaller or quantised base, a smaller batch or a shorter context.",
+        ): "Memory is over its limit: a smaller or quantized base, a smaller batch or a shorter context.",
     }
     return [Hint(0.5, texts[key]) for r in rules if (key := (r.metric, r.outcome)) in texts]
 

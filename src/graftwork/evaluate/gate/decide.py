@@ -47,7 +47,7 @@ from graftwork.text.wording import plural
 
 
 class Stop(NamedTuple):
-    """Why the attempt ends. `rule` is None where the broken rule is already in the verdict."""
+    """Why the attempt ends. `rule` is None if the broken rule is already in the verdict."""
 
     reason: str
     rule: RuleResult | None = None
@@ -422,7 +422,7 @@ def next_start(
 
 
 def asked_otherwise(report_a: Report, report_b: Report) -> str:
-    """What decides how answers come out or are graded, and differs; empty where nothing does."""
+    """What decides how answers come out or are graded, and differs; empty if nothing does."""
     for name in DECIDES_GRADES:
         if report_a.settings.get(name) != report_b.settings.get(name):
             return f"evaluate.{name}"

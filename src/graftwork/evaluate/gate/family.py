@@ -85,7 +85,7 @@ class RoutedAnswer(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class FamilyEvidence:
     before: Sequence[RoutedAnswer]
-    """The family as it is live; empty where nothing changes."""
+    """The family as it is live; empty if nothing changes."""
     after: Sequence[RoutedAnswer]
     without: Sequence[RoutedAnswer] = ()
     """The same cases while the changed member is away."""
@@ -165,7 +165,7 @@ def _choose_cases(work: OpenProject, family: FamilySettings) -> tuple[Case, ...]
         raise UserError(
             "there are no cases to ask the family",
             why="the integration set is empty",
-            fix="raise data.test, or name a file under serve.family.gate.cases",
+            fix="raise data.test, or specify a file under serve.family.gate.cases",
             where="serve.family.gate.cases",
         )
     return tuple(spread[: family.gate.max_cases])
@@ -236,7 +236,7 @@ def _ask_family(
             _await_alias(url, lambda found: found.get(alias) == new.id)
             work.reporter.info(f"the same cases with {new.model} {new.id[:12]}")
             after = run(url, f"the family with {new.id[:12]}")
-        # What the engine processes have taken at most; None where the system does not say.
+        # What the engine processes have taken at most; None if the system does not say.
         engine = read_health(url)["engine"]
         pids = {status["pid"] for status in engine.get("replicas", [])} or {engine["pid"]}
         peaks = [process_peak_gib(pid) for pid in pids - {None}]
@@ -271,7 +271,7 @@ def _await_alias(url: str, holds: Callable[[dict[str, str]], bool]) -> None:
     raise WorkerFailed(
         "the endpoint did not take over the new member",
         why=f"it had {_SWITCH_SECONDS:.0f} s; refused: {read_health(url).get('refused')}",
-        fix=f"look at .graft/serving/{BACKGROUND}/engine.log",
+        fix=f"check .graft/serving/{BACKGROUND}/engine.log",
     )
 
 

@@ -54,14 +54,14 @@ MIDDLE = 0.5
 FEWEST_FOR_MEAN = 16
 SLOWEST = 2.0
 """No bound of a mean of seconds holds for every distribution: one request in a thousand may take an hour.
-This one assumes that none takes so many times as long as the slowest of at least `FEWEST_FOR_MEAN`."""
+This one assumes that none takes this many times as long as the slowest of at least `FEWEST_FOR_MEAN`."""
 NO_BOUNDS = Interval(-math.inf, math.inf)
 
 
 def figure_of(
     subject: SubjectReport, rule: GateRule, *, sessions: Mapping[str, str] | None = None
 ) -> Metric | None:
-    """What the rule looks at; None where it was not measured."""
+    """What the rule looks at; None if it was not measured."""
     metric = measured(subject, rule.metric)
     if metric is None:
         return None
@@ -235,11 +235,11 @@ RANGE = NormalDist().inv_cdf(0.9)
 
 
 class Needed(NamedTuple):
-    """Fresh cases like these; `sessions` is 0 where every case is independent.
+    """Fresh cases like these; `sessions` is 0 if every case is independent.
 
     `certain`: it takes no luck if all goes on like this, for nothing varied. `with_these` is the size of a
-    set that holds these cases too; 0 where that is not known. `least` and `most` are for the ends of an 80 %
-    interval of the figure seen; `most` is None where that includes the limit: then it may be noise.
+    set that holds these cases too; 0 if that is not known. `least` and `most` are for the ends of an 80 %
+    interval of the figure seen; `most` is None if that includes the limit: then it may be noise.
     """
 
     cases: int
@@ -544,7 +544,7 @@ def _say_remedy(rule: GateRule, metric: Metric, needed: Needed | None) -> str:
 
 
 def describe_change(before: GateSettings, after: GateSettings) -> str:
-    """Which rules are gone and which are new; empty where both ask for the same."""
+    """Which rules are gone and which are new; empty if both ask for the same."""
     old, new = _list_rules(before), _list_rules(after)
     gone = [rule for rule in old if rule not in new]
     come = [rule for rule in new if rule not in old]

@@ -103,9 +103,9 @@ class Pair(NamedTuple):
     fewest: int = 0
     """Requests, or sessions, without which no bound of the gain reaches the confidence."""
     worst_p: float = 1.0
-    """p of the gain if every ungraded case was lost; that of `seen` where there is none."""
+    """p of the gain if every ungraded case was lost; that of `seen` if there is none."""
     units: Units | None = None
-    """The gain of each session or case; None where grades have no bounds or are not known one by one."""
+    """The gain of each session or case; None if grades have no bounds or are not known one by one."""
 
     @property
     def too_few(self) -> bool:
@@ -351,7 +351,7 @@ def judge_primary(
     endings: dict[RuleOutcome, str] = {
         "pass": f"better on average over {say_like_these(comparison)}",
         "unknown": f"which may be chance{settles}" if too_few else "which what was not graded may undo",
-        "fail": f"so the adapter is no better than {who}",
+        "fail": f"so the adapter is not better than {who}",
     }
     return RuleResult(
         metric=primary.metric,
@@ -444,7 +444,7 @@ def lower_is_better(name: str) -> bool:
 
 
 def find_subject(report: Report, against: Against, around: Surroundings) -> SubjectReport | None:
-    """Whom the candidate is held against; None where it did not answer these cases."""
+    """Whom the candidate is held against; None if it did not answer these cases."""
     everyone = (report.baseline, *report.others)
     if against == "champion":
         if around.no_champion and report.champion is None:
@@ -460,10 +460,10 @@ def find_subject(report: Report, against: Against, around: Surroundings) -> Subj
 def pair_up(
     report: Report, name: str, *, with_subject: SubjectReport, one_sided: bool = False, tried: int = 1
 ) -> Pair | None:
-    """The candidate's metric compared with the other's; None where one of them was not measured.
+    """The candidate's metric compared with the other's; None if one of them was not measured.
 
     `one_sided` makes each bound hold by itself, as a margin wants it: only one side can do harm. `tried`
-    makes the bounds of so many candidates hold together (Bonferroni).
+    makes the bounds of this many candidates hold together (Bonferroni).
     """
     mine, theirs = measured(report.candidate, name), measured(with_subject, name)
     confidence = mine.confidence if mine is not None else confidence_of(report)

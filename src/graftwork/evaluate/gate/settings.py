@@ -202,7 +202,7 @@ class Win(Record):
         require_metric(name)
         if name not in FIGURES:
             raise ValueError(
-                f"{name} is a quality, not a cost: make it the `primary` metric, or name one of: "
+                f"{name} is a quality, not a cost: make it the `primary` metric, or use one of: "
                 f"{', '.join(FIGURES)}"
             )
         return name

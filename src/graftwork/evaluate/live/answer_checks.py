@@ -34,7 +34,7 @@ def require_live_check(name: str, context: GradeContext, *, where: str) -> None:
         raise UserError(
             f"there is no check {name}",
             why="it is neither a metric nor a check under evaluate.checks",
-            fix="name a metric such as json_valid, or add the check to evaluate.checks",
+            fix="specify a metric such as json_valid, or add the check to evaluate.checks",
             where=where,
         )
     if against_reference(name, context):
@@ -106,7 +106,7 @@ class LiveChecks:
         return None
 
     def grade(self, name: str, messages: Sequence[Mapping[str, str]], text: str) -> float | None:
-        """None where the check is not about this answer. Raises CannotGrade."""
+        """None if the check is not about this answer. Raises CannotGrade."""
         # Requests are checked in several threads at once: each has its own list of failures.
         context = replace(self._context, failed=[])
         mark = grade(name, self._case(name, messages, text), text, context=context)

@@ -62,7 +62,7 @@ def choose_metric(work: OpenProject, metric: str | None, *, also: tuple[str, ...
         raise UserError(
             f"{name} is not graded in this project",
             why=f"graded are: {', '.join((*graded, *also))}",
-            fix="name one of these, or add it under evaluate.metrics or evaluate.checks",
+            fix="use one of these, or add it under evaluate.metrics or evaluate.checks",
             where="--metric",
         )
     return name
@@ -72,7 +72,7 @@ def find_pair(work: OpenProject, a: str, b: str) -> tuple[Release, Release]:
     first, second = find_release(work.releases, a), find_release(work.releases, b)
     if first.id == second.id:
         raise UserError(
-            f"both are release {first.id[:12]}", why="there is nothing to compare", fix="name two releases"
+            f"both are release {first.id[:12]}", why="there is nothing to compare", fix="specify two releases"
         )
     return first, second
 
@@ -164,7 +164,7 @@ def _ask(
 FEEDBACK = "feedback"
 """The metric that users grade by themselves: POST /v1/feedback."""
 HOPELESS = 20
-"""After so many sessions without a grade there is nothing to wait for."""
+"""After this many sessions without a grade there is nothing to wait for."""
 ROLES = ("system", "user", "assistant", "tool")
 Side = Literal["A", "B"]
 
@@ -350,7 +350,7 @@ class LiveComparison:
 
 
 def find_experiment(work: OpenProject, pair: tuple[Release, Release], name_part: str | None) -> str | None:
-    """The one asked for by its id or a part of it, else the latest of this pair; None where there is none."""
+    """The one asked for by its id or a part of it, else the latest of this pair; None if there is none."""
     ids = (pair[0].id, pair[1].id)
     experiments = [name for name in work.captures.experiments() if is_experiment_between(name, *ids)]
     if name_part is None:

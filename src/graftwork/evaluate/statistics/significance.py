@@ -34,7 +34,7 @@ def mcnemar(wins: int, *, losses: int) -> float:
 
 
 EXACT_FLIPS = 32
-"""So many differences can be flipped in every way: two halves of 2^16 sums each."""
+"""This many differences can be flipped in every way: two halves of 2^16 sums each."""
 EXACT_STEPS = 2_000_000
 """The work that an exact count of sums on a grid may take."""
 FINEST_GRID = 60
@@ -149,7 +149,7 @@ LUCK = 0.015
 FEWEST_DRAWS, MOST_DRAWS, DRAWN_NUMBERS = 200, 400, 10_000
 """Test sets that are drawn to find the power: the fewer, the more kinds of units there are."""
 FEW_ENOUGH_TO_SUM = 50_000
-"""Beyond so many cases the normal approximation is within one in a hundred of the exact sum."""
+"""Beyond this many cases the normal approximation is within one in a hundred of the exact sum."""
 NEGLIGIBLE_DEVIATIONS = 9.0
 """Counts of discordant pairs farther than this from their mean have no weight in a sum."""
 
@@ -160,7 +160,7 @@ def units_for_power(
     """How many units like these show that their mean is above `limit` in four test sets of five.
 
     A unit is a case, a pair, or a session with all of its cases. Test sets of every size are drawn from the
-    units seen, and the test of `mean_above` is made on each. None where the mean seen is not above the limit.
+    units seen, and the test of `mean_above` is made on each. None if the mean seen is not above the limit.
     `start` is a guess.
     """
     import numpy as np

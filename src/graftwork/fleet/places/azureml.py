@@ -26,7 +26,7 @@ from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
 
 SPARE_SECONDS = 600
-"""Azure's own limit comes so long after that of the job: for the download of the image."""
+"""Azure's own limit comes this long after that of the job: for the download of the image."""
 TAG = "graftwork"
 FOLDER = "graftwork"
 """In the datastore."""
@@ -55,21 +55,19 @@ class AzureMLSettings(Record):
     )
     instances: dict[str, float] = Field(
         {},
-        description="Machine sizes that may be used, with their price an hour in your region; "
-        "default: those of the catalog.",
+        description="Machine sizes to use, with their hourly price in your region. Default: those in the "
+        "catalog.",
     )
-    spot: bool = Field(True, description="Use low-priority machines: cheaper, may be taken and come back.")
-    compute: str = Field(
-        "", description="A compute cluster of the workspace; default: serverless, Azure brings the machine."
-    )
+    spot: bool = Field(True, description="Use low-priority machines: cheaper, but may be preempted.")
+    compute: str = Field("", description="A compute cluster of the workspace. Default: serverless.")
     datastore: Annotated[str, NotSecret("a name")] = Field(
         "workspaceblobstore", description="Datastore for bundles and results."
     )
     container: Annotated[str, NotSecret("an address without a login")] = Field(
-        "", description="Address of the datastore's container, if it is not that of the public cloud."
+        "", description="Address of the datastore's container, if not in the public cloud."
     )
     vault: Annotated[str, NotSecret("an address without a login")] = Field(
-        "", description="Address of the Key Vault for secrets; default: that of the workspace."
+        "", description="Address of the Key Vault for secrets. Default: that of the workspace."
     )
 
 
@@ -170,7 +168,8 @@ class AzureMLPlace(StoragePlace):
             return JobPoll(
                 phase="ended",
                 exit_code=OVER[status] or 1,
-                message=f"Azure says: {status.lower()}, and it left no result; {job_status.studio_url or ''}",
+                message=f"Azure reports: {status.lower()}, and there is no result; "
+                f"{job_status.studio_url or ''}",
             )
         return JobPoll(phase="running") if status in RUNNING else JobPoll(phase="starting", message=status)
 
@@ -225,7 +224,7 @@ class VaultClient(RestClient):
         text = str((content.get("error") or {}).get("message", ""))[:200]
         if status in (401, 403):
             return Refused(
-                f"Key Vault refuses the login: {text or status}",
+                f"Key Vault rejected the login: {text or status}",
                 fix="give your user the role `Key Vault Secrets Officer` at the vault of the workspace",
                 where="fleet.azureml.vault",
             )
@@ -354,17 +353,19 @@ def _ask(call: Callable[[], Any]) -> Any:
     except ClientAuthenticationError as error:
         raise _denied(str(error)) from None
     except (ServiceRequestError, ServiceResponseError) as error:
-        raise PlaceUnreachable(f"Azure does not answer: {str(error)[:200]}", fix="try again later") from None
+        raise PlaceUnreachable(
+            f"Azure is not responding: {str(error)[:200]}", fix="try again later"
+        ) from None
     except HttpResponseError as error:
         code = str(getattr(error.error, "code", "") or getattr(error, "error_code", "") or "")
         raise _explain(code, str(error.message or error), int(error.status_code or 0)) from None
     except AzureError as error:
         raise PlaceUnreachable(
-            f"Azure does not answer as it should: {str(error)[:200]}", fix="try again later"
+            f"Azure returned an unexpected response: {str(error)[:200]}", fix="try again later"
         ) from None
     except ValidationException as error:
         raise Refused(
-            f"azure-ai-ml refuses the job: {str(error)[:300]}",
+            f"azure-ai-ml rejected the job: {str(error)[:300]}",
             fix="check the names in fleet.azureml",
             where="fleet.azureml",
         ) from None
@@ -378,7 +379,7 @@ def _ask(call: Callable[[], Any]) -> Any:
 
 def _denied(text: str) -> Refused:
     return Refused(
-        f"Azure refuses the login: {text.splitlines()[0][:200] if text else 'no reason'}",
+        f"Azure rejected the login: {text.splitlines()[0][:200] if text else 'no reason'}",
         fix="make `az account show` work (`az login`); the user needs the roles `AzureML Data Scientist` "
         "at the workspace and `Storage Blob Data Contributor` at its storage",
         where="fleet.azureml",
@@ -400,14 +401,16 @@ def _explain(code: str, message: str, status: int) -> GraftError:
             f"the quota of the subscription does not allow this machine: {text}",
             why="Azure has a quota of cores for each family of machines, apart for low-priority ones; it "
             "starts at 0",
-            fix="ask for more below Quotas in the studio of the workspace, or name another GPU",
+            fix="ask for more below Quotas in the studio of the workspace, or use another GPU",
         )
     if status == 429 or status >= 500 or not status:
-        return PlaceUnreachable(f"Azure does not answer as it should: {status} {text}", fix="try again later")
+        return PlaceUnreachable(
+            f"Azure returned an unexpected response: {status} {text}", fix="try again later"
+        )
     if "terminal state" in message or code == "JobNotCancelable":
         return _JobIsOver(text)
     return Refused(
-        f"Azure refuses the request: {text}",
+        f"Azure rejected the request: {text}",
         why=f"{code}, status {status}",
         fix="check fleet.azureml: image, instances and compute",
         where="fleet.azureml",

@@ -42,7 +42,8 @@ MOST_GREETING = 2**16
 END_SECONDS = 5.0
 """How long a process may take to end after its input has."""
 ANSWER_SECONDS = 120.0
-"""A host that is busy or hangs has so long for a short command: other hosts and paid machines wait for it."""
+"""A host that is busy or hangs has this long for a short command: other hosts and paid machines wait for it.
+"""
 SHORT = ("probe", "list", "status", "stop", "wait")
 SHARED_SECONDS = 20
 """How long a connection waits for the next command."""
@@ -140,9 +141,9 @@ class ProcessConnection:
             )
         if code == -signal.SIGKILL:
             return PlaceUnreachable(
-                f"{self.name} does not answer",
-                why="it took the login, and hangs",
-                fix="log in there and look for what hangs: its disk, or a file system of the network",
+                f"{self.name} is not responding",
+                why="it accepted the login, then hung",
+                fix="log in there and find out what hangs: a disk or a network file system",
                 where=self.name,
             )
         if code in NOT_FOUND:
@@ -187,7 +188,7 @@ class HostSession:
     def ask(
         self, words: tuple[str, ...], feed: Feed | None, into: IO[bytes], *, seconds: float | None
     ) -> int:
-        """Write what the command answers; returns its code. After so many seconds the process is killed."""
+        """Write what the command answers; returns its code. After this many seconds the process is killed."""
         if seconds is None:
             return self._ask(words, feed, into)
         limit = threading.Timer(seconds, self._process.kill)
@@ -346,7 +347,7 @@ class HostsPlace:
         if len(self._connections) > 1:
             raise UserError(
                 f"{self.name} has several hosts, and data of its own is on one",
-                fix=f"name the host, as {self.name}:{next(iter(self._connections))}",
+                fix=f"specify the host, as {self.name}:{next(iter(self._connections))}",
             )
         connection = next(iter(self._connections.values()))
         description: dict[str, Any] = json.loads(connection.run("dataset", path, model))
@@ -374,7 +375,7 @@ class HostsPlace:
         return JobPoll.from_json(self._connection_of(job).run("status", job.label))
 
     def wait(self, job: PlacedJob, seconds: float) -> JobPoll:
-        """As `poll`, once the job is over or after so many seconds."""
+        """As `poll`, once the job is over or after this many seconds."""
         return JobPoll.from_json(self._connection_of(job).run("wait", job.label, f"{seconds:.3f}"))
 
     def log(self, job: PlacedJob) -> str:

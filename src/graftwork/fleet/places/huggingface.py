@@ -26,7 +26,7 @@ from graftwork.records.hardware import Offer
 
 MOUNT = "/graftwork"
 SPARE_SECONDS = 900
-"""The limit at Hugging Face comes so long after that of the job."""
+"""The limit at Hugging Face comes this long after that of the job."""
 OPEN_STAGES = ("SCHEDULING", "RUNNING")
 MINUTES = {"minute": 60.0, "hour": 1.0, "second": 3600.0}
 """How many of a price's unit an hour has."""
@@ -38,9 +38,11 @@ class HuggingFaceSettings(Record):
 
     repository: str = Field(
         pattern=r"^[\w.-]+/[\w.-]+$",
-        description="A private dataset repository for bundles and results; it is made if it does not exist.",
+        description="A private dataset repository for bundles and results; created if it does not exist.",
     )
-    namespace: str = Field("", description="User or organization that pays; default: that of the repository.")
+    namespace: str = Field(
+        "", description="User or organization that pays. Default: the owner of the repository."
+    )
     image: str = Field(
         "pytorch/pytorch:2.11.0-cuda12.8-cudnn9-runtime",
         description="Docker image with Python 3.11 or later; `graft fleet image` writes one.",
@@ -97,7 +99,7 @@ class HuggingFacePlace(StoragePlace):
             raise Refused(
                 f"Hugging Face has no {flavor_name} with the GPU {order.gpu or 'none'}",
                 why=f"it has: {', '.join(sorted({_gpu_of(flavor) or 'none' for flavor in self._flavors()}))}",
-                fix="name one of `graft fleet offers --place huggingface`",
+                fix="use one of `graft fleet offers --place huggingface`",
                 where="--gpu",
             )
         token = self._hub.token()
@@ -206,7 +208,7 @@ class HubClient:
             raise _no_token() from None
         except no_answer as error:
             raise PlaceUnreachable(
-                f"Hugging Face does not answer: {type(error).__name__}", fix="try again later"
+                f"Hugging Face is not responding: {type(error).__name__}", fix="try again later"
             ) from None
 
     def token(self) -> str:
@@ -261,7 +263,7 @@ class HubStorage:
                 raise Refused(
                     f"the dataset repository {self._repository} is public",
                     why="the files of jobs hold the training data",
-                    fix="make it private in its settings at huggingface.co, or name another repository",
+                    fix="make it private in its settings at huggingface.co, or use another repository",
                     where="fleet.huggingface.repository",
                 )
             api.create_commit(
@@ -306,7 +308,7 @@ def _explain(status: int, message: str) -> GraftError:
     text = message.strip()[:300]
     if status == 401:
         return Refused(
-            f"Hugging Face refuses the token: {text}",
+            f"Hugging Face rejected the token: {text}",
             fix="run `hf auth login`, or set HF_TOKEN to a token that may write and run jobs",
             where="HF_TOKEN",
         )
@@ -325,7 +327,7 @@ def _explain(status: int, message: str) -> GraftError:
     if status == 429 or status >= 500 or not status:
         return PlaceUnreachable(f"Hugging Face answered with status {status}: {text}", fix="try again later")
     return Refused(
-        f"Hugging Face refuses the request: {text}",
+        f"Hugging Face rejected the request: {text}",
         why=f"status {status}",
         fix="`graft fleet offers --place huggingface` lists the flavors; check fleet.huggingface",
         where="fleet.huggingface",

@@ -56,10 +56,10 @@ class KaggleSettings(Record):
     """Kernels of Kaggle. The login is that of Kaggle's own client: KAGGLE_API_TOKEN, or KAGGLE_USERNAME and
     KAGGLE_KEY, or ~/.kaggle."""
 
-    user: str = Field("", description="The account; default: the one that the login belongs to.")
+    user: str = Field("", description="The account. Default: the owner of the login.")
     accelerator: str = Field(
         "NvidiaTeslaT4",
-        description="Machine shape of kernels, as Kaggle names it; empty: kernels without a GPU.",
+        description="Machine shape of kernels, as Kaggle names it; empty: no GPU.",
     )
 
 
@@ -116,7 +116,7 @@ class KagglePlace(CloudPlace):
         answer = self._ask("save_kernel", **request)
         if answer.error or answer.invalid_dataset_sources:
             why = answer.error or f"unknown datasets: {', '.join(answer.invalid_dataset_sources)}"
-            raise Refused("Kaggle refuses the kernel", why=why, fix="run it again; check fleet.kaggle")
+            raise Refused("Kaggle rejected the kernel", why=why, fix="run it again; check fleet.kaggle")
         return job
 
     def poll(self, job: PlacedJob) -> JobPoll:
@@ -349,7 +349,7 @@ class KagglePlace(CloudPlace):
             ) from None
         except requests.RequestException as error:
             raise PlaceUnreachable(
-                f"Kaggle does not answer: {type(error).__name__}", fix="try again later"
+                f"Kaggle is not responding: {type(error).__name__}", fix="try again later"
             ) from None
 
     def _placed(self, label: str, gpu: str, *, created: datetime | None = None) -> PlacedJob:
@@ -394,7 +394,7 @@ def _no_login() -> str:
 def _explain(status: int, message: str) -> GraftError:
     if status == 401:
         return Refused(
-            "Kaggle refuses the login",
+            "Kaggle rejected the login",
             why=message[:200],
             fix="create a token at kaggle.com/settings and set KAGGLE_API_TOKEN",
             where="KAGGLE_API_TOKEN",
@@ -408,7 +408,7 @@ def _explain(status: int, message: str) -> GraftError:
     if status == 429 or status >= 500 or not status:
         return PlaceUnreachable(f"Kaggle answered with status {status}", fix="try again later")
     return Refused(
-        f"Kaggle refuses the request: {message[:200]}",
+        f"Kaggle rejected the request: {message[:200]}",
         why=f"status {status}",
         fix="check fleet.kaggle, and the quota at kaggle.com/settings",
         where="fleet.kaggle",

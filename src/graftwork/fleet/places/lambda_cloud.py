@@ -35,12 +35,12 @@ class LambdaSettings(Record):
     """Instances of Lambda Cloud. The key of the account is in LAMBDA_API_KEY."""
 
     ssh_key: Annotated[str, NotSecret("the name of a key")] = Field(
-        "", description="Name of the SSH key in Lambda's console; default: the one with `public_key`."
+        "", description="Name of the SSH key in Lambda's console. Default: the one that matches `public_key`."
     )
     public_key: Annotated[str, NotSecret("the path of a public key")] = Field(
         "~/.ssh/id_ed25519.pub", description="The SSH key that may log in to the instance."
     )
-    regions: tuple[str, ...] = Field((), description="Regions that may be used; default: all.")
+    regions: tuple[str, ...] = Field((), description="Regions to use. Default: all.")
     python: str = Field("python3", description="Python 3.11 or later in the image.")
 
 
@@ -60,19 +60,19 @@ class LambdaClient(RestClient):
         if code == CAPACITY:
             return Refused(
                 f"Lambda has no such machine now: {text}",
-                fix="name one of `graft fleet offers --place lambda`; fleet.lambda_cloud.regions limits them",
+                fix="use one of `graft fleet offers --place lambda`; fleet.lambda_cloud.regions limits them",
                 where="--gpu",
             )
         if status in (401, 403):
             return Refused(
-                f"Lambda refuses the key: {text or status}",
+                f"Lambda rejected the key: {text or status}",
                 fix="set LAMBDA_API_KEY to a key of the console; the account needs a way to pay",
                 where="LAMBDA_API_KEY",
             )
         if may_pass(status):
             return PlaceUnreachable(f"Lambda answered with status {status}: {text}", fix="try again later")
         return Refused(
-            f"Lambda refuses the request: {text or status}",
+            f"Lambda rejected the request: {text or status}",
             why=f"{code}, status {status}",
             fix="check fleet.lambda_cloud; quota and credit are in Lambda's console",
         )
@@ -162,7 +162,7 @@ class LambdaPlace(RentedPlace):
         if not rows:
             raise Refused(
                 f"Lambda has no machine with the GPU {order.gpu or 'none'} now",
-                fix="name one of `graft fleet offers --place lambda`",
+                fix="use one of `graft fleet offers --place lambda`",
                 where="--gpu",
             )
         kind, region = min(rows, key=lambda row: float(row[0]["price_cents_per_hour"]))
@@ -188,8 +188,8 @@ class LambdaPlace(RentedPlace):
         raise Refused(
             "the account at Lambda does not have the SSH key",
             why=f"it knows: {', '.join(str(key['name']) for key in keys) or 'none'}",
-            fix=f"add {key_name or self._settings.public_key} below SSH keys in Lambda's console, or name "
-            "another one in fleet.lambda_cloud.ssh_key",
+            fix=f"add {key_name or self._settings.public_key} below SSH keys in Lambda's console, or "
+            "use another one in fleet.lambda_cloud.ssh_key",
             where="fleet.lambda_cloud.ssh_key",
         )
 

@@ -157,7 +157,7 @@ def _require_same_run(bundle: Path, run: Path, results: Path) -> None:
             raise UserError(
                 f"these are results of the run {str(run_id)[:40]}, not of {expected}",
                 why=f"{name} in them says so",
-                fix="name the job that they belong to: `graft fleet list` has the run of each",
+                fix="specify the job that they belong to: `graft fleet list` has the run of each",
                 where=str(results),
             )
 
@@ -206,8 +206,8 @@ def _instructions(order: JobOrder, bundle: Bundle, secrets: Mapping[str, str]) -
         f"3. Download `{RESULTS}` and run `graft fleet fetch {order.job_id} {RESULTS}` here.",
         "",
         f"On a machine with a shell: unpack the archive and run `{run.removeprefix('!')}`.",
-        f"The job ends by itself after {order.seconds / 3600:.1f} h, with a checkpoint. `graft fleet run` "
-        "goes on from it, at this place or another.",
+        f"The job ends by itself after {order.seconds / 3600:.1f} h, with a checkpoint. `graft "
+        "fleet run` continues from it, at this place or another.",
     ]
     if secrets:
         lines += ["", f"The notebook asks for {', '.join(sorted(secrets))}; they are not in the bundle."]

@@ -2,7 +2,7 @@
 
 In: an order. Out: a Ray job whose submission id is the job's label: a second submit of it is refused by Ray.
 The state is that of Ray while the job is there, then that of the files which it wrote. Ray does not start a
-job again whose node died: the next submit does, under the label with a number, and the job goes on from its
+job again whose node died: the next submit does, under the label with a number, and the job continues from its
 checkpoint. An id is not used twice: Ray may take the end of its first job for that of the second.
 """
 
@@ -36,7 +36,7 @@ STOP, ATTEMPT = "work/stop", "attempt"
 SUBMISSION = re.compile(rf"(?P<label>{LABEL.pattern})(-\d+)?")
 ASK_SECONDS = 20.0
 KILL_SECONDS = 1
-"""Ray sends TERM and, so long after it, KILL. A stop in order is a file instead."""
+"""Ray sends TERM and, this long after it, KILL. A stop in order is a file instead."""
 WAITING, RUNNING = "PENDING", "RUNNING"
 STATUS = re.compile(r"status code (\d{3})\b")
 """How Ray's client states the HTTP status in its errors."""
@@ -47,19 +47,19 @@ class RaySettings(Record):
     """A Ray cluster that is running already."""
 
     address: Annotated[str, NotSecret("a host and a port")] = Field(
-        "auto", description="HOST:PORT of the head; auto: that of this machine's node."
+        "auto", description="HOST:PORT of the head; auto: the head of this machine's node."
     )
-    jobs: str = Field("http://127.0.0.1:8265", description="Address of the dashboard, which takes jobs.")
-    folder: str = Field("~/.graftwork", description="Where jobs are kept; all nodes see it.")
+    jobs: str = Field("http://127.0.0.1:8265", description="Address of the dashboard, which accepts jobs.")
+    folder: str = Field("~/.graftwork", description="Where jobs are kept; must be visible to all nodes.")
     token: Annotated[str, NotSecret("the path of a file")] = Field(
-        "", description="File with the token of the cluster; default: as Ray finds it (~/.ray/auth_token)."
+        "", description="File with the cluster token. Default: Ray's own (~/.ray/auth_token)."
     )
     authentication: Literal["token", "none"] = Field(
-        "token", description="none: use a cluster that takes work from anybody who reaches it."
+        "token", description="none: use a cluster that accepts jobs from anyone who can reach it."
     )
-    cpus: float = Field(1.0, gt=0, description="Cores of a job.")
-    gpus: float = Field(0.0, ge=0, description="GPUs of a job.")
-    python: str = Field("", description="Python 3.11 or later on the nodes; default: this one.")
+    cpus: float = Field(1.0, gt=0, description="CPU cores per job.")
+    gpus: float = Field(0.0, ge=0, description="GPUs per job.")
+    python: str = Field("", description="Python 3.11 or later on the nodes. Default: this one.")
 
 
 class RayPlace(SharedFolderPlace):
@@ -199,7 +199,7 @@ class RayPlace(SharedFolderPlace):
             return _SubmittedBefore(last)
         if status in (401, 403) or (status is None and ("nauthorized" in text or "uthentication" in text)):
             return Refused(
-                "the Ray cluster refuses the token",
+                "the Ray cluster rejected the token",
                 why=last,
                 fix="copy the token of its head (`ray get-auth-token`), and name its file in fleet.ray.token",
                 where="fleet.ray.token",
@@ -279,7 +279,7 @@ class _SubmittedBefore(GraftError):
 
 def _unreachable(address: str, why: str) -> PlaceUnreachable:
     return PlaceUnreachable(
-        "the Ray cluster does not answer",
+        "the Ray cluster is not responding",
         why=why,
         fix="start it with `ray start --head`, or set the address of its dashboard in fleet.ray.jobs",
         where=address,

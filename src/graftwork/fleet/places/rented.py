@@ -98,7 +98,7 @@ class RestClient:
                 f"{self.name} answered with status {status}: {detail}", fix="try again later"
             )
         return Refused(
-            f"{self.name} refuses the request: {detail or status}",
+            f"{self.name} rejected the request: {detail or status}",
             why=f"status {status}",
             fix="`graft fleet offers` lists what it has now; quota and credit are in its console",
         )
@@ -111,7 +111,9 @@ class RestClient:
             with self._http.send(request, seconds=SECONDS) as answer:
                 return answer.status, answer.read(), retry_after(answer.header("Retry-After"))
         except NoAnswer as error:
-            raise PlaceUnreachable(f"{self.name} does not answer: {error}", fix="try again later") from error
+            raise PlaceUnreachable(
+                f"{self.name} is not responding: {error}", fix="try again later"
+            ) from error
 
 
 @contextmanager
@@ -270,7 +272,7 @@ def read_public_key(path: str, *, setting: str) -> str:
         ) from error
     if "PRIVATE KEY" in text or not text.startswith(("ssh-", "ecdsa-", "sk-")):
         raise UserError(
-            "this is not a public SSH key", fix="name the file that ends in .pub", where=str(key_file)
+            "this is not a public SSH key", fix="specify the file that ends in .pub", where=str(key_file)
         )
     return text
 

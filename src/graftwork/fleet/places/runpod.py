@@ -59,7 +59,7 @@ class RunPodClient(RestClient):
     def explain(self, status: int, content: dict[str, Any]) -> GraftError:
         if status in (401, 403):
             return Refused(
-                f"RunPod refuses the key: {str(content.get('detail', ''))[:300] or status}",
+                f"RunPod rejected the key: {str(content.get('detail', ''))[:300] or status}",
                 fix="set RUNPOD_API_KEY to a key that may read and write pods",
                 where="RUNPOD_API_KEY",
             )

@@ -23,7 +23,7 @@ from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
 
 SPARE_SECONDS = 600
-"""SageMaker's own limit comes so long after that of the job: for the download of the image and the data."""
+"""SageMaker's own limit comes this long after that of the job: for the download of the image and the data."""
 WAIT_SECONDS = 3600
 """How long a spot job may wait for a machine, in all."""
 FOLDER = "graftwork"
@@ -52,8 +52,8 @@ class SageMakerSettings(Record):
     )
     instances: dict[str, float] = Field(
         {},
-        description="Instance types that may be used, with their on-demand price an hour in your region; "
-        "default: those of the catalog.",
+        description="Instance types to use, with their hourly on-demand price in your region. Default: those "
+        "in the catalog.",
     )
     spot: bool = Field(
         True, description="Use managed spot training: cheaper, may be interrupted and resumed."
@@ -312,7 +312,7 @@ def _explain(code: str, message: str, status: int) -> GraftError:
     text = message[:300]
     if code in DENIED:
         return Refused(
-            f"AWS refuses the login: {text}",
+            f"AWS rejected the login: {text}",
             fix="make `aws sts get-caller-identity` work and set AWS_DEFAULT_REGION; the user needs "
             "SageMaker, S3 and Secrets Manager",
             where="AWS_PROFILE",
@@ -324,14 +324,14 @@ def _explain(code: str, message: str, status: int) -> GraftError:
         return Refused(
             f"the quota of the account does not allow this machine: {text}",
             why="SageMaker has a quota for each instance type, apart for spot, which starts at 0",
-            fix="ask for more at Service Quotas (`<type> for spot training job usage`), or name another GPU",
+            fix="ask for more at Service Quotas (`<type> for spot training job usage`), or use another GPU",
         )
     if status == 429 or status >= 500 or "Throttl" in code or not status:
-        return PlaceUnreachable(f"AWS does not answer as it should: {code} {text}", fix="try again later")
+        return PlaceUnreachable(f"AWS returned an unexpected response: {code} {text}", fix="try again later")
     fix = "check role, image, instances and bucket in fleet.sagemaker"
     if code == "NoSuchBucket":
-        fix = "create it, or name another one in fleet.sagemaker.bucket"
-    return Refused(f"AWS refuses the request: {text}", why=f"{code}, status {status}", fix=fix)
+        fix = "create it, or use another one in fleet.sagemaker.bucket"
+    return Refused(f"AWS rejected the request: {text}", why=f"{code}, status {status}", fix=fix)
 
 
 _KINDS: tuple[tuple[type[Refused], tuple[str, ...], tuple[str, ...]], ...] = (

@@ -40,21 +40,21 @@ class SkyPilotSettings(Record):
     """Managed jobs of SkyPilot, which is installed in an environment of its own."""
 
     command: Annotated[str, NotSecret("the path of a program")] = Field(
-        "sky", description="SkyPilot's command, as ~/sky/bin/sky."
+        "sky", description="SkyPilot's command, such as ~/sky/bin/sky."
     )
     bucket: str = Field(
         pattern=r"^(s3|gs|r2|https)://[^/?#@]+",
         description="Bucket that jobs mount, as s3://name; files of jobs are kept in it.",
     )
-    local_storage: str = Field("", description="The same bucket as an fsspec URL, if it is another one.")
+    local_storage: str = Field("", description="The same bucket as an fsspec URL, if it differs.")
     accelerators: dict[str, float] = Field(
-        min_length=1, description="GPUs as SkyPilot names them, and the most that an hour may cost."
+        min_length=1, description="GPUs as SkyPilot names them, and the maximum price per hour."
     )
     infra: str = Field(
-        "", description="Where SkyPilot looks, as aws or gcp/us-central1; default: all clouds."
+        "", description="Where SkyPilot looks, such as aws or gcp/us-central1. Default: all clouds."
     )
-    spot: bool = Field(True, description="Use spot machines; SkyPilot recovers a job that lost its machine.")
-    image: str = Field("", description="Docker image of the job; default: SkyPilot's own image.")
+    spot: bool = Field(True, description="Use spot machines; SkyPilot recovers a preempted job.")
+    image: str = Field("", description="Docker image of the job. Default: SkyPilot's own image.")
 
 
 class SkyPilotPlace(StoragePlace):
@@ -85,7 +85,7 @@ class SkyPilotPlace(StoragePlace):
             raise Refused(
                 f"fleet.skypilot does not name the GPU {order.gpu or 'none'}",
                 why=f"it names: {', '.join(self._settings.accelerators)}",
-                fix="name one of these, or add it with the most that an hour may cost",
+                fix="use one of these, or add it with the most that an hour may cost",
                 where="--gpu",
             )
         existing = [row for row in self._queue(finished=True) if row.get("job_name") == order.label]
@@ -220,8 +220,8 @@ class SkyPilotPlace(StoragePlace):
             ) from error
         except subprocess.TimeoutExpired:
             raise PlaceUnreachable(
-                "SkyPilot does not answer",
-                why="it may go on with what it was asked",
+                "SkyPilot is not responding",
+                why="it may continue with what it was asked",
                 fix="`graft fleet reconcile` finds out; `sky status` shows its controller",
             ) from None
         return done.returncode, done.stdout, done.stderr
@@ -233,7 +233,7 @@ def _explain(errors: str) -> GraftError:
         return Refused(
             f"SkyPilot finds no machine: {text}",
             why="no cloud that is enabled has the GPU below that price, or the quota is used up",
-            fix="raise the price in fleet.skypilot.accelerators, name another GPU, or run `sky check`",
+            fix="raise the price in fleet.skypilot.accelerators, use another GPU, or run `sky check`",
         )
     if any(part in errors for part in ("No cloud", "credentials", "sky check", "Unauthorized", "API key")):
         return Refused(
@@ -247,4 +247,4 @@ def _explain(errors: str) -> GraftError:
             where="fleet.skypilot",
         )
     # Anything else may have come after the job was made.
-    return PlaceUnreachable(f"SkyPilot does not answer as it should: {text}", fix="try again later")
+    return PlaceUnreachable(f"SkyPilot returned an unexpected response: {text}", fix="try again later")

@@ -2,7 +2,7 @@
 
 In: an order. Out: a batch job whose name is the job's label, in a folder that all nodes share. Its state is
 that of the queue; once it has left the queue, that of the files which it wrote. A job whose node dies is
-queued again by Slurm and goes on from its checkpoint.
+queued again by Slurm and continues from its checkpoint.
 """
 
 import os
@@ -22,7 +22,7 @@ from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
 
 NOTICE_SECONDS = 120
-"""Slurm sends TERM so long before the time limit."""
+"""Slurm sends TERM this long before the time limit."""
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "RESV_DEL_HOLD")
 COMMAND_SECONDS = 60.0
 UNTYPED = "gpu"
@@ -33,11 +33,11 @@ SCRIPT = "job.sh"
 class SlurmSettings(Record):
     """A Slurm cluster whose commands are on this machine."""
 
-    folder: str = Field("~/.graftwork", description="Where jobs are kept; all nodes see it.")
+    folder: str = Field("~/.graftwork", description="Where jobs are kept; must be visible to all nodes.")
     partition: str = Field("", description="The partition; empty: the default one.")
-    gpus: int = Field(0, ge=0, description="GPUs of a job (--gres=gpu:N); 0: one if --gpu names it.")
-    options: tuple[str, ...] = Field((), description="More options of sbatch, as --account=NAME.")
-    python: str = Field("", description="Python 3.11 or later on the nodes; default: this one.")
+    gpus: int = Field(0, ge=0, description="GPUs per job (--gres=gpu:N); 0: one if --gpu names it.")
+    options: tuple[str, ...] = Field((), description="More options for sbatch, such as --account=NAME.")
+    python: str = Field("", description="Python 3.11 or later on the nodes. Default: this one.")
 
 
 class SlurmPlace(SharedFolderPlace):
@@ -158,14 +158,14 @@ def _run(*words: str, environment: Mapping[str, str] | None = None) -> str:
             fix="run it on a login node of the cluster",
         ) from error
     except subprocess.TimeoutExpired:
-        raise PlaceUnreachable(f"{words[0]} does not answer", fix="try again later") from None
+        raise PlaceUnreachable(f"{words[0]} is not responding", fix="try again later") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1][:300]
         if words[0] == "sbatch" and "ontact" not in last:
             fix = "check partition, gpus, python and options"
             if "QOS" in last or "limit" in last.lower():
                 fix = "wait until other jobs have ended, or ask for more; `sacctmgr show assoc` lists limits"
-            raise Refused(f"Slurm refuses the job: {last}", fix=fix, where="fleet.slurm")
+            raise Refused(f"Slurm rejected the job: {last}", fix=fix, where="fleet.slurm")
         raise PlaceUnreachable(
             f"{words[0]} failed: {last}",
             fix="make `sinfo` work on this machine; SLURM_CONF names the configuration of the cluster",

@@ -113,7 +113,7 @@ class UrlStorage:
                 "the storage for the files of jobs is full"
                 if full
                 else f"the storage for the files of jobs cannot be used: {type(error).__name__}",
-                why=str(error)[:200] if full else "it is full, not mounted, or does not answer",
+                why=str(error)[:200] if full else "it is full, not mounted, or is not responding",
                 fix=f"check {self._setting}; the job must mount the same files",
                 where=hide_login(self._url),
             ) from error
@@ -249,7 +249,7 @@ class MachinePrices:
             raise Refused(
                 f"the catalog does not know the machine {min(unknown)}",
                 why=f"it knows: {', '.join(sorted(self._catalog))}",
-                fix="name one of these, or add it to prices.csv: `graft plan catalog`",
+                fix="use one of these, or add it to prices.csv: `graft plan catalog`",
                 where=setting,
             )
         stated = {"place": self._place, "spot_usd_per_hour": None, "source": setting}
@@ -266,7 +266,7 @@ class MachinePrices:
             raise Refused(
                 f"no machine{f' {order.instance}' if order.instance else ''} of {self._place} "
                 f"has the GPU {order.gpu or 'none'}",
-                fix=f"name one of `graft fleet offers --place {self._place}`",
+                fix=f"use one of `graft fleet offers --place {self._place}`",
                 where="--gpu",
             )
         return min(rows, key=lambda row: row.usd_per_hour or 0.0)

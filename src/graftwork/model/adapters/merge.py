@@ -164,7 +164,7 @@ def compare_logits(one: Sequence[Tensor], other: Sequence[Tensor], *, dtype: str
     count = 0
     for first_logits, second_logits in zip(one, other, strict=True):
         apart = (first_logits - second_logits).abs()
-        # What is no number agrees with nothing, and would be lost in a maximum.
+        # What is not a number agrees with nothing, and would be lost in a maximum.
         largest = max(largest, float(apart.max())) if torch.isfinite(apart).all() else math.inf
         total += float(apart.sum())
         count += apart.numel()

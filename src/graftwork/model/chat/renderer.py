@@ -358,7 +358,7 @@ class ChatRenderer:
 
     @cached_property
     def own_tool_form(self) -> ToolForm | None:
-        """How the template writes tool calls; None where it takes no tools, or they cannot be read back."""
+        """How the template writes tool calls; None if it takes no tools, or they cannot be read back."""
         if not self._takes_tools:
             return None
         return learn_form(self._write_probe, CannotProve)
@@ -491,7 +491,7 @@ class _GenerationBlock(Extension):
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A pattern for the longest of the texts; one that never matches where there are none."""
+    """A pattern for the longest of the texts; one that never matches if there are none."""
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"
 
 

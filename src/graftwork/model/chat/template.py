@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 # A chat template that writes tools and calls as rows have them, around one that has no form for calls.
 # In: the source of a template. Out: Jinja source that puts the tools into the system turn and the calls into
-# tags, and goes on with the template. With it, other servers ask a model as it was trained.
+# tags, and continues with the template. With it, other servers ask a model as it was trained.
 _TEXTS = {
     "$ANY": ANY_ARGUMENTS,
     "$BEFORE": TOOLS_BEFORE,
@@ -204,7 +204,7 @@ class ChatTemplate:
     def tool_template(self) -> str | None:
         """The template with the form for tools and calls that it lacks.
 
-        None where it has one of its own, or where the longer one does not write what this one writes.
+        None if it has one of its own, or where the longer one does not write what this one writes.
         """
         if self.writes_tool_calls:
             return None
@@ -253,7 +253,7 @@ class ChatTemplate:
             raise UserError(
                 "the chat template ends a turn with no control token",
                 why="the model could not say that it is done",
-                fix="name the eos_token in the base model's tokenizer_config.json",
+                fix="specify the eos_token in the base model's tokenizer_config.json",
             )
         return self._special[self.end_of_turn]
 

@@ -87,7 +87,7 @@ _SHAPES: "WeakKeyDictionary[Any, CacheShape | None]" = WeakKeyDictionary()
 
 
 def cache_shape(model: Any) -> CacheShape | None:
-    """None where a slot cannot hold what the model remembers: windows, states, other attention than ours."""
+    """None if a slot cannot hold what the model remembers: windows, states, other attention than ours."""
     if model not in _SHAPES:
         _SHAPES[model] = _find_shape(model)
     return _SHAPES[model]
@@ -145,7 +145,7 @@ class SlotCache:
         return int(self._room.nbytes)
 
     def ensure(self, slots: int, columns: int) -> bool:
-        """Make room for so many; whether the tensor moved."""
+        """Make room for this many; whether the tensor moved."""
         if slots <= self.slots and columns <= self.columns:
             return False
         slots = max(slots, self.slots)

@@ -529,7 +529,7 @@ class SlotDecoder:
         self._flights.append((requests, tokens, logprobs, arrived))
 
     def _land(self, still_flying: int) -> None:
-        """Hand out tokens until so many flights are left; free the slots of rows that ended."""
+        """Hand out tokens until this many flights are left; free the slots of rows that ended."""
         while len(self._flights) > still_flying:
             requests, tokens, logprobs, arrived = self._flights.popleft()
             if arrived is not None:

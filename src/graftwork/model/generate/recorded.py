@@ -59,7 +59,7 @@ class GraphRecorder:
                 self.seconds += time.perf_counter() - started_at
             except torch.cuda.OutOfMemoryError:
                 raise
-            except Exception as error:  # some models decide in Python how they go on
+            except Exception as error:  # some models decide in Python how they continue
                 log.warning("this model's pass is not recorded: %s", error)
                 self.enabled = False
                 self.forget()

@@ -165,7 +165,7 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass
 class TokenOptions:
-    """`logprobs` asks for the log-probabilities of so many tokens in each place, besides the chosen one."""
+    """`logprobs` asks for the log-probabilities of this many tokens in each place, besides the chosen one."""
 
     constraint: TokenConstraint | None = None
     logprobs: int | None = None

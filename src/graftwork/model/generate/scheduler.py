@@ -129,7 +129,7 @@ class SlotContents:
         self._contents = [None] * len(self._contents)
 
     def find(self, adapter: str | None, prompt: Sequence[int]) -> tuple[int, int]:
-        """The slot with the longest common beginning, and its length; 0 where there is none worth it."""
+        """The slot with the longest common beginning, and its length; 0 if there is none worth it."""
         best, longest = 0, 0
         for slot, content in enumerate(self._contents):
             if content is not None and content[0] == adapter:
@@ -141,7 +141,7 @@ class SlotContents:
 
 
 def common_length(prompts: Sequence[Sequence[int]]) -> int:
-    """How many first tokens all prompts share, leaving at least one to each; 0 where it is hardly any."""
+    """How many first tokens all prompts share, leaving at least one to each; 0 if it is hardly any."""
     limit = min(map(len, prompts)) - 1
     shared = limit
     for prompt in prompts[1:]:
@@ -185,7 +185,7 @@ class DecoderSizes:
         return min(1 << max(rows - 1, 0).bit_length(), self.most) if self.padded else rows
 
     def columns(self, columns: int) -> int:
-        """Columns that a pass reads, where it needs so many."""
+        """Columns that a pass reads, where it needs this many."""
         if not self.padded:
             return columns
         power = 1 << max(columns - 1, 0).bit_length()
@@ -193,7 +193,7 @@ class DecoderSizes:
         return max(bucket, FEWEST_COLUMNS)
 
     def room(self, rows: int, columns: int) -> tuple[int, int]:
-        """Slots and columns that are reserved for so many rows of this length."""
+        """Slots and columns that are reserved for this many rows of this length."""
         return self.rows(min(rows, self.most)), self.columns(columns)
 
     def token_columns(self, now: int, final: int) -> int:
@@ -218,7 +218,7 @@ class DecoderSizes:
 
 
 def allocated_columns(columns: int) -> int:
-    """Columns that a cache has for so many, with the one for padding."""
+    """Columns that a cache has for this many, with the one for padding."""
     return -(-(columns + 1) // COLUMNS) * COLUMNS
 
 

@@ -207,7 +207,7 @@ def _answers_are_there(work: OpenProject, evaluated: Evaluated) -> bool:
 
 
 def _evaluation_depends_on(work: OpenProject, _outputs: StepOutputs) -> Any:
-    """The settings, and what the project's own metrics say now: they are code next to graft.yaml."""
+    """The settings, and what the project's custom metrics say now: they are code next to graft.yaml."""
     settings = work.settings.evaluate
     inputs = settings.model_dump(mode="json")
     own_metrics = [check.metric for check in settings.checks if is_own(check.metric)]

@@ -53,7 +53,7 @@ from graftwork.train.settings import LOSS, REWARD, TrainSettings
 
 
 class StartAdapter(NamedTuple):
-    """An adapter to go on from. `identity` is part of what makes the run what it is."""
+    """An adapter to continue from. `identity` is part of what makes the run what it is."""
 
     folder: Path
     identity: dict[str, str]
@@ -179,7 +179,7 @@ def plan_for(
 
 
 def repeated_steps(settings: TrainSettings) -> int | None:
-    """Of a rehearsed crash; None where none is rehearsed."""
+    """Of a rehearsed crash; None if none is rehearsed."""
     if not settings.run.rehearse_crash:
         return None
     return min(STEPS_BEFORE_CRASH, settings.checkpoint_every - 1)
@@ -236,7 +236,7 @@ def measure_work(work: OpenProject, prepared: PreparedData, shape: ModelShape) -
         raise UserError(
             "the training split is empty",
             why="every row was dropped, held out or given the weight 0",
-            fix="look at `graft data audit`, or lower `data.test` and `data.validation`",
+            fix="check `graft data audit`, or lower `data.test` and `data.validation`",
         )
     if settings.objective in ("dpo", "orpo"):
         settings = settings.model_copy(update={"batch_size": 2 * settings.batch_size})

@@ -202,7 +202,7 @@ def _try_out(work: OpenProject, outputs: StepOutputs) -> TryOut:
             raise WorkerFailed(
                 f"the exchange {headers['x-graft-capture']} is not among the captures",
                 why="what is served must be found again, or the loop is open",
-                fix="look at .graft/serving/engine.log",
+                fix="check .graft/serving/engine.log",
             )
         tried.append(
             Tried(
@@ -221,7 +221,7 @@ def _try_out(work: OpenProject, outputs: StepOutputs) -> TryOut:
         raise WorkerFailed(
             "another release answered than the one that was just made",
             why=f"expected {release.id[:12]}",
-            fix="look at `graft release list`: another process may have moved the alias",
+            fix="check `graft release list`: another process may have moved the alias",
         )
     spent = [later - earlier for earlier, later in pairwise(moments)]
     return TryOut(tried=tuple(tried), seconds=dict(zip(("start", "answers", "stop"), spent, strict=True)))

@@ -74,7 +74,7 @@ class CatalogRow(NamedTuple):
     def mistake(self, column: str, *, rule: str) -> UserError:
         return UserError(
             f"{self.file.name}, line {self.line}: `{column}` {rule}, and is {self.text(column)!r}",
-            why="a figure that is read wrongly makes every answer wrong",
+            why="one wrong figure makes every answer wrong",
             fix=f"correct `{column}` in that line",
             where=f"{self.file}:{self.line}",
         )
@@ -183,7 +183,7 @@ def _check_header(file: Path, header: list[str], columns: ColumnParsers) -> None
     raise UserError(
         f"{file.name}, line 1: the header {wrong}",
         why="columns are found by their names",
-        fix=f"name them: {','.join(columns.needed)}; and where you know it: {','.join(columns.optional)}",
+        fix=f"specify them: {','.join(columns.needed)}; and where you know it: {','.join(columns.optional)}",
         where=f"{file}:1",
     )
 

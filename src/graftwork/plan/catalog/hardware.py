@@ -52,7 +52,7 @@ CPU_COLUMNS = ColumnParsers(
 GUESSED = "guessed from the number of threads"
 """The source of a CPU that no catalog knows."""
 GUESSED_GFLOPS_PER_THREAD = 35.0
-"""Float32: half a core of 32 operations a clock at 2.5 GHz; two shared threads of an EPYC gave 57."""
+"""Float32: half a core of 32 operations per clock at 2.5 GHz; two shared threads of an EPYC gave 57."""
 GUESSED_GB_S_PER_THREAD = 10.0
 GUESSED_MOST_GB_S = 80.0
 """What a thread reads, and what two channels give to however many."""
@@ -131,7 +131,7 @@ SWITCHES = {"eight": "`train.fp8: off` keeps 16 bits", "four": "`train.method: l
 
 @cache
 def describe_trade(form: str) -> str:
-    """Against frozen weights in bfloat16: the change of tokens a second and of the loss after training."""
+    """Against frozen weights in bfloat16: the change of tokens per second and of the loss after training."""
     row = next(row for row in read_table("quantization", TRADE_COLUMNS) if row.text("form") == form)
     speed, loss = float(row.text("speed_change")), float(row.text("loss_change"))
     return (

@@ -106,7 +106,7 @@ def find_model(name_or_path: str | Path, *, overlay: Path | None = None) -> Cata
         raise UserError(
             f"{path} has no config.json",
             why="it states the sizes of the model",
-            fix="name the folder with config.json",
+            fix="specify the folder with config.json",
             where=str(path),
         )
     models = list_models(overlay=overlay)
@@ -124,7 +124,8 @@ def require_dense(model: CatalogModel) -> None:
             f"{model.name} has experts, and serving those cannot be planned for yet",
             why="which of their weights are quantized and read for a batch differs by engine: "
             "no figure is better than a wrong one",
-            fix="name a dense model, or measure this one on the machine; `graft plan fit` plans its training",
+            fix="specify a dense model, or measure this one on the machine; `graft plan fit` plans "
+            "its training",
             where=model.source,
         )
 

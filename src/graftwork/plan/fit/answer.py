@@ -114,8 +114,9 @@ def give_reasons(
         )
         reasons += [
             *say_why(question),
-            f"{a_prompt:.1f} s a prompt, {writing / candidate.seconds_per_step:.0%} of it for writing "
-            f"answers: {NIGHT_HOURS * 3600 / a_prompt:,.0f} prompts in {NIGHT_HOURS} hours, {rewards}",
+            f"{a_prompt:.1f} s per prompt, {writing / candidate.seconds_per_step:.0%} of it for "
+            f"writing answers: {NIGHT_HOURS * 3600 / a_prompt:,.0f} prompts in {NIGHT_HOURS} "
+            f"hours, {rewards}",
         ]
     if not good:
         reasons.append(
@@ -279,7 +280,7 @@ def _best(question: FitQuestion, *, rates: StepRates | None, level: Level) -> Fi
 
 
 def cut_at(question: FitQuestion, most: int) -> FitQuestion:
-    """The question with rows of at most so many tokens."""
+    """The question with rows of at most this many tokens."""
     lengths = tuple(min(length, most) for length in question.lengths)
     update: dict[str, object] = {"lengths": lengths}
     if question.algorithm == "grpo":
@@ -657,7 +658,7 @@ def graft_sections(answer: FitAnswer) -> dict[str, Any]:
 
 
 def deepspeed_config(answer: FitAnswer) -> dict[str, Any]:
-    """DeepSpeed's configuration. Stage 0 where nothing is cut up: then it does what DDP does."""
+    """DeepSpeed's configuration. Stage 0 if nothing is cut up: then it does what DDP does."""
     strategy, question = answer.strategy, answer.question
     gpus = gpus_of(answer)
     stage = {"zero2": 2, "zero3": 3, "fsdp2": 3}.get(strategy.sharding, 0)

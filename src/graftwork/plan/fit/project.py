@@ -56,7 +56,7 @@ OWN_DATA = "data"
 
 
 class FitRequest(Record):
-    """What the user stated; None where the project or this machine is to decide."""
+    """What the user stated; None if the project or this machine is to decide."""
 
     model: str | None = None
     method: Method | None = None
@@ -168,7 +168,7 @@ def ask(request: FitRequest, *, model: CatalogModel, project: "ProjectFolder | N
         raise UserError(
             f"{gpu.name} has {gpu.memory_gib:.1f} GiB, not {request.memory:g}",
             why="--memory is what may be taken of a GPU",
-            fix="leave --memory out, or name a GPU that has as much",
+            fix="leave --memory out, or specify a GPU that has as much",
             where="--memory",
         )
     stated = FitOptions(
@@ -403,7 +403,7 @@ def this_host() -> Machine:
 
 
 def ask_driver() -> str:
-    """What nvidia-smi says; nothing where there is none or it fails."""
+    """What nvidia-smi says; nothing if there is none or it fails."""
     return ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or ""
 
 

@@ -79,7 +79,7 @@ def half_precision(question: FitQuestion) -> Precision:
 
 
 def why_plain(question: FitQuestion) -> str | None:
-    """Why `graft train` would not take its own step on one device; None where it does."""
+    """Why `graft train` would not take its own step on one device; None if it does."""
     gpu = question.machine.gpu
     return why_plain_step(
         question.shape,
@@ -224,7 +224,7 @@ def share_above(lengths: Sequence[int], most: float, *, rows_in_run: int) -> flo
     above = len(ordered) - bisect_right(ordered, most)
     if above or len(ordered) >= rows_in_run:
         return above / len(ordered)
-    # None of the sample is: by the rule of succession one in so many may be, the less the further off.
+    # None of the sample is: by the rule of succession one in this many may be, the less the further off.
     distance = most / max(ordered[-1], 1)
     return 0.0 if distance >= LONGEST_TAIL else (LONGEST_TAIL - distance) / (len(ordered) + 1)
 

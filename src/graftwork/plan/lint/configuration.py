@@ -203,7 +203,7 @@ def read_written(text: str, *, file: str) -> WrittenConfig:
         content, node = parse_yaml(text, where=file)
     if not isinstance(content, dict):
         raise UserError(
-            "this is not a mapping of keys", fix="name a configuration in YAML or JSON", where=file
+            "this is not a mapping of keys", fix="specify a configuration in YAML or JSON", where=file
         )
     return WrittenConfig(file, _leaves(content), _lines(node))
 
@@ -272,7 +272,7 @@ def a(name: str) -> str:
 
 class Steps(NamedTuple):
     epoch: int | None
-    """None where only the number of steps is given."""
+    """None if only the number of steps is given."""
     total: int
 
 
@@ -745,8 +745,8 @@ def read_foreign(source: WrittenConfig) -> Configuration:
         raise UserError(
             "this does not look like a training configuration",
             why="hardly any key in it is one that a trainer knows",
-            fix="name a graft.yaml, a YAML of TrainingArguments, axolotl or LLaMA-Factory, "
-            "or a DeepSpeed JSON",
+            fix="specify a graft.yaml, a YAML of TrainingArguments, axolotl or LLaMA-Factory, or a "
+            "DeepSpeed JSON",
             where=source.file,
         )
     return config

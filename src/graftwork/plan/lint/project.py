@@ -250,7 +250,7 @@ def _add(config: Configuration, options: LintOptions) -> Configuration:
 
 
 def _find_model(name: str | None, *, near: Path, overlay: Path | None) -> CatalogModel | None:
-    """None where no catalog knows it: rules that need its size are skipped, and the result says so."""
+    """None if no catalog knows it: rules that need its size are skipped, and the result says so."""
     if name is None:
         return None
     folder = near / name
@@ -301,6 +301,8 @@ def _unknown(config: Configuration, context: LintContext) -> Iterable[str]:
 def _read(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
     if not path.exists():
         raise UserError(
-            f"there is no file {path.name}", fix="name a configuration, or a file of lengths", where=str(path)
+            f"there is no file {path.name}",
+            fix="specify a configuration, or a file of lengths",
+            where=str(path),
         )
     return read_config_text(path, most_bytes=most_bytes)

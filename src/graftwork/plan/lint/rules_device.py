@@ -85,7 +85,7 @@ def least_minutes(
 
 
 HOST_OFFLOAD = 16.0
-"""Bytes a parameter in host memory with the optimizer offloaded: fp32 weights, moments, gradients."""
+"""Bytes per parameter in host memory with the optimizer offloaded: fp32 weights, moments, gradients."""
 HOST_OFFLOAD_PADDED = 1.5
 """What DeepSpeed's own estimate multiplies that by, for its buffers."""
 
@@ -139,7 +139,7 @@ def full_floor(config: Configuration, context: LintContext) -> tuple[float, str]
         "optimizer": optimizer / (gpus if stage >= 1 else 1),
     }
     terms = [f"{name} {size:g}" for name, size in parts.items() if size]
-    explanation = f"bytes a parameter and GPU: {' + '.join(terms) or 'none'}"
+    explanation = f"bytes per parameter and GPU: {' + '.join(terms) or 'none'}"
     return sum(parts.values()) * context.parameters / GIB, explanation
 
 

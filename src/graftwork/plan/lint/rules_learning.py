@@ -186,7 +186,7 @@ def group_is_small(config: Configuration, _context: LintContext) -> Iterator[Rul
         yield RuleHit(
             f"{config.answers} answers to a prompt",
             "the mean of so few is a poor baseline, and most groups have no difference in reward",
-            "take 8 to 16 answers, and fewer prompts a step",
+            "take 8 to 16 answers, and fewer prompts per step",
             ("answers",),
         )
 

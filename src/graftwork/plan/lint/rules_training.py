@@ -205,7 +205,7 @@ def batch_is_not_as_stated(config: Configuration, _context: LintContext) -> Iter
         return
     yield RuleHit(
         f"the effective batch is {_product(config)} = {batch}, not {config.stated_batch}",
-        "the learning rate, the steps of an epoch and the comparison with earlier runs hang on it",
+        "the learning rate, the steps of an epoch and the comparison with earlier runs depend on it",
         _fix_accumulation(config, config.stated_batch),
         ("stated_batch", "accumulation", "micro_batch"),
     )
@@ -236,7 +236,7 @@ def batch_is_larger_than_the_data(config: Configuration, _context: LintContext) 
     batch = effective_batch(config)
     if config.rows is not None and batch is not None and batch > config.rows:
         yield RuleHit(
-            f"{batch} rows a step, but there are {config.rows}",
+            f"{batch} rows per step, but there are {config.rows}",
             "every epoch is one smaller step, and rates for the batch that is set do not fit it",
             f"at most {max(config.rows // 10, 1)} rows a step gives ten steps an epoch",
             ("stated_batch", "batch", "accumulation", "micro_batch"),
@@ -269,7 +269,7 @@ def batch_does_not_divide(config: Configuration, _context: LintContext) -> Itera
     yield RuleHit(
         f"{batch} rows a step do not divide by {gpus} GPUs",
         "some GPUs get a row more than others and the rest wait for them in every step",
-        f"take {batch // gpus * gpus or gpus} or {(batch // gpus + 1) * gpus} rows a step",
+        f"take {batch // gpus * gpus or gpus} or {(batch // gpus + 1) * gpus} rows per step",
         ("batch", "stated_batch", "gpus"),
     )
 
@@ -283,8 +283,8 @@ def epoch_steps_are_not_as_stated(config: Configuration, _context: LintContext) 
         return
     yield RuleHit(
         f"an epoch has {steps.epoch} steps, not {stated}",
-        f"{config.rows} rows / {effective_batch(config)} rows a step; warm-up, intervals and hours assume "
-        f"{stated / steps.epoch:.1f} times as many",
+        f"{config.rows} rows / {effective_batch(config)} rows per step; warm-up, intervals and "
+        f"hours assume {stated / steps.epoch:.1f} times as many",
         f"expect {steps.epoch} steps an epoch",
         ("stated_epoch_steps",),
     )

@@ -148,7 +148,7 @@ def command_for(
     """`pipes` are the far ends of channel and status, as the child knows them. `folder` is the code's own:
     a place on this machine for those ways that can make none of their own.
 
-    With `job_limits` the sandbox runs so many jobs, each of which may take so much.
+    With `job_limits` the sandbox runs this many jobs, each of which may take so much.
     """
     views, mounts = list_views(packages), places_of(packages)
     described = {
@@ -177,7 +177,7 @@ def command_for(
 
 
 def choose_uid() -> int | None:
-    """An unused user id; None where we are not root, or this user namespace maps none."""
+    """An unused user id; None if we are not root, or this user namespace maps none."""
     if os.geteuid() != 0:
         return None
     free_uids = _free_uids()

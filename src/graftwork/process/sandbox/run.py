@@ -558,7 +558,7 @@ def open_sandbox(settings: SandboxSettings) -> Sandbox:
 
 @lru_cache(maxsize=32)
 def why_not(kind: SandboxKind, limits: Limits = _USUAL, packages: tuple[str, ...] = ()) -> str:
-    """Empty where this mechanism works: a program has run in it and reported back."""
+    """Empty if this mechanism works: a program has run in it and reported back."""
     if sys.platform != "linux":
         return "needs Linux"
     if kind is SandboxKind.BUBBLEWRAP and shutil.which("bwrap") is None:

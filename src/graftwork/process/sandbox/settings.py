@@ -87,11 +87,11 @@ class SandboxResult(Record):
 
     ok: bool
     exit_code: int | None
-    """None where it was ended from outside; negative for the signal that ended it."""
+    """None if it was ended from outside; negative for the signal that ended it."""
     stdout: str
     stderr: str
     reason: Reason
-    """Empty where all went well."""
+    """Empty if all went well."""
     seconds: float
     peak_bytes: int
     """The largest process, as far as it was seen."""

@@ -35,7 +35,7 @@ _AS_SENT = (
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """What few requests ask for."""
+    """Options that few requests use."""
 
     n: int = 1
     logprobs: int | None = None
@@ -123,7 +123,9 @@ class ChatCall:
         return 1 if options is None else options.n * max(len(options.prompts), 1)
 
     def estimate_prompt(self) -> int:
-        """About how many tokens all that is sent has, for an answer that broke off before it said so."""
+        """Estimate the tokens of everything that was sent, for an answer that broke off before stating its
+        usage.
+        """
         sent: list[Any] = [message["content"] for message in self.messages]
         if self.options is not None:
             inputs = (self.options.embed or {}).get("input", [])
@@ -149,12 +151,12 @@ class ChatCall:
 
 
 def describe_choice(choice: PieceData) -> str:
-    """A whole answer as the captures keep it."""
+    """A whole answer in the form that captures store."""
     return describe_reply(choice["text"], choice.get("tool_calls") or [])
 
 
 def describe_reply(text: str, calls: list[CallData]) -> str:
-    """Text and calls as the captures keep them: calls in tags."""
+    """Text and calls in the form that captures store: calls in tags."""
     tool_calls = []
     for call in calls:
         arguments: Any = call["arguments"]
@@ -178,7 +180,7 @@ def add_usage(*parts: TokenUsage) -> TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What every part of one answer repeats. `unique` is the part of its id without a prefix."""
+    """The fields that every part of one answer repeats. `unique` is the part of its id without a prefix."""
 
     unique: str
     created: int
@@ -290,7 +292,7 @@ def take_objects(body: dict[str, Any], key: str, where: str) -> list[dict[str, A
 
 
 def is_nested_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects are nested in more than so many levels."""
+    """Whether lists and objects are nested in more than this many levels."""
     level = [value]
     for _ in range(levels + 1):
         level = [

@@ -156,7 +156,7 @@ def refuse_unsupported(
 
 
 class Turns:
-    """Checks tool calls and their results as a conversation goes on."""
+    """Checks tool calls and their results over the course of a conversation."""
 
     def __init__(self) -> None:
         self._open: set[str] = set()
@@ -203,7 +203,7 @@ def _parse_messages(value: Any) -> list[dict[str, str]]:
 
 
 def _parse_plain(message: Any) -> dict[str, str] | None:
-    """A message of role and text alone, as most are; None for any other."""
+    """A message of role and text alone, the usual case; None for any other."""
     if type(message) is dict and len(message) == 2:
         role, content = message.get("role"), message.get("content")
         if type(role) is str and type(content) is str and role in _ROLES:
@@ -328,7 +328,7 @@ class ChunkEncoder:
         return self._common + b',"choices":[],"usage":' + counts + b"}\n\n" + DONE_EVENT
 
     def error(self, error: ApiError) -> bytes:
-        """An error inside a stream whose head is out already."""
+        """An error in a stream whose headers have already been sent."""
         return b"data: " + encode_error(error) + b"\n\n"
 
     def _choice(self, delta: bytes, finish_reason: str | None) -> bytes:

@@ -126,7 +126,7 @@ def _parse_assistant(blocks: list[Any], where: str) -> dict[str, Any]:
 
 
 def _parse_user(blocks: list[Any], where: str) -> list[dict[str, Any]]:
-    """Results of tools are turns of their own, before the text."""
+    """Tool results are separate turns, before the text."""
     results, text_blocks = [], []
     for index, block in enumerate(blocks):
         if isinstance(block, dict) and block.get("type") == "tool_result":

@@ -44,7 +44,7 @@ class NodeGroup:
 
 
 def torchrun_arguments(*, processes: int, machines: NodeGroup, module: str, job_file: str) -> tuple[str, ...]:
-    """What follows `python -m torch.distributed.run`: the same job on every process of every machine."""
+    """Arguments for `python -m torch.distributed.run`: the same job on every process of every machine."""
     if machines.count == 1:
         # It finds a free port itself: several runs on one machine do not meet.
         meeting: tuple[str, ...] = ("--standalone",)
@@ -91,7 +91,7 @@ def combined_exit_code(codes: dict[int, int]) -> int:
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that writes. True where there is no other."""
+    """Whether this process is the one that writes. True if there is no other."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -151,7 +151,7 @@ SHARE_VARIABLE = "GRAFT_SHARE_GPU"
 
 
 def _require_possible(settings: TrainSettings, dtype: str, *, on_cpu: bool) -> None:
-    """Say now what could not work later."""
+    """Fail now if something could not work later."""
     strategy, is_zero = settings.strategy, settings.strategy in ("zero2", "zero3")
     if not on_cpu and not os.environ.get(SHARE_VARIABLE):
         import torch

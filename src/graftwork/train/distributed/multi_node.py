@@ -71,7 +71,7 @@ class Launch:
         self._write(over=False)
 
     def over(self) -> None:
-        """Let the other machines go."""
+        """Release the other machines."""
         self._write(over=True)
 
     def _write(self, *, over: bool) -> None:
@@ -334,7 +334,7 @@ def _on_slurm(project: ProjectFolder, *, nodes: int, model: str | None, folder: 
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1][:300]
         raise EnvironmentFailure(
-            f"Slurm refuses the job: {last}", fix="check fleet.slurm", where="fleet.slurm"
+            f"Slurm rejected the job: {last}", fix="check fleet.slurm", where="fleet.slurm"
         )
     number = done.stdout.strip().partition(";")[0]
     pause = threading.Event()
@@ -364,6 +364,6 @@ def _failed(engine: str, failed: dict[int, int], log: Path) -> WorkerFailed:
     return WorkerFailed(
         f"the training on machines of {engine} did not finish" + (f": {failures}" if failures else ""),
         why="what was saved is kept",
-        fix="look at the output; the same command resumes from the last checkpoint",
+        fix="check the output; the same command resumes from the last checkpoint",
         where=str(log),
     )

@@ -26,7 +26,10 @@ from graftwork.records.dataset import Row
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows for one forward and backward. Who has nothing to do works on a row that does not count."""
+    """Rows for one forward and backward pass.
+
+    A process with nothing to do works on a row that does not count.
+    """
 
     rows: Sequence[Row]
     counts: bool = True
@@ -84,7 +87,7 @@ class SingleProcess:
     def prepare(
         self, model: Any, parameters: Sequence[nn.Parameter], optimizer: Optimizer, loss: BatchLoss
     ) -> list[nn.Parameter]:
-        """Take the model over; the parameters as they are from now on, in the same order."""
+        """Take over the model; returns the parameters as they are from now on, in the same order."""
         del model
         self._parameters, self._optimizer, self._loss = list(parameters), optimizer, loss
         return self._parameters
@@ -125,7 +128,7 @@ class SingleProcess:
         self._optimizer.zero_grad(set_to_none=True)
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """All of a parameter or of what belongs to it, wherever its parts are."""
+        """A whole parameter, or anything shaped like it, gathered from wherever its parts are."""
         return tensor
 
     @torch.no_grad()
@@ -133,7 +136,7 @@ class SingleProcess:
         parameter.copy_(whole)
 
     def optimizer_state(self, parameter: nn.Parameter) -> OptimizerState:
-        """What the optimizer holds of it, whole; empty before the first step."""
+        """The optimizer's state of a parameter, whole; empty before the first step."""
         return dict(self._optimizer.state.get(parameter, {}))
 
     def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
@@ -141,15 +144,15 @@ class SingleProcess:
         self._optimizer.state[parameter] = {key: held[key].to(parameter.device) for key in held}
 
     def any_process(self, flag: bool) -> bool:
-        """Whether any process says so."""
+        """Whether any process reports true."""
         return flag
 
     def broadcast(self, value: Any) -> Any:
-        """What the first process says (anything that JSON can hold), for all."""
+        """Broadcast a value of the first process (anything that JSON can hold)."""
         return value
 
     def finish(self) -> None:
-        """The work is done: wait for the others and let them go."""
+        """The work is done: wait for the others and release them."""
 
 
 SYNC_TIMEOUT = timedelta(hours=1)

@@ -61,7 +61,7 @@ def keep_levels(tuning: Tuning, *, layers: int) -> list[KeepLevel]:
 
 
 class BlockMemory(NamedTuple):
-    """What one block holds between the passes."""
+    """What one block keeps between the passes."""
 
     x: Tensor
     island: Island | None
@@ -206,7 +206,7 @@ class GpuDecoder:
 
     @torch.no_grad()
     def refresh_adapters(self) -> None:
-        """Take the adapters as they are now, before a pass or before tokens are written by `advance`."""
+        """Use the adapters as they are now, before a pass or before tokens are written by `advance`."""
         if self._stacks is not None:
             self._stacks.refresh()
 
@@ -228,7 +228,7 @@ class GpuDecoder:
         return [(cos.to(x.dtype), sin.to(x.dtype)) for cos, sin in turns]
 
     def _pass(self, index: int, x: Tensor, turns: Turns, documents: Documents) -> Tensor:
-        """Through a block, nothing kept."""
+        """Run through a block, keeping nothing."""
         w, shape = self.blocks[index], self.shapes[index]
         q, k, v, _, _ = self._before(x, *turns[shape.turn], w, shape)
         mixed = attend(q, k, v, documents, shape.attention).reshape(x.shape[0], -1)
@@ -458,7 +458,7 @@ class GpuTokenPass:
 
     @classmethod
     def of(cls, decoder: GpuDecoder) -> "GpuTokenPass | None":
-        """None where keys of earlier tokens, which the model itself wrote, have another order or a window."""
+        """None if keys of earlier tokens, which the model itself wrote, have another order or a window."""
         plain = all(
             not shape.interleaved and shape.attention.window is None and shape.attention.cap is None
             for shape in decoder.shapes

@@ -59,9 +59,9 @@ class GpuEngine(TrainingEngine):
         self._prefetched: tuple[Sequence[Row], list[PackedLayout]] = ((), [])
 
     def settle(self, rows: Sequence[Row]) -> Tuning:
-        """Measure one step that keeps nothing, then keep what the limit allows; what was settled on.
+        """Measure one step that keeps nothing, then keep what the limit allows; return the chosen settings.
 
-        Must come before the first real step: it leaves no gradient and no state behind.
+        Call it before the first real step: it leaves no gradient or state behind.
         """
         if not self._on_gpu:
             self._use(self.tuning)
@@ -89,7 +89,7 @@ class GpuEngine(TrainingEngine):
         return self.tuning
 
     def _try(self, rows: Sequence[Row], *, times: int = 1) -> float:
-        """GiB of a step; more than the limit where it ran out of memory."""
+        """GiB of a step; more than the limit if it ran out of memory."""
         try:
             return [self._measure(rows) for _ in range(times)][-1]
         except RuntimeError as error:
@@ -166,7 +166,7 @@ class GpuEngine(TrainingEngine):
 
     @torch.no_grad()
     def mean_loss(self, rows: Sequence[Row], *, batch_size: int = 0) -> float | None:
-        """The loss a trained token, by the same products that training uses."""
+        """The loss per trained token, with the same products that training uses."""
         del batch_size
         if not rows:
             return None
@@ -177,7 +177,7 @@ class GpuEngine(TrainingEngine):
         return total / count_trained(rows)
 
     def token_pass(self) -> GpuTokenPass | None:
-        """Writes answers with the adapter in training; None where the model's own pass is needed."""
+        """Writes answers with the adapter in training; None if the model's own pass is needed."""
         decoder = self._decoder
         if self._compiled:
             # Pieces that are compiled stack their adapters in every pass.
@@ -304,7 +304,7 @@ class SingleGpu(SingleProcess):
 
 
 def _fullest(rows: Sequence[Row], *, room: int) -> list[Row]:
-    """The longest rows, as many as one pass holds: nothing in the run will take more."""
+    """The longest rows, as many as one pass holds: nothing in the run takes more."""
     selected: list[Row] = []
     room_left = room
     for row in sorted(rows, key=lambda row: -len(row.tokens)):
@@ -337,7 +337,7 @@ def _one_less(tuning: Tuning) -> Tuning | None:
 
 
 def _halve_down_to(tuning: Tuning, **fewest: int) -> Tuning | None:
-    """With the first of these numbers of tokens halved that is above its least; None where none is."""
+    """With the first of these numbers of tokens halved that is above its least; None if none is."""
     for name, least in fewest.items():
         if (tokens := getattr(tuning, name)) > least:
             return tuning.model_copy(update={name: tokens // 2})

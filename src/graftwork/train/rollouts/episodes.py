@@ -59,7 +59,7 @@ class AnswerVerdict(Record):
     reward: float | None
     parts: dict[str, float | None] = {}
     audit: float | None = None
-    """The grade by the checks that never reward; None where there are none."""
+    """The grade by the checks that never reward; None if there are none."""
     failed: dict[str, str] = {}
     """Why a part could not be graded, by its name."""
     seconds: float = 0.0

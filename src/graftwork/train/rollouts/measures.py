@@ -34,7 +34,7 @@ class PromptRecord:
 
     @property
     def weight(self) -> float:
-        """p(1 − p) of the share solved, smoothed so that no prompt is given up for ever."""
+        """p(1 − p) of the share solved, smoothed so that no prompt is given up forever."""
         if not self.answers:
             return MOST_UNCERTAIN
         share = (self.solved + 0.5) / (self.answers + 1)
@@ -217,8 +217,9 @@ def describe_signal(measures: Mapping[str, float], *, prompts: int, seconds: flo
     night = f"; about {int(prompts * NIGHT_SECONDS / seconds):,} prompts in 8 hours" if seconds else ""
     return (
         f"preflight: {1 - measures['dead_groups']:.0%} of prompts carry a signal, pass@1 "
-        f"{measures['pass@1']:.0%}, pass@k {measures['pass@k']:.0%}, {measures['length']:.0f} tokens an "
-        f"answer, {measures['truncated']:.0%} cut, {measures['reward_seconds']:.2f} s a reward{night}"
+        f"{measures['pass@1']:.0%}, pass@k {measures['pass@k']:.0%}, {measures['length']:.0f} "
+        f"tokens per answer, {measures['truncated']:.0%} cut, {measures['reward_seconds']:.2f} s "
+        f"a reward{night}"
     )
 
 

@@ -111,7 +111,7 @@ def read_inner(folder: Path, name: str) -> str:
     if not path.is_relative_to(folder.resolve()) or not path.is_file():
         raise UserError(
             f"the environment's file {name} is not in the project's folder",
-            fix="name files relative to the folder of graft.yaml",
+            fix="specify files relative to the folder of graft.yaml",
             where="train.rollouts.environment",
         )
     return path.read_text()

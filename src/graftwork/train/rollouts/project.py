@@ -114,7 +114,7 @@ def find_case_file(work: "OpenProject") -> Path | None:
         work,
         source,
         "there is no file of prompts",
-        fix="name a split (rl, train) or a JSONL file with one case per line",
+        fix="specify a split (rl, train) or a JSONL file with one case per line",
         where="train.rollouts.source",
     )
 
@@ -136,7 +136,7 @@ def find_eval_file(work: "OpenProject") -> Path | None:
         work,
         source,
         "there is no file of cases",
-        fix="name a JSONL file with one case per line that is not trained on",
+        fix="specify a JSONL file with one case per line that is not trained on",
         where="train.eval.source",
     )
 
@@ -194,7 +194,7 @@ def keep_reward_seconds(work: "OpenProject", seconds: float) -> None:
 
 
 def find_reward_seconds(work: "OpenProject") -> float:
-    """Of one answer, as `graft reward check` or the last run measured it; 0 where neither did."""
+    """Of one answer, as `graft reward check` or the last run measured it; 0 if neither did."""
     return _read_reward_seconds(work.project.state / REWARD_SECONDS).get(_reward_key(work), 0.0)
 
 

@@ -30,7 +30,7 @@ from graftwork.train.streamed.transfers import (
 
 
 class BlockCall(NamedTuple):
-    """How the decoder calls a block, besides the hidden states."""
+    """How the decoder calls per block, besides the hidden states."""
 
     arguments: tuple[Any, ...]
     named: dict[str, Any]

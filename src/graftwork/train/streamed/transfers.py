@@ -20,7 +20,7 @@ from graftwork.train.host_memory import CopyLane, DeviceMemory, Mark, aligned, h
 
 @dataclass
 class HostUnit:
-    """Weights that travel together. `gradient` and `moments` are None where the weights are frozen."""
+    """Weights that travel together. `gradient` and `moments` are None if the weights are frozen."""
 
     name: str
     begins: dict[str, int]

@@ -127,7 +127,7 @@ def drop_capabilities(*, but: tuple[int, ...] = ()) -> None:
     check(libc.capset(header, (ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)), "capset")
 
 
-# Name: the number on x86_64, on aarch64; None where it does not exist.
+# Name: the number on x86_64, on aarch64; None if it does not exist.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     "socket": (41, 198),
     "connect": (42, 203),
@@ -248,7 +248,7 @@ def build_filter(machine: str) -> bytes | None:
 
 
 def install_filter() -> bool:
-    """From here on and for ever. `no_new_privileges` must come first."""
+    """From here on and forever. `no_new_privileges` must come first."""
     program = build_filter(os.uname().machine)
     if program is None:
         return False
@@ -291,7 +291,7 @@ def write_rules(*, readable: list[str], devices: list[str], writable: str) -> in
 
 
 def shut_files(rules: int) -> None:
-    """From here on and for ever. `no_new_privileges` must come first."""
+    """From here on and forever. `no_new_privileges` must come first."""
     check(libc.syscall(_RESTRICT, rules, 0), "landlock_restrict_self")
     os.close(rules)
 
@@ -306,7 +306,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 
 def set_limits(limits: dict[str, Any], *, processes: int | None) -> None:
-    """`processes` is None where those of the same user that run anyway would count."""
+    """`processes` is None if those of the same user that run anyway would count."""
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
@@ -371,7 +371,7 @@ def build_root(
 
 
 def bound_folder(folder: str, *, size: int, files: int) -> None:
-    """A file system mounted by another process, limited to so many files."""
+    """A file system mounted by another process, limited to this many files."""
     flags = MS_REMOUNT | MS_NOSUID | MS_NODEV
     mount("tmpfs", folder, flags=flags, options=f"size={size},nr_inodes={files}")
 
