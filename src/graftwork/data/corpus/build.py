@@ -453,8 +453,7 @@ def build_corpus(
 
 def _require_condition_fits(corpus: Corpus, condition: str) -> None:
     """Refuse a `data.keep` that compares text with a number, or that leaves no row."""
-    faults, reasons = corpus.labels("fault"), corpus.labels("reason")
-    left_out = faults.numbers == next((n for n, name in enumerate(faults.names) if name == NOT_KEPT), -2)
+    reasons, left_out = corpus.labels("reason"), corpus.has_label("fault", NOT_KEPT)
     if not left_out.any():
         return
     names = np.array([name.startswith(NO_NUMBER) for name in reasons.names], dtype=bool)
@@ -525,8 +524,7 @@ def _find_disputed_captures(corpus: Corpus) -> dict[int, str]:
     captures = corpus.column("capture")
     if not captures.any():
         return {}
-    faults = corpus.labels("fault")
-    bad = np.isin(faults.numbers, [n for n, name in enumerate(faults.names) if name == NEGATIVE_FEEDBACK])
+    bad = corpus.has_label("fault", NEGATIVE_FEEDBACK)
     again = np.isin(captures, captures[bad & (captures != 0)]) & corpus.column("passed").astype(bool)
     again &= corpus.column("unconfirmed") != 0
     reason = f"{NEGATIVE_FEEDBACK}: another row of the logs says that users called this reply bad"
@@ -542,8 +540,7 @@ def _find_replaced(corpus: Corpus) -> dict[int, str]:
     replaces = corpus.column("replaces")
     if not replaces.any():
         return {}
-    faults = corpus.labels("fault")
-    rejected = np.isin(faults.numbers, [n for n, name in enumerate(faults.names) if name == REVIEWED])
+    rejected = corpus.has_label("fault", REVIEWED)
     valid = (replaces != 0) & (corpus.column("passed").astype(bool) | rejected)
     # Not the whole prompt: the system prompt may have been replaced since.
     turns = corpus.column("turn")
@@ -681,8 +678,7 @@ def find_scored_pairs(corpus: Corpus, settings: DataSettings) -> dict[int, int]:
     if settings.score_pairs is None:
         return {}
     scores, passed = read_scores(corpus), corpus.column("passed").astype(bool)
-    faults = corpus.labels("fault")
-    bad = np.isin(faults.numbers, [n for n, name in enumerate(faults.names) if name == RATED_BAD])
+    bad = corpus.has_label("fault", RATED_BAD)
     bad[[position for position, reason in corpus.withdrawn.items() if reason.startswith(RATED_BAD)]] = True
     positions = np.flatnonzero((passed | bad) & ~np.isnan(scores))
     prompt, reply = corpus.column("prompt"), corpus.column("reply")

@@ -287,6 +287,13 @@ class Corpus:
             parts.append(np.array([*lookup, -1], dtype=np.int32)[numbers])
         return LabelColumn(np.concatenate(parts), list(numbers_by_label))
 
+    def has_label(self, name: str, *labels: str) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+        """Mark the rows whose label in this column is one of these."""
+        column = self.labels(name)
+        return np.isin(
+            column.numbers, [number for number, label in enumerate(column.names) if label in labels]
+        )
+
     def notes(self) -> Iterator[tuple[int, Note]]:
         """Yield the notes on rows, in order."""
         for first, segment in zip(self._firsts, self.segments, strict=False):

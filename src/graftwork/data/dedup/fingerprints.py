@@ -97,12 +97,9 @@ def compute_fingerprints(
     return fixed, ragged
 
 
-class _Line(NamedTuple):
-    """A line of a user turn. What it asks in a longer conversation depends on `context`."""
-
-    words: list[str]
-    asks: bool
-    context: list[str]
+_Line = tuple[list[str], bool, list[str]]
+"""A line of a user turn: its words, whether it asks, and the context that this depends on in a longer
+conversation."""
 
 
 class _RowWords(NamedTuple):
@@ -184,10 +181,10 @@ def _list_lines(user_turns: Sequence[list[tuple[list[str], str]]], later: list[s
         for line, text in reversed(spoken[-room:] if room else []):
             asks = text.rstrip().endswith(("?", "？"))
             if number == 0:
-                lines.append(_Line(line, asks, later))
+                lines.append((line, asks, later))
             else:
                 # A short question ("And the region?") occurs in many conversations and pairs none.
-                lines.append(_Line(line, asks and len(line) >= QUESTION_WORDS, later))
+                lines.append((line, asks and len(line) >= QUESTION_WORDS, later))
     return tuple(lines)
 
 
@@ -265,8 +262,8 @@ def _fingerprint_lines(lines: Sequence[tuple[_Line, ...]]) -> dict[str, tuple[Ar
     number of runs per line.
     """
     flat = [line for row in lines for line in row]
-    keys = [number_text(" ".join(line.words)) & ~1 | line.asks for line in flat]
-    numbered = _number_texts([line.words[-LINE_WORDS:] + line.context[-LINE_WORDS:] for line in flat])
+    keys = [number_text(" ".join(words)) & ~1 | asks for words, asks, _ in flat]
+    numbered = _number_texts([words[-LINE_WORDS:] + context[-LINE_WORDS:] for words, _, context in flat])
     singles, doubles = run_words(numbered, size=1), run_words(numbered, size=2)
     owners = np.concatenate((singles.owners(), doubles.owners()))
     values = np.concatenate(

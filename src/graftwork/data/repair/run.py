@@ -291,8 +291,7 @@ def _list_faulty(
     corpus: Corpus, assignment: SplitAssignment, passed: "np.ndarray[Any, Any]", settings: RepairSettings
 ) -> Iterator[tuple[Interaction, TargetRow, str]]:
     faults, reasons = corpus.labels("fault"), corpus.labels("reason")
-    fault_numbers = [number for number, name in enumerate(faults.names) if name in settings.faults]
-    positions = np.flatnonzero(np.isin(faults.numbers, fault_numbers) & ~passed)
+    positions = np.flatnonzero(corpus.has_label("fault", *settings.faults) & ~passed)
     prompts, turns = corpus.column("prompt"), corpus.column("turn")
     held_out = passed & (assignment.split != TRAIN) & (assignment.split != UNASSIGNED)
     answered = np.isin(prompts[positions], prompts[passed])
