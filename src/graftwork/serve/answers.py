@@ -1,8 +1,8 @@
 """The way of a checked call to its answer, from top to bottom: route, ask, reply, capture.
 
 In: a call of a client, whatever API it speaks. Out: an answer, whole or streamed. Counts and captures it once
-it has ended. What a family, fallbacks, escalation, chains and shadow traffic add is in modules of their own.
-Knows nothing of paths, keys or bodies: `gateway.py` is in front of it.
+it has ended. `routing.py` chooses who answers; escalation, chains and shadow traffic are in modules of their
+own. Knows nothing of paths, keys or bodies: `gateway.py` is in front of it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from graftwork.http.messages import (
     Response,
     StreamResponse,
 )
-from graftwork.serve.api.call import AnswerHead, ChatCall, add_usage
+from graftwork.serve.api.call import ChatCall, add_usage
 from graftwork.serve.captures import CaptureWriter, ChainMark
 from graftwork.serve.chains import (
     AnsweredStep,
@@ -40,12 +40,38 @@ from graftwork.serve.escalation import (
 from graftwork.serve.exchange import ClientRequest, HeldReply, RunningExchange, ask_engine, make_id
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.request_log import FinishedRequest
-from graftwork.serve.routing import Fallbacks, FallbackTarget, Routes, choose_release
-from graftwork.serve.serving_engine import NoReplica, ReplyStream, ServingEngine, failure_code
+from graftwork.serve.routing import Fallbacks, Routes, Target, choose_target
+from graftwork.serve.serving_engine import OUT_OF_TIME, NoReplica, ReplyStream, ServingEngine, failure_code
 from graftwork.serve.settings import ServeSettings
 from graftwork.serve.shadow import Shadow
 
 _EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
+
+
+class InFlight:
+    """One request of a client, from its beginning until its answer is made: whole, or streamed to its end."""
+
+    __slots__ = ("_end", "_ended", "_streams")
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end, self._ended, self._streams = end, False, False
+
+    def __enter__(self) -> "InFlight":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._streams:
+            self.end()
+
+    def keep(self) -> None:
+        """The answer is streamed: `end` is called after its last piece."""
+        self._streams = True
+
+    def end(self) -> None:
+        """Once; a second call does nothing."""
+        if not self._ended:
+            self._ended = True
+            self._end()
 
 
 class AnswerService:
@@ -98,107 +124,100 @@ class AnswerService:
     # -- route ---------------------------------------------------------------------------------
 
     def begin(
-        self, call: ChatCall, client: ClientRequest, *, direct: FallbackTarget | None = None
+        self, call: ChatCall, client: ClientRequest, *, direct: Target | None = None
     ) -> RunningExchange:
-        """The exchange of a call with the release that is to answer it. Raises ApiError if none can.
+        """The exchange of a call with who is to answer it. Raises ApiError if nobody can.
 
         `direct` is asked instead of a release, where the model is an endpoint that settings name.
         """
-        routes, asked_for, headers = self.routes(), call.model, client.request.headers
-        notes: dict[str, str] = {}
-        if routes.family is not None and call.model == routes.family.name:
-            loaded = {*routes.aliases, *self.fallbacks.ready_endpoints()}
-            member, by, why = routes.family.choose(call, headers, loaded=loaded)
-            self.metrics.routed[member, by] += 1
-            notes["x-graft-route"] = f"{member} ({why})"
-            call = replace(call, model=routes.family.aliases[member])
-            if (endpoint := routes.family.settings.remote.get(member)) is not None:
-                direct = self.fallbacks.resolve(endpoint, routes)
+        headers, asked_for = client.request.headers, call.model
         unique, session = make_id(), headers.get("x-session-id") or call.user or None
-        target, why, assignment = direct, "", None
-        release = "" if direct is None else direct.release
-        if direct is None:
-            try:
-                # A request without a session id is a session of its own.
-                release, assignment = choose_release(routes, call.model, session=session or unique)
-            except ApiError as error:
-                # No release yet, or one that is not loaded: a model with a fallback is answered all the same.
-                why, names = failure_code(error) or str(error.code), (call.model, asked_for)
-                if self.fallbacks.may_replace(names, error):
-                    target = self.fallbacks.find_next(names, routes)
-                if target is None:
-                    raise
-                release = target.release
-        now = time.time()
-        running = RunningExchange(
-            call=call,
+        target = choose_target(
+            call,
+            headers,
+            routes=self.routes(),
+            fallbacks=self.fallbacks,
+            # A request without a session id is a session of its own.
+            session=session or unique,
+            direct=direct,
+            metrics=self.metrics,
+        )
+        return RunningExchange(
+            call=call if target.name == asked_for else replace(call, model=target.name),
             client=client,
-            head=AnswerHead(unique=unique, created=int(now), model=call.model, release=release),
+            target=target,
+            asked_for=asked_for,
+            unique=unique,
             capture_id=unique,
             session=session,
             started=time.perf_counter(),
-            at=now,
-            engine=self.engine if direct is None else direct.engine,
-            model=release if direct is None else direct.model,
-            asked_for=asked_for,
-            assignment=assignment,
-            notes=notes,
+            at=time.time(),
         )
-        if direct is not None:
-            running.shown_model = release
-        elif routes.knows(call.model) or self.fallbacks.covers(call.model):
-            running.shown_model = call.model
-        elif target is None:  # the prefix of a release
-            running.shown_model = release
-        if direct is None and target is not None:
-            self._answer_by(running, target, why)
-        if running.assignment is not None:
-            self.metrics.assigned[running.assignment.experiment, running.assignment.arm] += 1
-        return running
-
-    def _answer_by(self, running: RunningExchange, target: FallbackTarget, why: str) -> None:
-        running.answer_by(target, why)
-        self.metrics.fell_back[running.shown_model, running.head.release, why] += 1
 
     def fall_back(self, running: RunningExchange, why: str) -> bool:
         """Whether another model can be asked; if so, the exchange becomes its own."""
+        asked = running.target
         target = self.fallbacks.find_next(
-            running.names, self.routes(), passed=running.passed, failed=running.head.release
+            running.names, self.routes(), passed=asked.passed, failed=asked.release
         )
         if target is None:
             return False
         self.note_failure(replace(running, finish_reason="error"))
-        self._answer_by(running, target, why)
+        running.fall_back_to(target, why)
+        self.metrics.fell_back[asked.label, target.release, why] += 1
         return True
 
     # -- ask -----------------------------------------------------------------------------------
 
-    async def answer(self, running: RunningExchange) -> Answer:
-        self._begin_one()
-        sent = False
+    async def answer(self, call: ChatCall, client: ClientRequest) -> Answer:
+        """The answer of a chain, a release or an endpoint."""
+        if call.model in self.chains:
+            client.label = call.model
+            return await self._answer_chain(call, client)
+        running = self.begin(call, client)
+        client.label = running.target.release
+        with self._begin_one() as in_flight:
+            try:
+                result = await self._ask_checked(running)
+            except asyncio.CancelledError:
+                running.disconnected = True
+                running.charge()
+                self.note_failure(running)
+                raise
+            except ApiError as error:
+                self._fail(running, error)
+                raise
+            client.label = running.target.release
+            return self._send(result, running, in_flight)
+
+    async def _ask_checked(self, running: RunningExchange) -> list[PieceData] | ReplyStream:
+        """Ask; where `serve.escalate` checks the answer, perhaps the large model too."""
         try:
             if self.escalator is not None and running.client.api.is_captured:
-                running.check = self.escalator.begin_check(running.call, running.names, running.head.release)
+                release = running.target.release
+                running.check = self.escalator.begin_check(running.call, running.names, release)
             async with asyncio.timeout(self.seconds_left(running)):
                 result = await self.ask(running)
-            if self.escalator is not None:
-                result = await self.escalator.apply(result, running, self)
-            sent = True  # from here on, `_send` or `_events` decrements the counter
-            return self._send(result, running)
+            return result if self.escalator is None else await self.escalator.apply(result, running, self)
         except TimeoutError as error:
             raise self._too_slow(running) from error
         except OSError as error:
             raise self._engine_down() from error
-        finally:
-            if not sent:
-                self._end_one()
+
+    def _fail(self, running: RunningExchange, error: OSError | ApiError) -> None:
+        """No answer comes of it: charge what was used until the time was over, and count it for its arm."""
+        if isinstance(error, TimeoutError) or (isinstance(error, ApiError) and error.code == OUT_OF_TIME):
+            running.charge()
+        if not isinstance(error, ApiError) or error.status >= 500:
+            running.finish_reason = "error"
+            self.note_failure(running)
 
     async def ask(self, running: RunningExchange) -> list[PieceData] | ReplyStream:
         """Ask the release; if it fails, the models of its fallback chain in turn. Raises the first error."""
         first: Exception | None = None
         while True:
             try:
-                if running.engine.state != "ready":
+                if running.target.engine.state != "ready":
                     raise NoReplica("the engine is not ready")
                 running.asked = True
                 return await ask_engine(running)
@@ -208,7 +227,7 @@ class AnswerService:
                 if why is None or not self.fall_back(running, why):
                     raise first from None
 
-    async def answer_chain(self, call: ChatCall, client: ClientRequest) -> Answer:
+    async def _answer_chain(self, call: ChatCall, client: ClientRequest) -> Answer:
         """The answer of the chain's last step; the steps before it are captured here."""
         name, chain = call.model, self.chains[call.model]
         require_chainable(call)
@@ -218,45 +237,42 @@ class AnswerService:
             checks=self.chain_checks,
             trace=read_trace(client.request.headers.get("traceparent")),
         )
-        self._begin_one()
         outcome, last = "failed", None
-        try:
+        with self._begin_one() as in_flight:
             try:
-                last = await run.run(name, call)
-                outcome = "answered"
-            except ChainFailed:
-                if chain.fallback is None:
-                    raise
-                mark = ChainMark(name, "fallback", run.trace)
-                last = await self._ask_step(replace(call, model=chain.fallback), mark, client)
-                run.outcomes.append((mark.name, last[0].head.release))
-                outcome = "fallback"
-        except TimeoutError as error:
-            message = f"the fallback of the chain {name} did not answer"
-            raise ApiError(504, message, code="timeout", headers=run.headers(name)) from error
-        except OSError as error:
-            raise self._engine_down() from error
-        except ApiError as error:
-            error.headers = (*error.headers, *run.headers(name))
-            raise
-        finally:
-            self.metrics.chained[name, outcome] += 1
-            for step in run.answered:
-                exchange, reply = step
-                if step is not last and isinstance(reply, dict):
-                    exchange.replica = reply.get("replica")
-                    exchange.note(reply)
-                    self._expect_capture(exchange)
-                    self._finish(exchange)
-            if last is None:
-                self._end_one()
-        running, reply = last
-        running.reservation = client.reservation
-        running.call = replace(running.call, stream=call.stream)
-        running.head = replace(running.head, model=name)
-        running.notes |= dict(run.headers(name))
-        running.earlier_usage = add_usage(*(step[0].usage for step in run.answered if step is not last))
-        return self._send([reply] if isinstance(reply, dict) else reply, running)
+                try:
+                    last = await run.run(name, call)
+                    outcome = "answered"
+                except ChainFailed:
+                    if chain.fallback is None:
+                        raise
+                    mark = ChainMark(name, "fallback", run.trace)
+                    last = await self._ask_step(replace(call, model=chain.fallback), mark, client)
+                    run.outcomes.append((mark.name, last[0].target.release))
+                    outcome = "fallback"
+            except TimeoutError as error:
+                message = f"the fallback of the chain {name} did not answer"
+                raise ApiError(504, message, code="timeout", headers=run.headers(name)) from error
+            except OSError as error:
+                raise self._engine_down() from error
+            except ApiError as error:
+                error.headers = (*error.headers, *run.headers(name))
+                raise
+            finally:
+                self.metrics.chained[name, outcome] += 1
+                for step in run.answered:
+                    exchange, reply = step
+                    if step is not last and isinstance(reply, dict):
+                        exchange.replica = reply.get("replica")
+                        exchange.note(reply)
+                        self._expect_capture(exchange)
+                        self._count(exchange)
+            running, reply = last
+            running.call = replace(running.call, stream=call.stream)
+            running.answers_as = name
+            running.notes |= dict(run.headers(name))
+            running.earlier_usage = add_usage(*(step[0].usage for step in run.answered if step is not last))
+            return self._send([reply] if isinstance(reply, dict) else reply, running, in_flight)
 
     async def _ask_step(self, call: ChatCall, mark: ChainMark, client: ClientRequest) -> AnsweredStep:
         direct = None
@@ -269,16 +285,15 @@ class AnswerService:
         try:
             async with asyncio.timeout(self.seconds_left(running)):
                 result = await self.ask(running)
-        except (asyncio.CancelledError, OSError, ApiError) as error:
-            if isinstance(error, asyncio.CancelledError | TimeoutError):
-                # No exchange comes of this step that could count what it has used.
-                client.key.usage.add_tokens(running.count_tokens())
-            if isinstance(error, OSError) or (isinstance(error, ApiError) and error.status >= 500):
-                self.note_failure(replace(running, finish_reason="error"))
+        except asyncio.CancelledError:
+            running.charge()
+            raise
+        except (OSError, ApiError) as error:
+            self._fail(running, error)
             raise
         return running, result[0] if isinstance(result, list) else result
 
-    def resolve(self, name: str) -> FallbackTarget | None:
+    def resolve(self, name: str) -> Target | None:
         """The endpoint, alias or release of this name, if it can be asked now."""
         return self.fallbacks.resolve(name, self.routes())
 
@@ -300,7 +315,9 @@ class AnswerService:
 
     # -- reply ---------------------------------------------------------------------------------
 
-    def _send(self, result: list[PieceData] | ReplyStream, running: RunningExchange) -> Answer:
+    def _send(
+        self, result: list[PieceData] | ReplyStream, running: RunningExchange, in_flight: InFlight
+    ) -> Answer:
         """Send what was answered; from here on the request counts as answered or streaming."""
         is_captured = self._captures_of(running) is not None
         if isinstance(result, list) and running.call.stream:
@@ -308,8 +325,8 @@ class AnswerService:
         if not isinstance(result, list):
             running.replica = getattr(result, "replica", None)
             headers = (*_EVENT_STREAM, *running.headers(captured=is_captured))
-            return StreamResponse(200, self._events(result, running), headers)
-        self._end_one()
+            in_flight.keep()
+            return StreamResponse(200, self._events(result, running, in_flight), headers)
         running.replica = result[0].get("replica")
         for index, piece in enumerate(result):
             running.note(piece if index == 0 else {**piece, "index": index})
@@ -319,10 +336,12 @@ class AnswerService:
             200,
             body,
             (JSON_TYPE, *running.headers(captured=is_captured)),
-            after=lambda: self._finish(running),
+            after=lambda: self._finish(running, in_flight),
         )
 
-    async def _events(self, stream: ReplyStream, running: RunningExchange) -> AsyncGenerator[bytes, None]:
+    async def _events(
+        self, stream: ReplyStream, running: RunningExchange, in_flight: InFlight
+    ) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events. However it ends, it is counted and the stream closed."""
         encoder = running.client.api.open_stream(running.head, running.call)
         self.streaming.add(running.capture_id)
@@ -352,12 +371,11 @@ class AnswerService:
             if check is not None and escalator is not None and (check.small is not None or check.is_prefixed):
                 # When the small model's answer has ended, or the whole one is checked.
                 self.streaming.discard(running.capture_id)
-                task = asyncio.create_task(self._finish_checked(running, escalator))
+                task = asyncio.create_task(self._finish_checked(running, escalator, in_flight))
                 self.finishing[running.capture_id] = task
                 task.add_done_callback(lambda _: self.finishing.pop(running.capture_id, None))
             else:
-                self._end_one()
-                self._finish(running)
+                self._finish(running, in_flight)
 
     async def _next_pieces(self, stream: ReplyStream, running: RunningExchange) -> list[PieceData] | None:
         try:
@@ -368,13 +386,14 @@ class AnswerService:
         except OSError as error:
             raise self._engine_down() from error
 
-    async def _finish_checked(self, running: RunningExchange, escalator: Escalator) -> None:
+    async def _finish_checked(
+        self, running: RunningExchange, escalator: Escalator, in_flight: InFlight
+    ) -> None:
         elapsed = time.perf_counter() - running.started
         try:
             await escalator.finish(running, self)
         finally:
-            self._end_one()
-            self._finish(running, elapsed)
+            self._finish(running, in_flight, elapsed)
 
     # -- capture -------------------------------------------------------------------------------
 
@@ -387,16 +406,23 @@ class AnswerService:
 
     def note_failure(self, running: RunningExchange) -> None:
         """In an experiment a missing answer counts for its arm: else a slow or broken release would win."""
-        if running.asked and running.assignment is not None:
-            self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
+        if running.asked and (assignment := running.target.assignment) is not None:
+            self.metrics.assigned_failures[assignment.experiment, assignment.arm] += 1
             if (captures := self._captures_of(running)) is not None:
                 captures.offer(running.to_exchange(time.perf_counter() - running.started))
 
-    def _finish(self, running: RunningExchange, elapsed: float | None = None) -> None:
-        """Count the exchange and give it to the capture writer."""
+    def _finish(self, running: RunningExchange, in_flight: InFlight, elapsed: float | None = None) -> None:
+        """The client's request has ended: count its exchange, and give back what was reserved."""
+        in_flight.end()
+        self._count(running, elapsed)
+        if running.client.reservation is not None:
+            running.client.reservation.release()
+
+    def _count(self, running: RunningExchange, elapsed: float | None = None) -> None:
+        """Count an answered exchange, of a client or a step of a chain, and give it to the capture writer."""
         elapsed = time.perf_counter() - running.started if elapsed is None else elapsed
         self.metrics.count_answer(
-            running.head.release,
+            running.target.release,
             prompt_tokens=running.usage.prompt,
             reply_tokens=running.usage.reply,
             seconds=elapsed,
@@ -405,13 +431,12 @@ class AnswerService:
             self.metrics.first_token_seconds.add(running.first_token_at - running.started)
         if running.queue_seconds is not None:
             self.metrics.queue_seconds.add(running.queue_seconds)
-        running.client.key.usage.add_tokens(running.count_tokens())
-        if running.reservation is not None:
-            running.reservation.release()
+        running.charge()
         if self.observe is not None:
             self.observe(running.to_finished(elapsed))
-        if running.assignment is not None and running.finish_reason == "error":
-            self.metrics.assigned_failures[running.assignment.experiment, running.assignment.arm] += 1
+        assignment = running.target.assignment
+        if assignment is not None and running.finish_reason == "error":
+            self.metrics.assigned_failures[assignment.experiment, assignment.arm] += 1
         self.streaming.discard(running.capture_id)
         if (captures := self._captures_of(running)) is not None:
             exchange = running.to_exchange(elapsed)
@@ -421,10 +446,11 @@ class AnswerService:
 
     # -- under way -----------------------------------------------------------------------------
 
-    def _begin_one(self) -> None:
+    def _begin_one(self) -> InFlight:
         self.metrics.in_flight += 1
         if self.shadow is not None:
             self.shadow.make_way()
+        return InFlight(self._end_one)
 
     def _end_one(self) -> None:
         self.metrics.in_flight -= 1

@@ -149,7 +149,7 @@ class ChainRun:
                 continue
             self.answered.append((exchange, reply))
             instead = " (fallback)" if error is not None else ""
-            self.outcomes.append((mark.name, exchange.head.release + instead))
+            self.outcomes.append((mark.name, exchange.target.release + instead))
             if not isinstance(reply, dict):
                 return ""
             budget.add(reply["prompt_tokens"] + reply["reply_tokens"])

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -21,7 +20,7 @@ from graftwork.serve.api.call import ChatCall, describe_choice
 from graftwork.serve.budgets import RequestBudget
 from graftwork.serve.exchange import CheckedReply, HeldReply, PrefixReader, RunningExchange, ask_engine
 from graftwork.serve.metrics import Metrics
-from graftwork.serve.routing import FallbackTarget
+from graftwork.serve.routing import Target
 from graftwork.serve.serving_engine import ReplyStream, failure_code
 from graftwork.serve.settings import EscalateSettings, ServeSettings
 
@@ -182,7 +181,7 @@ class ModelAsker(Protocol):
 
     def seconds_left(self, running: RunningExchange) -> float: ...
 
-    def resolve(self, name: str) -> FallbackTarget | None:
+    def resolve(self, name: str) -> Target | None:
         """The endpoint, alias or release of this name, if it can be asked now."""
         ...
 
@@ -365,12 +364,11 @@ class Escalator:
             self.budget.give_back()
             outcome = "unavailable"
         if target is not None:
-            small, was_prefixed = (running.head, running.engine, running.model), check.is_prefixed
+            small, was_prefixed = running.target, check.is_prefixed
             check.wants_logprobs = check.is_prefixed = False
             # The small one's answer is kept, and counts in an experiment.
-            check.escalated_from, check.rejected = running.head.release, text
-            running.head = replace(running.head, release=target.release)
-            running.engine, running.model = target.engine, target.model
+            check.escalated_from, check.rejected = small.release, text
+            running.target = small.escalate_to(target)
             try:
                 async with asyncio.timeout(asker.seconds_left(running)):
                     reply = await ask_engine(running)
@@ -387,7 +385,7 @@ class Escalator:
                     large.close()
                 result, check.is_prefixed = None, was_prefixed
                 check.escalated_from = check.rejected = None
-                running.head, running.engine, running.model = small
+                running.target = small
                 outcome = "failed"
             except BaseException:
                 # The client is gone: nothing else would end the request of the large model.

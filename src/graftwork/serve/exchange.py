@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from graftwork.engines.protocol import PieceData
 from graftwork.http.messages import ApiError, Headers, Request
@@ -26,8 +25,8 @@ from graftwork.serve.api.call import (
 from graftwork.serve.budgets import Reservation
 from graftwork.serve.captures import ChainMark, ServedExchange
 from graftwork.serve.keys import KeyHolder
-from graftwork.serve.request_log import CLIENT_LEFT, OTHER_MODEL, FinishedRequest
-from graftwork.serve.routing import ArmAssignment, FallbackTarget, describe_fallback
+from graftwork.serve.request_log import CLIENT_LEFT, FinishedRequest
+from graftwork.serve.routing import Target
 from graftwork.serve.serving_engine import ReplyStream, ServingEngine
 
 _NOTES = (
@@ -43,13 +42,17 @@ _NOTES = (
 """Response headers in their order."""
 
 
-class ClientRequest(NamedTuple):
+@dataclass(slots=True)
+class ClientRequest:
     """Who asks, and how."""
 
     request: Request
     api: ApiFormat
     key: KeyHolder
     reservation: Reservation | None = None
+    """Of the key's tokens; given back when those of the answer are counted."""
+    label: str = "unknown"
+    """What it is counted as in metrics: the release that answers, or a chain."""
 
 
 class HeldReply:
@@ -165,31 +168,26 @@ class RunningExchange:
 
     call: ChatCall
     client: ClientRequest
-    head: AnswerHead
+    target: Target
+    """Who answers; replaced as a whole where another model does."""
+    asked_for: str
+    """The name that the client gave; for a family, `call.model` is the alias of its member."""
+    unique: str
+    """The part of the answer's id without a prefix."""
     capture_id: str
     session: str | None
     started: float
     at: float
-    engine: ServingEngine
-    model: str
-    """What the engine is asked for."""
-    asked_for: str
-    """The name that the client gave; for a family, `call.model` is the alias of its member."""
-    assignment: ArmAssignment | None = None
     notes: dict[str, str] = field(default_factory=dict)
-    """Response headers that say what family, fallback, checks and chain did with the request."""
-    reservation: Reservation | None = None
-    """Of the key's tokens; given back when those of the answer are counted."""
-    shown_model: str = OTHER_MODEL
-    """The model that was asked for, in metrics and logs: a known name, never a client's text."""
-    passed: int = 0
-    """How many names of the fallback chain were passed."""
+    """Response headers that say what checks and a chain did with the request."""
     check: CheckedReply | None = None
     """Where `serve.escalate` checks the answer."""
     chain: ChainMark | None = None
     """The step of a chain that this exchange is."""
     earlier_usage: TokenUsage = NO_TOKENS
     """Tokens of the steps of the chain before this one."""
+    answers_as: str | None = None
+    """The chain that the answer names as its model; None for the model that was asked for."""
     replica: str | None = None
     asked: bool = False
     """Whether the engine was asked. If not, a missing answer is not the fault of the release."""
@@ -207,12 +205,17 @@ class RunningExchange:
         """The names that settings may give the model, the most specific first."""
         return (self.call.model, self.asked_for)
 
+    @property
+    def head(self) -> AnswerHead:
+        model = self.call.model if self.answers_as is None else self.answers_as
+        return AnswerHead(self.unique, created=int(self.at), model=model, release=self.target.release)
+
     def headers(self, *, captured: bool) -> Headers:
-        headers: Headers = (("x-graft-release", self.head.release),)
+        headers: Headers = (("x-graft-release", self.target.release),)
         capture = (("x-graft-capture", self.capture_id),) if captured else ()
-        if not self.notes and self.replica is None:  # the hot path
+        if not self.notes and not self.target.notes and self.replica is None:  # the hot path
             return (*headers, *capture)
-        notes = dict((*self.notes.items(), *capture))
+        notes = {**self.target.notes, **self.notes, **dict(capture)}
         if self.replica is not None:
             notes["x-graft-replica"] = self.replica
         return (*headers, *((name, notes[name]) for name in _NOTES if name in notes))
@@ -225,7 +228,7 @@ class RunningExchange:
         escalation = self.notes.get("x-graft-escalation")
         why = f"; {escalation}" if escalation else ""
         checked = self.notes["x-graft-checked"]
-        return f": {self.head.release} answers; checked {checked}{why}\n\n".encode()
+        return f": {self.target.release} answers; checked {checked}{why}\n\n".encode()
 
     @property
     def client_wants_logprobs(self) -> bool:
@@ -236,13 +239,11 @@ class RunningExchange:
         """The token usage that the answer states: for a chain, of all steps."""
         return self.usage if self.chain is None else add_usage(self.usage, self.earlier_usage)
 
-    def answer_by(self, target: FallbackTarget, why: str) -> None:
-        """Another model answers. It is not part of an experiment, and the capture is its own."""
-        self.head = replace(self.head, release=target.release)
-        self.engine, self.model, self.passed = target.engine, target.model, target.passed
-        self.notes["x-graft-fallback"] = describe_fallback(self.call.model, why)
-        if self.assignment is not None:
-            self.assignment, self.capture_id = None, make_id()
+    def fall_back_to(self, target: Target, why: str) -> None:
+        """Another model answers. The capture is its own where the one before was part of an experiment."""
+        if self.target.assignment is not None:
+            self.capture_id = make_id()
+        self.target = self.target.fall_back_to(target, why)
 
     def note(self, piece: PieceData) -> None:
         """Keep what the capture and the metrics need. Of several choices the first one is captured."""
@@ -271,6 +272,10 @@ class RunningExchange:
             return sum(self.usage)
         return max(sum(self.usage), self.call.estimate_prompt() + len(self.texts))
 
+    def charge(self) -> None:
+        """Count its tokens against the budget of the key."""
+        self.client.key.usage.add_tokens(self.count_tokens())
+
     def to_finished(self, elapsed: float) -> FinishedRequest:
         first = self.first_token_at
         return FinishedRequest(
@@ -280,8 +285,8 @@ class RunningExchange:
             path=self.client.request.path,
             status=CLIENT_LEFT if self.disconnected else 200,
             key=self.client.key.name,
-            model=self.shown_model,
-            release=self.head.release,
+            model=self.target.label,
+            release=self.target.release,
             capture=self.capture_id,
             prompt_tokens=self.usage.prompt,
             reply_tokens=self.usage.reply,
@@ -302,7 +307,7 @@ class RunningExchange:
             at=self.at,
             session=self.session,
             model=self.call.model,
-            release=self.head.release,
+            release=self.target.release,
             request=self.call.body,
             reply="".join(self.texts),
             finish_reason=self.finish_reason,
@@ -311,7 +316,7 @@ class RunningExchange:
             first_token_ms=None if first is None else (first - self.started) * 1000,
             total_ms=elapsed * 1000,
             disconnected=self.disconnected,
-            assignment=self.assignment,
+            assignment=self.target.assignment,
             user=self.call.user,
             size=len(self.client.request.body) + texts_size,
             failed_check=None if check is None else check.failed,
@@ -412,7 +417,8 @@ def count_usage(call: ChatCall, endings: Iterable[PieceData]) -> TokenUsage:
 
 
 async def ask_engine(running: RunningExchange) -> list[PieceData] | ReplyStream:
-    call, engine, model, check = running.call, running.engine, running.model, running.check
+    call, check = running.call, running.check
+    engine, model = running.target.engine, running.target.model
     if check is not None and check.is_held:
         call = replace(call, stream=False)
     if check is not None and check.wants_logprobs and not running.client_wants_logprobs:

@@ -1,7 +1,7 @@
 """The endpoint that users call: the OpenAI API in front, an engine behind it, captures off the hot path.
 
-Checks the API key and the origin of web pages, chooses the release, relays the request and gives each
-finished exchange to the capture writer. Every answer names its release. Loads no weights and no torch;
+Checks the API key and the origin of web pages, admits the request, and has it answered by `answers.py`. Every
+answer names its release. Loads no weights and no torch;
 answers 503 while the engine is down.
 """
 
@@ -246,48 +246,30 @@ class Gateway:
     # -- completions ---------------------------------------------------------------------------
 
     async def _generate(self, request: Request, api: ApiFormat) -> Answer:
-        answers = self.answers
-        label, running, reservation, answer = "unknown", None, None, None
+        answers, client, answer = self.answers, None, None
         arrived_at, started = time.time(), time.perf_counter()
         try:
             key = self._keys.require(request)
             key.usage.take_request()
             call = self._admit(request, api)
             key.require_model(call.model)
+            client = ClientRequest(request, api, key)
             if key.usage.limits_tokens:
-                reservation = await self._reserve(key, call, request)
-            client = ClientRequest(request, api, key, reservation)
-            if call.model in answers.chains:
-                label = call.model
-                answer = await answers.answer_chain(call, client)
-            else:
-                running = answers.begin(call, client)
-                running.reservation = reservation
-                label = running.head.release
-                answer = await answers.answer(running)
-                label = running.head.release
+                client.reservation = await self._reserve(key, call, request)
+            answer = await answers.answer(call, client)
         except ApiError as error:
-            answers.metrics.count_request(label, error.status)
+            answers.metrics.count_request("unknown" if client is None else client.label, error.status)
             self._note_request(request, at=arrived_at, started=started, status=error.status, error=error)
-            if running is not None and running.asked and error.code == "timeout":
-                running.client.key.usage.add_tokens(running.count_tokens())
-            if running is not None and error.status >= 500:
-                running.finish_reason = "error"
-                answers.note_failure(running)
             return Response(error.status, api.encode_error(error), (JSON_TYPE, *error.headers))
         except asyncio.CancelledError:
             answers.metrics.disconnects += 1
-            if running is not None:
-                running.disconnected = True
-                running.client.key.usage.add_tokens(running.count_tokens())
-                answers.note_failure(running)
             self._note_request(request, at=arrived_at, started=started, status=CLIENT_LEFT)
             raise
         finally:
             # An answer gives the tokens back when it has been sent.
-            if reservation is not None and answer is None:
-                reservation.release()
-        answers.metrics.count_request(label, 200)
+            if answer is None and client is not None and client.reservation is not None:
+                client.reservation.release()
+        answers.metrics.count_request(client.label, 200)
         return answer
 
     async def _reserve(self, key: KeyHolder, call: ChatCall, request: Request) -> Reservation:

@@ -1,11 +1,12 @@
-"""Chooses the release that answers a request: aliases, ids, an experiment, and who answers in its place.
+"""Chooses who answers a request: a release and its engine, or an endpoint.
 
-`choose_release` is the whole decision. An experiment assigns a session to an arm by a keyed hash of the
-session id alone, so the arm does not depend on the request, and is the same on every endpoint of the project
-and after a restart. The key is made of the experiment's name, both releases and the share: changing any of
-them starts a new experiment. `AliasWatcher` keeps the routes up to date and loads a release before its alias
-moves here. `Fallbacks` has the chains of `serve.failover.fallback`, which are used only before the first byte
-of an answer.
+`choose_target` is the whole decision: the family's member, the alias, the arm of an experiment, and who
+answers in its place. An experiment assigns a session to an arm by a keyed hash of the session id alone, so
+the arm does not depend on the request, and is the same on every endpoint of the project and after a restart.
+The key is made of the experiment's name, both releases and the share: changing any of them starts a new
+experiment. `AliasWatcher` keeps the routes up to date and loads a release before its alias moves here.
+`Fallbacks` has the chains of `serve.failover.fallback`, which are used only before the first byte of an
+answer.
 """
 
 import asyncio
@@ -22,8 +23,11 @@ from graftwork.http.messages import RETRY, ApiError
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import Busy, GraftError
 from graftwork.records.interaction import Arm
+from graftwork.serve.api.call import ChatCall
 from graftwork.serve.family import Family
-from graftwork.serve.serving_engine import ServingEngine
+from graftwork.serve.metrics import Metrics
+from graftwork.serve.request_log import OTHER_MODEL
+from graftwork.serve.serving_engine import ServingEngine, failure_code
 from graftwork.serve.settings import SplitSettings
 
 log = logging.getLogger(__name__)
@@ -177,19 +181,6 @@ class Routes:
         }
 
 
-def choose_release(routes: Routes, model: str, *, session: str) -> tuple[str, ArmAssignment | None]:
-    """The release that answers a request for `model` in this session; its arm where an experiment applies.
-
-    Raises ApiError if none can.
-    """
-    release, experiment = routes.resolve(model), routes.experiment
-    if experiment is None or model != experiment.alias:
-        return release, None
-    arm = experiment.assign(session)
-    assignment = ArmAssignment(experiment.experiment, arm, experiment.share)
-    return experiment.release_of(arm), assignment
-
-
 def update_routes(
     old: Routes, *, aliases: dict[str, str], releases: frozenset[str], split: SplitSettings | None = None
 ) -> Routes:
@@ -305,14 +296,32 @@ def _log_experiment(routes: Routes) -> None:
     log.info("split: experiment %s: %g %% of the sessions that ask for %s go to %s", *values)
 
 
-class FallbackTarget(NamedTuple):
+class Target(NamedTuple):
+    """Who answers a request."""
+
     release: str
     """What the answer is marked with: a release, `base`, or the name of an endpoint."""
     engine: ServingEngine
     model: str
     """What the engine is asked for."""
-    passed: int
-    """How many names of the chain were used or skipped to get here."""
+    name: str
+    """What was asked for; for a family, the alias of its member."""
+    passed: int = 0
+    """How many names of the fallback chain were used or skipped to get here."""
+    label: str = OTHER_MODEL
+    """What was asked for, in metrics and logs: a known name, never a client's text."""
+    assignment: ArmAssignment | None = None
+    notes: Mapping[str, str] = {}
+    """Response headers that say what family and fallback did with the request."""
+
+    def fall_back_to(self, other: "Target", why: str) -> "Target":
+        """Another model answers. It is not part of an experiment."""
+        notes = {**self.notes, "x-graft-fallback": describe_fallback(self.name, why)}
+        return other._replace(name=self.name, label=self.label, notes=notes)
+
+    def escalate_to(self, large: "Target") -> "Target":
+        """The large model answers in the place of this one, which still counts in its experiment."""
+        return self._replace(release=large.release, engine=large.engine, model=large.model)
 
 
 class Fallbacks:
@@ -324,7 +333,7 @@ class Fallbacks:
         endpoints: Mapping[str, ServingEngine],
     ) -> None:
         self.chains = dict(chains)
-        self._engine = engine
+        self.engine = engine
         self._endpoints = endpoints
 
     def covers(self, model: str) -> bool:
@@ -344,7 +353,7 @@ class Fallbacks:
 
     def find_next(
         self, names: Sequence[str], routes: Routes, *, passed: int = 0, failed: str | None = None
-    ) -> FallbackTarget | None:
+    ) -> Target | None:
         """The next of the model's chain that is ready. `failed` is the release that was asked last."""
         chain, family = find_chain(self.chains, *names), routes.family
         if not chain and family is not None and family.name in names:
@@ -357,19 +366,19 @@ class Fallbacks:
                 return target
         return None
 
-    def resolve(self, name: str, routes: Routes, passed: int = 0) -> FallbackTarget | None:
+    def resolve(self, name: str, routes: Routes, passed: int = 0) -> Target | None:
         """The endpoint, alias or release of this name, if it can be asked now."""
         endpoint = self._endpoints.get(name)
         if endpoint is not None:
             model = endpoint.models[0] if endpoint.models else ""
-            return FallbackTarget(name, endpoint, model, passed) if endpoint.state == "ready" else None
-        if self._engine.state != "ready":
+            return Target(name, endpoint, model, name, passed) if endpoint.state == "ready" else None
+        if self.engine.state != "ready":
             return None
         try:
             release = routes.resolve(name)
         except ApiError:
             return None
-        return FallbackTarget(release, self._engine, release, passed)
+        return Target(release, self.engine, release, name, passed)
 
 
 def find_chain(chains: Mapping[str, tuple[str, ...]], model: str, *aliases: str) -> tuple[str, ...]:
@@ -382,3 +391,58 @@ def describe_fallback(model: str, why: str) -> str:
     """The value of the response header `x-graft-fallback`."""
     name = "".join(c if c.isascii() and c.isprintable() and c != ";" else "?" for c in model)
     return f"from={name}; why={why}"
+
+
+def choose_target(
+    call: ChatCall,
+    headers: Mapping[str, str],
+    *,
+    routes: Routes,
+    fallbacks: Fallbacks,
+    session: str,
+    direct: Target | None = None,
+    metrics: Metrics,
+) -> Target:
+    """Who answers a call in this session, counted. Raises ApiError if nobody can.
+
+    The name of a family becomes that of its member. `direct` is asked instead of a release, where the model
+    is an endpoint that settings name; so is a member that is an endpoint.
+    """
+    name, notes, family = call.model, {}, routes.family
+    if family is not None and name == family.name:
+        loaded = {*routes.aliases, *fallbacks.ready_endpoints()}
+        member, by, why = family.choose(call, headers, loaded=loaded)
+        metrics.routed[member, by] += 1
+        name, notes = family.aliases[member], {"x-graft-route": f"{member} ({why})"}
+        if (endpoint := family.settings.remote.get(member)) is not None:
+            direct = fallbacks.resolve(endpoint, routes)
+    if direct is not None:
+        return direct._replace(name=name, label=direct.release, notes=notes)
+    is_known = routes.knows(name) or fallbacks.covers(name)
+    try:
+        release, assignment = choose_release(routes, name, session=session)
+    except ApiError as error:
+        # No release yet, or one that is not loaded: a model with a fallback is answered all the same.
+        why, names = failure_code(error) or str(error.code), (name, call.model)
+        fallback = fallbacks.find_next(names, routes) if fallbacks.may_replace(names, error) else None
+        if fallback is None:
+            raise
+        label = name if is_known else OTHER_MODEL
+        asked = fallback._replace(name=name, label=label, notes=notes)
+        metrics.fell_back[label, fallback.release, why] += 1
+        return asked.fall_back_to(fallback, why)
+    if assignment is not None:
+        metrics.assigned[assignment.experiment, assignment.arm] += 1
+    # Else it is the prefix of a release.
+    label = name if is_known else release
+    return Target(release, fallbacks.engine, release, name, label=label, assignment=assignment, notes=notes)
+
+
+def choose_release(routes: Routes, model: str, *, session: str) -> tuple[str, ArmAssignment | None]:
+    """The release of a model in this session; its arm where an experiment applies. Raises ApiError."""
+    release, experiment = routes.resolve(model), routes.experiment
+    if experiment is None or model != experiment.alias:
+        return release, None
+    arm = experiment.assign(session)
+    assignment = ArmAssignment(experiment.experiment, arm, experiment.share)
+    return experiment.release_of(arm), assignment

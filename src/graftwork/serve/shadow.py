@@ -19,7 +19,7 @@ from graftwork.records.interaction import INTERRUPTED
 from graftwork.serve.api.call import ChatCall
 from graftwork.serve.budgets import RequestBudget
 from graftwork.serve.captures import CaptureWriter, ServedExchange
-from graftwork.serve.routing import FallbackTarget
+from graftwork.serve.routing import Target
 from graftwork.serve.settings import ShadowSettings
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Shadow:
         self,
         settings: ShadowSettings,
         *,
-        resolve: Callable[[str], FallbackTarget | None],
+        resolve: Callable[[str], Target | None],
         is_remote: bool,
         captures: CaptureWriter,
         is_idle: Callable[[], bool],

@@ -359,7 +359,7 @@ def test_an_answer_with_a_placeholder_in_it_stays_text():
     async def ask_step(call, mark):
         asked.append(call.messages[-1]["content"])
         text = "{{question}} {{secret}}"
-        exchange = SimpleNamespace(head=SimpleNamespace(release="x"))
+        exchange = SimpleNamespace(target=SimpleNamespace(release="x"))
         return exchange, {"text": text, "prompt_tokens": 1, "reply_tokens": 1}
 
     call = parse_chat_body({"messages": [{"role": "user", "content": "q"}]}, ServeSettings())
