@@ -480,9 +480,6 @@ def _redact_text(text: str, redactor: Redactor) -> str:
     return text if len(text) < 12 and text.isidentifier() else redactor.redact(text).text
 
 
-log = logging.getLogger(__name__)
-
-
 class CaptureTotals(Record):
     """What became of all exchanges that this project's endpoints were to capture."""
 

@@ -1,7 +1,7 @@
 """Runs a request through a declared chain: prompts from templates, conditions, budgets, fallbacks.
 
-In: the chains, a request, and a function that asks one model. Out: the answered steps in their order. The
-gateway asks the models, sends the last answer and captures each step.
+In: the chains, a request, and a function that asks one model. Out: the answered steps in their order.
+`AnswerService` asks the models, sends the last answer and captures each step.
 """
 
 import re

@@ -352,7 +352,7 @@ def init_worker(renderer: Renderer, settings: DataSettings) -> None:
 def render_block(task: RenderTask) -> RenderedBlock:
     """Render the rows, check their loss masks, write the shards."""
     if _tools is None:
-        raise RuntimeError("`begin` has not been called in this process")
+        raise RuntimeError("`init_worker` has not been called in this process")
     renderer, settings = _tools
     rows = list(
         read_interactions(task.features, task.numbers.tolist(), file=task.file, first_line=task.first_line)
