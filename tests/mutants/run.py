@@ -50,7 +50,7 @@ TESTS = (
     *(f"unit/train/test_train_{part}.py" for part in ("objective_gradients", "preferences", "proximal")),
     *("unit/serve/test_serve_keys.py", "unit/serve/test_serve_gateway.py", "hostile/test_sandbox.py"),
     *(f"contract/test_{part}.py" for part in ("store_fleet", "store_api_keys", "mirror", "release_index")),
-    *("contract/test_minisign.py", "unit/pipeline/test_merge_adapters.py", "unit/grading"),
+    *("contract/test_minisign.py", "unit/train/test_merge_adapters.py", "unit/grading"),
     *("unit/components/test_verifier.py", "flow/test_cycle_flow.py"),
     *("unit/process", "golden", "unit/data", "statistics", "unit/train", "unit/serve", "unit/pipeline"),
     *(f"flow/test_{part}_flow.py" for part in ("gate", "release")),

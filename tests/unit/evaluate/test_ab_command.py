@@ -2,17 +2,12 @@
 
 import json
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import typer
 import yaml
-from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
-
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
+from typer.testing import CliRunner
 
 from graftwork.cli.release import ab
 from graftwork.evaluate.live import comparison as comparing

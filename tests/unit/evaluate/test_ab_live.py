@@ -2,20 +2,15 @@
 
 import json
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import typer
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
-
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
+from typer.testing import CliRunner
 
 from graftwork.cli.release import ab
 from graftwork.evaluate.live.ab import LiveAnswer, LiveTest

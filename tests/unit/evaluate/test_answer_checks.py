@@ -1,13 +1,7 @@
 """Checks of live answers and of their beginnings, as a project declares them."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
-
 from registry_samples import PROJECT
 
 from graftwork.evaluate.escalation import write_forecast

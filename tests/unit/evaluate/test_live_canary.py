@@ -2,7 +2,6 @@
 
 import json
 import random
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +9,8 @@ from types import SimpleNamespace
 import pytest
 import typer
 import yaml
-from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
-
 from registry_samples import PROJECT, alias_move, parts, publish_parts, write_adapter
+from typer.testing import CliRunner
 
 from graftwork.cli.release import promote
 from graftwork.evaluate.live import canary as canaries

@@ -1,14 +1,9 @@
 """`graft release ab --traffic shadow`: pairs of live answers and copies, one a session."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
-
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.data.captures import CaptureExport

@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +10,6 @@ from typing import get_args
 
 import pytest
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
-
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
