@@ -60,4 +60,4 @@ def test_a_card_that_is_too_expensive_or_too_small_does_not_hide_the_other_cards
 def test_a_card_that_the_catalog_does_not_know_is_quoted_with_a_note(monkeypatch):
     found = list_with(monkeypatch, "Card X")
     assert len(found.quotes) == 1
-    assert found.notes == ("runpod, Card X: not in the catalog of cards, planned for this machine",)
+    assert found.notes == ("runpod, Card X: not in the catalog of GPUs, planned for this machine",)
