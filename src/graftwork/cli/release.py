@@ -474,7 +474,7 @@ def lineage(
     """
     from graftwork.registry.index import find_release
     from graftwork.registry.project import to_dot, trace_release
-    from graftwork.views.release import view_lineage
+    from graftwork.views.lineage import view_lineage
 
     with opened(project) as work:
         graph = trace_release(work, find_release(work.releases, name), lines=lines)

@@ -4,7 +4,7 @@ A forecast of escalation is drawn as quality against the share of requests that 
 Bars are intervals on the test cases; the chosen threshold is marked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +23,8 @@ from graftwork.records.live import (
 from graftwork.text.wording import plural
 from graftwork.views.charts import (
     Scale,
+    draw_nothing,
+    draw_stacks,
     drawing,
     element,
     label,
@@ -365,3 +367,18 @@ def view_keys(keys: "Sequence[ApiKey]") -> Document:
 def _say_budget(key: "ApiKey") -> str:
     limits = {name: limit for name, limit in key.budget.model_dump().items() if limit is not None}
     return ", ".join(f"{limit:,} {name.replace('_per_', '/')}" for name, limit in limits.items()) or "none"
+
+
+def draw_days(by_day: Mapping[str, int], *, width: float) -> Markup:
+    """Exchanges by day."""
+    days = list(by_day.items())[-30:]
+    if not days:
+        return draw_nothing("Exchanges by day", width)
+    every = max(len(days) // 6, 1) if len(days) > 10 else 1
+    return draw_stacks(
+        {"exchanges": [count for _, count in days]},
+        {place + 0.5: day[5:] for place, (day, _) in enumerate(days) if place % every == 0},
+        title="Exchanges by day",
+        description=f"{days[0][0]} to {days[-1][0]}, at most {max(count for _, count in days)} a day",
+        width=width,
+    )

@@ -5,15 +5,12 @@ from typing import TYPE_CHECKING
 
 from graftwork.records.live import CanaryReport
 from graftwork.records.release import PROMPT_RUN, AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
-from graftwork.text.wording import duration, truncate
-from graftwork.views.document import Branch, Document, Table, Timestamp, quote
+from graftwork.text.wording import duration
+from graftwork.views.document import Document, Table, Timestamp, quote
 
 if TYPE_CHECKING:
     from graftwork.evaluate.live.ab import ABResult, ArmFacts
     from graftwork.pipeline.steps.release import TryOut
-    from graftwork.registry.project import LineageGraph, LineageNode
-
-LONGEST_FACT = 160
 
 
 def view_release(release: Release) -> Document:
@@ -130,21 +127,6 @@ def view_garbage(found: Garbage) -> Document:
         f"{found.bytes:,} bytes; {found.kept} releases stay",
     )
     return viewed
-
-
-def view_lineage(graph: "LineageGraph") -> Document:
-    """The graph as a tree; a node with several parents is expanded once."""
-    drawn: set[str] = set()
-
-    def branch(node: "LineageNode", how: str) -> Branch:
-        is_new = node.id not in drawn
-        drawn.add(node.id)
-        below = [branch(other, edge.how) for edge, other in graph.below(node.id)] if is_new else []
-        facts = ", ".join(f"{key} {truncate(value, LONGEST_FACT)}" for key, value in node.facts.items())
-        edge = f"[dim]{quote(how)}[/] " if how else ""
-        return Branch(f"{edge}{node.kind} [bold]{quote(node.name)}[/] [dim]{quote(facts)}[/]", below)
-
-    return Document("Lineage", [branch(graph.nodes[0], "")])
 
 
 def view_try_out(try_out: "TryOut") -> Document:

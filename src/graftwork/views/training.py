@@ -4,6 +4,7 @@ In: the plan, the outcome, the journal of steps and the samples of the machine. 
 template `training.html.jinja` puts on a page.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -183,3 +184,24 @@ def plot_residual(residual: Residual) -> charts.PlannedActual:
         actual=residual.actual / scale,
         note=change(residual.off),
     )
+
+
+def draw_both_losses(curves: Sequence[Sequence[TrainStep]], *, width: float) -> Markup:
+    """The trends of two runs in one plot: A grey, B green. Each step counts as it was last done."""
+    title = "Training loss of both runs"
+    found = [sorted({s.step: s.loss for s in curve if math.isfinite(s.loss)}.items()) for curve in curves]
+    if not all(found):
+        return charts.draw_nothing(title, width)
+    height, left, right, top, bottom = 260.0, 44.0, 10.0, 12.0, 36.0
+    last = max(points[-1][0] for points in found)
+    marks = charts.round_ticks(0.0, max(loss for points in found for _, loss in points), count=5)
+    x = charts.Scale(0, max(last, 1), left, width - right)
+    y = charts.Scale(marks[0], marks[-1], height - bottom, top)
+    parts = charts.draw_frame(x, y, marks, last=last, along="step", width=width, height=height)
+    for points, kind in zip(found, ("before", "after"), strict=True):
+        thinned = points[:: max(len(points) // charts.MOST_CURVE_POINTS, 1)]
+        levels = charts.smooth([loss for _, loss in thinned], reach=max(len(thinned) // 16, 1))
+        spots = [(x(step), y(level)) for (step, _), level in zip(thinned, levels, strict=True)]
+        parts.append(charts.path(spots, class_=f"trend {kind}"))
+    ends = [f"{name} ends at {points[-1][1]:.3g}" for name, points in zip("AB", found, strict=True)]
+    return charts.drawing(*parts, width=width, height=height, title=title, description="; ".join(ends))

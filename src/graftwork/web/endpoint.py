@@ -2,15 +2,14 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from graftwork.api import endpoint
-from graftwork.api.endpoint import Traffic
-from graftwork.views.charts import draw_both, draw_nothing, draw_stacks
+from graftwork.views.charts import draw_both
+from graftwork.views.endpoint import draw_days
 from graftwork.views.page import show_answer
 from graftwork.web.actions import LONGEST_TEXT, ActionForm, log_action, read_form, require_allowed
 from graftwork.web.rendering import address, number_in, project_of, render, text_in
@@ -33,7 +32,7 @@ def captures(request: Request) -> Response:
         found=found,
         by_release=by_release,
         traffic=traffic,
-        figure=draw_both(lambda width: draw_days(traffic, width=width), wide=860),
+        figure=draw_both(lambda width: draw_days(traffic.by_day, width=width), wide=860),
         totals=endpoint.read_capture_totals(project),
         text=text,
         release=release,
@@ -79,21 +78,6 @@ def _text_of(content: object) -> str:
 def drift(request: Request) -> Response:
     """A part of the page: measuring reads the dataset and the captures."""
     return render(request, "part_drift.html.jinja", title="Drift", drift=project_of(request).drift())
-
-
-def draw_days(traffic: Traffic, *, width: float) -> Markup:
-    """Exchanges by day."""
-    days = list(traffic.by_day.items())[-30:]
-    if not days:
-        return draw_nothing("Exchanges by day", width)
-    every = max(len(days) // 6, 1) if len(days) > 10 else 1
-    return draw_stacks(
-        {"exchanges": [count for _, count in days]},
-        {place + 0.5: day[5:] for place, (day, _) in enumerate(days) if place % every == 0},
-        title="Exchanges by day",
-        description=f"{days[0][0]} to {days[-1][0]}, at most {max(count for _, count in days)} a day",
-        width=width,
-    )
 
 
 PLAYGROUND = "/playground"
