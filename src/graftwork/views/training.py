@@ -38,17 +38,13 @@ def show_training(
 ) -> dict[str, Any]:
     """The values of the training section."""
     restarts = find_restarts(steps)
-    by_loss = [look for look in outcome.looks if look.metric == LOSS]
     others = [look for look in outcome.looks if look.metric != LOSS]
-    held_out = (outcome.validation_loss_before, outcome.validation_loss_after)
-    losses = [(step.step, step.loss) for step in steps]
-    looks = _spots(by_loss, outcome.best_step)
     draws: dict[str, Callable[..., Markup]] = {
-        "loss": partial(charts.draw_loss, losses, restarts=restarts, held_out=held_out, looks=looks),
+        "loss": partial(draw_loss, steps, outcome.looks, outcome),
         "plan": partial(charts.draw_plan, [plot_residual(residual) for residual in outcome.residuals]),
     }
     if others:
-        name, spots = html.name_of(others[0].metric), _spots(others, outcome.best_step)
+        name, spots = html.name_of(others[0].metric), _spots(others, outcome)
         draws["looks"] = partial(draw_looks, spots, name=name, last=outcome.steps)
     return {
         "figure": {name: charts.draw_both(draw) for name, draw in draws.items()},
@@ -100,8 +96,41 @@ def find_restarts(steps: Sequence[TrainStep]) -> list[charts.Restart]:
     return [charts.Restart(old.step, new.step) for old, new in pairwise(steps) if new.step <= old.step]
 
 
-def _spots(looks: Sequence[TrainingEvaluation], best_step: int | None) -> list[EvaluationPoint]:
-    return [EvaluationPoint(look.step, look.value, look.step == best_step, look.compared) for look in looks]
+def draw_loss(
+    steps: Sequence[TrainStep],
+    looks: Sequence[TrainingEvaluation],
+    outcome: TrainOutcome | None,
+    *,
+    width: float = 760,
+) -> Markup:
+    held_out = (outcome.validation_loss_before, outcome.validation_loss_after) if outcome else (None, None)
+    return charts.draw_loss(
+        [(step.step, step.loss) for step in steps],
+        restarts=find_restarts(steps),
+        held_out=held_out,
+        looks=_spots([look for look in looks if look.metric == LOSS], outcome),
+        width=width,
+    )
+
+
+def _spots(looks: Sequence[TrainingEvaluation], outcome: TrainOutcome | None) -> list[EvaluationPoint]:
+    """Where the outcome names no best step, it is the last one that was better than all before it."""
+    best = outcome.best_step if outcome is not None else None
+    if best is None:
+        best = max((look.step for look in looks if look.better), default=None)
+    return [EvaluationPoint(look.step, look.value, look.step == best, look.compared) for look in looks]
+
+
+def draw_evaluations(
+    looks: Sequence[TrainingEvaluation], outcome: TrainOutcome | None, *, last: int, wide: float
+) -> list[LabelledPlot]:
+    """A plot for each metric but the loss."""
+    plots = []
+    for metric in dict.fromkeys(look.metric for look in looks if look.metric != LOSS):
+        points = _spots([look for look in looks if look.metric == metric], outcome)
+        draw = partial(draw_looks, points, name=metric, last=last)
+        plots.append(LabelledPlot(metric, charts.draw_both(draw, wide=wide)))
+    return plots
 
 
 def step_courses(

@@ -11,12 +11,13 @@ from starlette.routing import Route
 
 from graftwork.api import runs
 from graftwork.api.project import Project
-from graftwork.records.run import TrainingEvaluation, TrainStep
+from graftwork.records.run import TrainStep
 from graftwork.views import charts
 from graftwork.views.plan import view_residuals
 from graftwork.views.training import (
     draw_both_losses,
-    find_restarts,
+    draw_evaluations,
+    draw_loss,
     machine_courses,
     plot_residual,
     step_courses,
@@ -57,9 +58,11 @@ def run(request: Request) -> Response:
         section=SECTION,
         view=view,
         status=view.status,
-        loss=charts.draw_both(lambda width: draw_loss(view, width=width)),
+        loss=charts.draw_both(partial(draw_loss, view.steps, view.looks, view.outcome)),
         courses=[*step_courses(view.steps, (), every=False), *machine_courses(view.vitals, view.steps)],
-        looks=_draw_looks(view),
+        looks=draw_evaluations(
+            view.looks, view.outcome, last=max((step.step for step in view.steps), default=1), wide=HALF
+        ),
         plan_figure=charts.draw_both(
             lambda width: charts.draw_plan([plot_residual(r) for r in residuals], width=width), wide=HALF
         )
@@ -69,36 +72,6 @@ def run(request: Request) -> Response:
         table=view.steps[-TABLE_STEPS:],
         graded=runs.list_answer_extremes(project, run_id),
     )
-
-
-def draw_loss(view: runs.RunView, *, width: float = 760) -> Markup:
-    by_loss = _spots([look for look in view.looks if look.metric == "loss"])
-    outcome = view.outcome
-    held_out = (outcome.validation_loss_before, outcome.validation_loss_after) if outcome else (None, None)
-    return charts.draw_loss(
-        [(step.step, step.loss) for step in view.steps],
-        restarts=find_restarts(view.steps),
-        held_out=held_out,
-        looks=by_loss,
-        width=width,
-    )
-
-
-def _spots(looks: Sequence[TrainingEvaluation]) -> list[charts.EvaluationPoint]:
-    """The last one that was better than all before it is the best."""
-    best = max((look.step for look in looks if look.better), default=None)
-    return [charts.EvaluationPoint(look.step, look.value, look.step == best, look.compared) for look in looks]
-
-
-def _draw_looks(view: runs.RunView) -> list[tuple[str, Markup]]:
-    """Evaluations during training, a plot for each metric."""
-    found = []
-    last = max((step.step for step in view.steps), default=1)
-    for metric in dict.fromkeys(look.metric for look in view.looks if look.metric != "loss"):
-        points = _spots([look for look in view.looks if look.metric == metric])
-        draw = partial(charts.draw_looks, points, name=metric, last=last)
-        found.append((metric, charts.draw_both(draw, wide=HALF)))
-    return found
 
 
 def curve(request: Request) -> Response:
