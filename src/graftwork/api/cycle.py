@@ -4,7 +4,9 @@ In: a project. Out: the status of the cycle, the state after a decision; the sch
 plan week --out week.json` writes, None if there is none. Starts no coordinator; `try_terms` writes nothing.
 """
 
+import math
 import threading
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from graftwork.api.project import Project
@@ -95,3 +97,40 @@ def try_terms(
         return try_week(project.folder, terms, seconds=seconds, scenario=scenario)
     finally:
         _planning.release()
+
+
+def read_terms(dials: Sequence[WeekDial], texts: Mapping[str, str]) -> WeekTerms:
+    """What differs from the week as it is. Zero is a value like others."""
+    found: dict[str, float] = {}
+    for dial in dials:
+        if texts[dial.name]:
+            value = parse_number(texts[dial.name], dial.label)
+            if value < dial.least:
+                raise UserError(
+                    f"{dial.label} is {value:g}",
+                    why=f"it is {dial.least:g} or more",
+                    fix=f"enter {dial.least:g} or more",
+                )
+            if not math.isclose(value, dial.now, rel_tol=1e-6, abs_tol=1e-6):
+                found[dial.name] = value
+    parts: dict[str, dict[str, float]] = {kind: {} for kind in ("hours", "priority")}
+    for name, value in found.items():
+        kind, dot, which = name.partition(".")
+        if dot:
+            parts[kind][which] = value
+    return WeekTerms(
+        spend_usd=found.get("spend"),
+        gate_minutes=found.get("gate"),
+        hours=parts["hours"],
+        priority=parts["priority"],
+    )
+
+
+def parse_number(text: str, label: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{label} is {text!r}", why="it must be a number", fix="enter a number")
+    return value

@@ -9,8 +9,10 @@ import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 
 from graftwork.api.project import PAGE_SIZE, Page, Project, number_page
 from graftwork.process.http_client import HttpAnswer, NoAnswer
@@ -129,6 +131,15 @@ def ask_model(
         return answer.model_copy(update={"text": text, **tokens})
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return answer.model_copy(update={"error": f"status {status}, and the body is not a chat completion"})
+
+
+def ask_models(
+    project: Project, models: Iterable[str], messages: list[dict[str, str]], *, max_tokens: int = 256
+) -> list[EndpointAnswer]:
+    """Ask several models the same at once."""
+    ask = partial(ask_model, project, messages=messages, max_tokens=max_tokens)
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(ask, models))
 
 
 def curl_command(project: Project, model: str, messages: list[dict[str, str]]) -> str:

@@ -18,7 +18,7 @@ from graftwork.cli.command import (
 from graftwork.cli.output import Json, print_json, stdout
 from graftwork.records.errors import EXIT_NEGATIVE_RESULT, NegativeResult
 from graftwork.views.document import quote
-from graftwork.views.terminal import print_document, print_line
+from graftwork.views.terminal import print_line
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
@@ -106,14 +106,10 @@ def import_results(
     Example:  graft eval import logs/base.eval logs/adapter.eval
     """
     from graftwork.evaluate.commands import import_evaluation
-    from graftwork.views.evaluation import view_imported
 
     with opened_with_progress(project, model) as work:
         imported = import_evaluation(work, [path.absolute() for path in files])
-    if json:
-        print_json(imported)
-    else:
-        print_document(stdout, view_imported(imported))
+    print_record(imported, as_json=json)
 
 
 class EvaluationLogFormat(StrEnum):
@@ -267,13 +263,8 @@ def calibrate(
 
     Example:  graft eval calibrate --json | jq '.modes[].kappa'
     """
-    from graftwork.views.evaluation import view_calibration
-
     with reporting(project, model) as found:
         judged = found.calibrate(limit=limit)
-    if json:
-        print_json(judged)
-    else:
-        print_document(stdout, view_calibration(judged))
+    print_record(judged, as_json=json)
     if not judged.sufficient:
         raise typer.Exit(EXIT_NEGATIVE_RESULT)

@@ -3,12 +3,7 @@
 `fleet simulate` brings up simulated hosts, runs a command on the first one, and ends them.
 """
 
-import importlib.util
-import os
-import shutil
-import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -387,15 +382,17 @@ def simulate(
 
     Example:  graft fleet simulate --hosts 3 -- graft data prepare --engine ray
     """
-    from graftwork.fleet.simulated_hosts import HostNetwork
+    from graftwork.fleet.simulated_hosts import HostNetwork, run_on_first_host, start_services
 
     kills = [_parse_kill(text) for text in kill or ()]
     with HostNetwork(hosts, share=tuple(share or ())) as network:
-        environment = _start_services(network, ray=ray, slurm=slurm)
+        environment = start_services(network, ray=ray, slurm=slurm, on_info=_say)
         for name in network.hosts if netem else ():
             network.disturb(name, netem)
         _print_hosts(network, environment, as_json=json and not command)
-        code = _run_on_first_host(network, command or [], environment, kills=kills)
+        if not command:
+            _say("Ctrl-C ends the hosts.")
+        code = run_on_first_host(network, command or [], environment, kills=kills)
     raise typer.Exit(code)
 
 
@@ -407,47 +404,8 @@ def _parse_kill(text: str) -> tuple[str, float]:
         raise typer.BadParameter("write it like h3=20", param_hint="--kill") from None
 
 
-def _start_services(network: "HostNetwork", *, ray: bool, slurm: bool) -> dict[str, str]:
-    """The environment of a command on the first host."""
-    from graftwork.fleet.simulated_hosts import PATH, ssh_inside, start_ray, start_slurm, start_sshd
-
-    stderr.print(f"{len(network.hosts)} hosts are up: starting sshd", highlight=False)
-    start_sshd(network)
-    environment = {"GRAFT_SSH": ssh_inside(network)}
-    if slurm and shutil.which("slurmctld", path=PATH) is None:
-        stderr.print("Slurm is not installed (apt install slurm-wlm munge): left out", highlight=False)
-    elif slurm:
-        stderr.print("starting Slurm", highlight=False)
-        environment |= start_slurm(network)
-    if ray and importlib.util.find_spec("ray") is None:
-        stderr.print("Ray is not installed (pip install 'graftwork\\[ray]'): left out", highlight=False)
-    elif ray:
-        stderr.print("starting Ray", highlight=False)
-        environment |= start_ray(network)
-    return environment
-
-
-def _run_on_first_host(
-    network: "HostNetwork", command: list[str], environment: dict[str, str], *, kills: list[tuple[str, float]]
-) -> int:
-    """Run the command, or wait for Ctrl-C if there is none; returns its exit code."""
-    from graftwork.fleet.simulated_hosts import PATH
-
-    timers = [threading.Timer(seconds, network.kill, (host,)) for host, seconds in kills]
-    for timer in timers:
-        timer.daemon = True
-        timer.start()
-    try:
-        if not command:
-            stderr.print("Ctrl-C ends the hosts.")
-            threading.Event().wait()
-        argv = network.command("h1", command)
-        return subprocess.run(argv, check=False, env={**os.environ, "PATH": PATH, **environment}).returncode
-    except KeyboardInterrupt:
-        return 130 if command else 0
-    finally:
-        for timer in timers:
-            timer.cancel()
+def _say(text: str) -> None:
+    stderr.print(text, highlight=False, markup=False)
 
 
 def _print_hosts(network: "HostNetwork", environment: dict[str, str], *, as_json: bool) -> None:

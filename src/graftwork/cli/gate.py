@@ -5,16 +5,14 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from graftwork.cli.command import Folder, Model, reporting
-from graftwork.cli.output import Json, print_json, stdout
+from graftwork.cli.command import Folder, Model, print_record, reporting
+from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_NEGATIVE_RESULT
-from graftwork.views.document import quote
-from graftwork.views.terminal import print_document, print_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from graftwork.records.report import NextStart, Verdict
+    from graftwork.records.report import Verdict
 
 Junit = Annotated[
     Path | None,
@@ -113,10 +111,7 @@ def gate(
 
 def _finish(verdict: "Verdict", name: str, junit: Path | None, *, as_json: bool) -> NoReturn:
     _write(junit, {name: verdict})
-    if as_json:
-        print_json(verdict)
-    else:
-        _print(verdict)
+    print_record(verdict, as_json=as_json)
     raise typer.Exit(verdict.exit_code)
 
 
@@ -125,12 +120,7 @@ def _gate_all(project: Path | None, junit: Path | None, *, update: bool, as_json
     with reporting(project) as found:
         gated = found.gate_all(update=update)
     _write(junit, gated.verdicts)
-    if as_json:
-        print_json(gated)
-    else:
-        for name, verdict in gated.verdicts.items():
-            print_line(stdout, f"[bold]{quote(name)}[/]")
-            _print(verdict)
+    print_record(gated, as_json=as_json)
     raise typer.Exit(gated.exit_code)
 
 
@@ -138,10 +128,7 @@ def _gate_session(project: Path | None, model: str | None, *, update: bool, as_j
 
     with reporting(project, model) as opened:
         found = opened.gate_session(update=update)
-    if as_json:
-        print_json(found)
-    else:
-        _print_session(found)
+    print_record(found, as_json=as_json)
     raise typer.Exit(0 if found.start == "this" else EXIT_NEGATIVE_RESULT)
 
 
@@ -153,17 +140,3 @@ def _write(junit: Path | None, verdicts: "Mapping[str, Verdict]") -> None:
 
     junit.absolute().parent.mkdir(parents=True, exist_ok=True)
     write_atomic(junit, write_junit(verdicts))
-
-
-def _print(verdict: "Verdict") -> None:
-    from graftwork.views.terminal import show
-
-    show(stdout, verdict)
-    for note in verdict.notes:
-        print_line(stdout, f"[yellow]![/] {quote(note)}")
-
-
-def _print_session(found: "NextStart") -> None:
-    from graftwork.views.evaluation import view_next_start
-
-    print_document(stdout, view_next_start(found))

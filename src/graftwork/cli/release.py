@@ -474,16 +474,13 @@ def lineage(
     """
     from graftwork.registry.index import find_release
     from graftwork.registry.project import to_dot, trace_release
-    from graftwork.views.lineage import view_lineage
 
     with opened(project) as work:
         graph = trace_release(work, find_release(work.releases, name), lines=lines)
-    if json:
-        print_json(graph)
-    elif dot:
+    if dot and not json:
         typer.echo(to_dot(graph), nl=False)
     else:
-        print_document(stdout, view_lineage(graph))
+        print_record(graph, as_json=json)
 
 
 def promote(
@@ -666,21 +663,10 @@ def collect(
     Example:  graft release gc --dry-run
     """
     from graftwork.registry.project import collect_garbage
-    from graftwork.views.release import view_garbage
 
     with opened_with_progress(project) as work:
         found = collect_garbage(work, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
-    if json:
-        print_json(found)
-        return
-    print_document(stdout, view_garbage(found))
-    if found.readers_unseen:
-        print_line(
-            stdout,
-            f"[yellow]readers cannot be detected[/]: {len(found.readers_unseen)} releases stay, because this "
-            "file system does not show whether a server without write access uses them; run gc as the owner "
-            "of the files",
-        )
+    print_record(found, as_json=json)
 
 
 def edit(

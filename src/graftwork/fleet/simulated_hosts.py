@@ -6,6 +6,7 @@ namespace too: nothing of the machine's own network changes. All processes of a 
 and that ends with this process, even if it is killed. Folders that were left are removed by the next call.
 """
 
+import importlib.util
 import json
 import os
 import secrets
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -424,3 +425,43 @@ def _require(program: str, package: str) -> str:
     if path is None:
         raise EnvironmentFailure(f"{program} is not installed", fix=f"apt install {package}")
     return path
+
+
+def start_services(
+    network: HostNetwork, *, ray: bool, slurm: bool, on_info: Callable[[str], None]
+) -> dict[str, str]:
+    """The environment of a command on the first host."""
+    on_info(f"{len(network.hosts)} hosts are up: starting sshd")
+    start_sshd(network)
+    environment = {"GRAFT_SSH": ssh_inside(network)}
+    if slurm and shutil.which("slurmctld", path=PATH) is None:
+        on_info("Slurm is not installed (apt install slurm-wlm munge): left out")
+    elif slurm:
+        on_info("starting Slurm")
+        environment |= start_slurm(network)
+    if ray and importlib.util.find_spec("ray") is None:
+        on_info("Ray is not installed (pip install 'graftwork[ray]'): left out")
+    elif ray:
+        on_info("starting Ray")
+        environment |= start_ray(network)
+    return environment
+
+
+def run_on_first_host(
+    network: HostNetwork, command: list[str], environment: dict[str, str], *, kills: list[tuple[str, float]]
+) -> int:
+    """Run the command, or wait for Ctrl-C if there is none; returns its exit code."""
+    timers = [threading.Timer(seconds, network.kill, (host,)) for host, seconds in kills]
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
+    try:
+        if not command:
+            threading.Event().wait()
+        argv = network.command("h1", command)
+        return subprocess.run(argv, check=False, env={**os.environ, "PATH": PATH, **environment}).returncode
+    except KeyboardInterrupt:
+        return 130 if command else 0
+    finally:
+        for timer in timers:
+            timer.cancel()

@@ -38,6 +38,7 @@ from graftwork.views.evaluation_page import subjects_of
 
 if TYPE_CHECKING:
     from graftwork.data.review import CalibratedJudge
+    from graftwork.evaluate.commands import GatedAll
     from graftwork.evaluate.foreign_runs import ImportedEvaluation
     from graftwork.evaluate.project import Evaluated
     from graftwork.pipeline.steps.release import WrittenReport
@@ -426,6 +427,15 @@ def view_verdict(verdict: Verdict) -> Document:
         [(quote(rule.rule), OUTCOMES[rule.outcome], quote(rule.sentence)) for rule in verdict.rules],
     )
     viewed.line(*(f"{place}. {quote(advice)}" for place, advice in enumerate(verdict.advice, 1)))
+    viewed.line(*(f"[yellow]![/] {quote(note)}" for note in verdict.notes))
+    return viewed
+
+
+def view_gated(gated: "GatedAll") -> Document:
+    viewed = Document("Verdicts")
+    for name, verdict in gated.verdicts.items():
+        viewed.line(f"[bold]{quote(name)}[/]")
+        viewed.add(view_verdict(verdict))
     return viewed
 
 

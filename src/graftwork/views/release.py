@@ -126,6 +126,12 @@ def view_garbage(found: Garbage) -> Document:
         f"{len(found.releases)} releases, {found.blobs} files and {found.leftovers} leftovers {would}: "
         f"{found.bytes:,} bytes; {found.kept} releases stay",
     )
+    if found.readers_unseen:
+        viewed.line(
+            f"[yellow]readers cannot be detected[/]: {len(found.readers_unseen)} releases stay, because this "
+            "file system does not show whether a server without write access uses them; run gc as the owner "
+            "of the files"
+        )
     return viewed
 
 

@@ -3,9 +3,7 @@
 The week is that of the planner: which sessions run where and when, and the same week under other terms.
 """
 
-import math
 import shlex
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -19,11 +17,13 @@ from graftwork.api.cycle import (
     find_waiting_step,
     list_controls,
     list_terms,
+    parse_number,
     read_cycle,
+    read_terms,
     read_week,
     try_terms,
 )
-from graftwork.records.errors import GraftError, UserError
+from graftwork.records.errors import GraftError
 from graftwork.records.week import Scenario, WeekSchedule
 from graftwork.views.cycle import list_cycles, list_facts
 from graftwork.views.document import Document
@@ -127,7 +127,7 @@ def try_week(request: Request) -> Response:
             before, after = try_terms(
                 project,
                 terms,
-                seconds=_number(seconds, "Seconds of search") if seconds else USUAL_SECONDS,
+                seconds=parse_number(seconds, "Seconds of search") if seconds else USUAL_SECONDS,
                 scenario=next((known for known in SCENARIO_NAMES if known == scenario), None),
             )
         except GraftError as refused:
@@ -150,43 +150,6 @@ def try_week(request: Request) -> Response:
         scenarios=SCENARIOS,
         seconds=seconds or f"{USUAL_SECONDS:g}",
     )
-
-
-def read_terms(dials: Sequence[WeekDial], texts: dict[str, str]) -> WeekTerms:
-    """What differs from the week as it is. Zero is a value like others."""
-    found: dict[str, float] = {}
-    for dial in dials:
-        if texts[dial.name]:
-            value = _number(texts[dial.name], dial.label)
-            if value < dial.least:
-                raise UserError(
-                    f"{dial.label} is {value:g}",
-                    why=f"it is {dial.least:g} or more",
-                    fix=f"enter {dial.least:g} or more",
-                )
-            if not math.isclose(value, dial.now, rel_tol=1e-6, abs_tol=1e-6):
-                found[dial.name] = value
-    parts: dict[str, dict[str, float]] = {kind: {} for kind in ("hours", "priority")}
-    for name, value in found.items():
-        kind, dot, which = name.partition(".")
-        if dot:
-            parts[kind][which] = value
-    return WeekTerms(
-        spend_usd=found.get("spend"),
-        gate_minutes=found.get("gate"),
-        hours=parts["hours"],
-        priority=parts["priority"],
-    )
-
-
-def _number(text: str, label: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise UserError(f"{label} is {text!r}", why="it must be a number", fix="enter a number")
-    return value
 
 
 def compare_models(before: WeekSchedule, after: WeekSchedule) -> list[tuple[str, float, float, float]]:

@@ -1,7 +1,5 @@
 """The endpoint: what it served, in figures and capture by capture; the same question to two of its models."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -96,18 +94,10 @@ async def ask(request: Request) -> Response:
 def _ask(request: Request, form: ActionForm) -> Response:
     require_allowed(request)
     messages = _messages(form)
-    names = [name for name in (form.text("left"), form.text("right")) if name]
+    names = dict.fromkeys(name for name in (form.text("left"), form.text("right")) if name)
     tokens = int(form.text("tokens") or 256) if form.text("tokens").isdecimal() else 256
-    with ThreadPoolExecutor(2) as both:
-        answers = list(
-            both.map(
-                lambda name: endpoint.ask_model(
-                    form.project, name, messages, max_tokens=min(max(tokens, 1), MOST_TOKENS)
-                ),
-                dict.fromkeys(names),
-            )
-        )
-    for name in dict.fromkeys(names):
+    answers = endpoint.ask_models(form.project, names, messages, max_tokens=min(max(tokens, 1), MOST_TOKENS))
+    for name in names:
         log_action(form, "ask", endpoint.curl_command(form.project, name, messages)[:2000], outcome="asked")
     return _show(request, form, answers)
 
