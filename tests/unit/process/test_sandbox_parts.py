@@ -1,5 +1,6 @@
 """The parts of the sandbox by themselves: what is seen, what is refused, what is said."""
 
+import contextlib
 import os
 import re
 import secrets
@@ -8,6 +9,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from sandbox_kinds import MIB, NAME_ITSELF, nobody_is_named, run_until_late
 from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, SandboxSettings, available, open_sandbox
 from graftwork.process.sandbox.command import choose_uid, list_views, scrubbed_environment
 from graftwork.process.sandbox.inside import walls as call_filter
+from graftwork.process.sandbox.inside.remote import Lost, Peer
 from graftwork.process.sandbox.run import Talk, follow, frame, memory_of_tree
 from graftwork.records.errors import EnvironmentFailure
 
@@ -246,3 +249,61 @@ def test_refused_calls_have_the_numbers_of_the_kernel(column, header):
     defined = re.findall(r"^#define __NR_(\w+) (\d+)$", file.read_text(), re.M) if file.exists() else []
     known = {name: int(number) for name, number in defined if name in numbers}
     assert known == {name: numbers[name] for name in known}
+
+
+def ask_peer(action, *arguments, guards):
+    """What one end of the pipe answers the other, and the names that it has then."""
+    questions, replies = os.pipe(), os.pipe()
+    asked = Peer(questions[0], replies[1], guards=guards)
+    asked.names |= {"limit": 3}
+
+    def serve():
+        with contextlib.suppress(Lost):
+            asked.serve()
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    try:
+        return Peer(replies[0], questions[1], guards=not guards).ask(action, *arguments), asked.names
+    finally:
+        os.close(questions[1])
+        serving.join()
+        for end in (questions[0], *replies):
+            os.close(end)
+
+
+class Double:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("action", "arguments"),
+    [
+        ("global", ["limit"]),
+        ("set_global", ["limit", 4]),
+        ("del_global", ["limit"]),
+    ],
+)
+def test_the_answer_reads_and_changes_no_names_of_the_tests(action, arguments):
+    with pytest.raises(KeyError):
+        ask_peer(action, *arguments, guards=True)
+
+
+def test_the_tests_read_and_change_the_names_of_the_answer():
+    assert ask_peer("global", "limit", guards=False) == (3, {"limit": 3})
+    assert ask_peer("set_global", "limit", 4, guards=False)[1] == {"limit": 4}
+    assert ask_peer("del_global", "limit", guards=False)[1] == {}
+
+
+def test_objects_of_the_tests_stay_as_they_are_and_those_of_the_answer_change():
+    tests, answer = (Peer(-1, -1, guards=guards) for guards in (True, False))
+    double = Double()
+    double.limit = 3
+    for change in (("setattr", 4), ("delattr",)):
+        with pytest.raises(AttributeError):
+            getattr(tests, f"_on_{change[0]}")(double, "limit", *change[1:])
+        assert vars(double) == {"limit": 3}
+    answer._on_setattr(double, "limit", 4)
+    assert double.limit == 4
+    answer._on_delattr(double, "limit")
+    assert vars(double) == {}
