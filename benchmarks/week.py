@@ -11,7 +11,7 @@ import time
 from datetime import date, timedelta
 from pathlib import Path
 
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.week.plan import plan_week
 from graftwork.week.problem import Effort, WeekState
 from graftwork.week.project import WeekRequest, compare_proposal, week_problem

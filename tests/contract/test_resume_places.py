@@ -29,7 +29,7 @@ from graftwork.fleet import jobs as fleet_jobs
 from graftwork.fleet.jobs import FleetRequest, follow, get_job, start_run
 from graftwork.fleet.project import open_place
 from graftwork.pipeline.table import run_pipeline
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.run import TrainOutcome

@@ -17,7 +17,7 @@ from graftwork.data.ingest.captures import read_captured
 from graftwork.engines.protocol import EngineJob
 from graftwork.evaluate.live.comparison import compare_live
 from graftwork.http.client import Client
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.interaction import Origin

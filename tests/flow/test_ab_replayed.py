@@ -5,7 +5,7 @@ import json
 import yaml
 
 from graftwork.evaluate.live.comparison import compare_replayed
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.registry.deploy import import_release

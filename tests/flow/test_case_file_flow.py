@@ -9,7 +9,7 @@ from graftwork.data.project import PreparedData
 from graftwork.evaluate.project_subjects import hash_case_file, read_held_out
 from graftwork.files.dataset import read_rows
 from graftwork.pipeline.table import run_pipeline
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.records.errors import UserError
 

@@ -21,7 +21,7 @@ from slurm_cluster import running_slurm
 from graftwork.evaluate.ask.answers import ANSWERS_FILE
 from graftwork.fleet import simulated_hosts
 from graftwork.fleet.simulated_hosts import HostNetwork, start_ray, start_slurm
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import EnvironmentFailure

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from graftwork.cycle.session import approve_step, decide, plan_cycle, read_status, run_once
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import Busy, GracefulStop

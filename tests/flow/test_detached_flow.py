@@ -16,7 +16,7 @@ from graftwork.cli import run as commands
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process import local_workers
 from graftwork.process.worker import hold_lock, lock_holder
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.records.run import TrainOutcome
 from graftwork.train import runs

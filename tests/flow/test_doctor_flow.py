@@ -2,7 +2,7 @@
 
 from graftwork.pipeline.dry_run import STEPS, check_dry_run
 from graftwork.project.doctor import examine
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 
 
 def test_ten_steps_are_trained_and_their_checkpoint_is_read_back(small_project, listener, monkeypatch):

@@ -98,7 +98,7 @@ class Driver:
 
 
 def run_state(folder):
-    from graftwork.project.load import open_project
+    from graftwork.project.folder import open_project
     from graftwork.project.open_project import use_project
     from graftwork.project.reporter import NullReporter
 

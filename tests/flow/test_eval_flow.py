@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.evaluate.commands import EvaluationRequest, evaluate_asked
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.records.errors import UserError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.store.captures import FeedbackStore
@@ -23,7 +23,7 @@ from pathlib import Path
 from graftwork.project.reporter import NullReporter
 from graftwork.serve.project import StoreSink
 from graftwork.project.open_project import use_project
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.engines.protocol import EngineJob
 from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings

@@ -11,8 +11,8 @@ import yaml
 from graftwork.api.project import Project
 from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
 from graftwork.pipeline.table import dry_run, run_pipeline
+from graftwork.project.folder import open_project
 from graftwork.project.init import start_project
-from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserError

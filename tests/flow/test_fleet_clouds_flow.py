@@ -20,7 +20,7 @@ from graftwork.fleet.jobs import FleetRequest, follow, start_run
 from graftwork.fleet.plans import PlacePlanner, adopt_plan
 from graftwork.pipeline.steps.plan import run_id_of
 from graftwork.pipeline.table import run_pipeline
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.records.errors import NegativeResult
 from graftwork.records.hardware import Offer

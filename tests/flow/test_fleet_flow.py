@@ -19,7 +19,7 @@ from graftwork.fleet.jobs import FleetRequest, follow, start_run
 from graftwork.fleet.plans import BundleOptions, pack_run, secrets_of
 from graftwork.fleet.project import open_place
 from graftwork.pipeline.table import run_pipeline
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.records.run import TrainOutcome
 

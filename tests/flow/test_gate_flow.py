@@ -13,7 +13,7 @@ from graftwork.evaluate.commands import gate_all, judge_session
 from graftwork.evaluate.gate.project import RULES
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.files.disk import Journal
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.views.evaluation import write_junit

@@ -4,7 +4,7 @@ import pytest
 
 from graftwork.pipeline.table import run_pipeline
 from graftwork.plan.lint.project import LintOptions, lint_file
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 
 

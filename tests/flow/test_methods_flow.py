@@ -7,7 +7,7 @@ import pytest
 
 from graftwork.pipeline.steps.release import TryOut
 from graftwork.pipeline.table import run_pipeline
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release

@@ -5,7 +5,7 @@ import json
 from graftwork.data.project import PreparedData
 from graftwork.files.dataset import iterate_rows
 from graftwork.pipeline.table import run_pipeline
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.release import Release

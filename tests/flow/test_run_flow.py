@@ -20,7 +20,7 @@ from graftwork.pipeline.steps.release import TryOut
 from graftwork.pipeline.table import STEPS, run_pipeline
 from graftwork.process.local_workers import LocalWorkers
 from graftwork.process.worker import hold_lock, lock_holder
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import Busy, Interrupted, NegativeResult

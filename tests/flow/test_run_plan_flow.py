@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graftwork.pipeline.table import STEPS, plan_whole_run, run_pipeline
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 
 

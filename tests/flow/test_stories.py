@@ -30,8 +30,8 @@ from graftwork.model.base import EMBEDDED
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.evaluate import load_cases
 from graftwork.pipeline.table import dry_run, finish_run, run_pipeline
+from graftwork.project.folder import open_project
 from graftwork.project.init import start_project
-from graftwork.project.load import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.report import Verdict

@@ -16,7 +16,7 @@ from graftwork.model.base import find_base
 from graftwork.model.load import tensors_digest
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process.alert import ALERTS_FILE
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import Corrupted, EnvironmentFailure, UserError

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graftwork.cli.main import make_app
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserError

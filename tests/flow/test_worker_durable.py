@@ -14,7 +14,7 @@ from graftwork.files.disk import Journal
 from graftwork.pipeline.steps.train import make_job
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process.worker import WORKER_ENVIRONMENT
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.records.errors import EXIT_RESUME
 from graftwork.records.run import TrainOutcome

@@ -14,7 +14,7 @@ from serve_harness import OTHER, RELEASE, ListSink, open_house, raw
 from typed import type_json
 
 from graftwork.files.dataset import iterate_rows
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.serve.project import StoreSink

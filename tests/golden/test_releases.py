@@ -9,7 +9,7 @@ from compare import check
 from registry_samples import PROJECT, WHEN, outcome, parts, publish_parts, verdict
 from typed import type_json
 
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.registry.project import open_store

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from archive_corpus import Good, make_corpus
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import OpenProject, use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import GraftError

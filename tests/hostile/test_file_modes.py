@@ -20,7 +20,7 @@ from store_samples import capture
 from graftwork.files.disk import Journal, atomic_folder, close_to_others, make_folder, write_atomic
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process.worker import hold_lock, start_detached
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import OpenProject, use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.registry.deploy import export_release, import_release

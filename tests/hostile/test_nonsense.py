@@ -14,8 +14,9 @@ from graftwork.evaluate.report import make_report, score
 from graftwork.grading.answers import shared_words, words_of
 from graftwork.model import probe
 from graftwork.pipeline.table import run_pipeline
+from graftwork.project.folder import open_project
 from graftwork.project.init import start_project
-from graftwork.project.load import load_settings, open_project
+from graftwork.project.load import load_settings
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.report import Answer, Case, Generation, Verdict

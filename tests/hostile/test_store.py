@@ -22,7 +22,7 @@ from postgres_server import Server, is_supported, restartable_postgres
 from registry_samples import alias_move, parts, publish_parts, write_adapter
 from store_samples import PROJECT, capture, release
 
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import Busy, Corrupted, EnvironmentFailure

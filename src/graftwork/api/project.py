@@ -19,8 +19,9 @@ from graftwork.data.project import PreparedData, audit_context_here, counter_her
 from graftwork.data.settings import DataSettings, RepairSettings
 from graftwork.model import base as base_models
 from graftwork.process import worker
-from graftwork.project.load import PROJECT_FILE, ProjectFolder
-from graftwork.project.load import open_project as open_folder
+from graftwork.project.folder import ProjectFolder
+from graftwork.project.folder import open_project as open_folder
+from graftwork.project.load import PROJECT_FILE
 from graftwork.project.open_project import OpenProject, report_downloads, use_project
 from graftwork.project.open_project import current_user as current_user  # noqa: PLC0414
 from graftwork.project.open_project import timestamp as timestamp  # noqa: PLC0414

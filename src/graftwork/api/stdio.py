@@ -24,7 +24,7 @@ from graftwork.pipeline.steps.plan import run_id_of
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process.stdio import Framing, FramingError, encode, read_messages
 from graftwork.process.worker import stoppable
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import OpenProject, name_entry, use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.base import Record

@@ -90,7 +90,7 @@ def _audit(files: list[str], project: Path | None, row_format: str | None) -> "t
     """The audit, and the project's page if its own logs are audited."""
     from graftwork.api.project import audit_files
     from graftwork.cli.progress import RichReporter
-    from graftwork.project.load import find_project
+    from graftwork.project.folder import find_project
 
     root = project or find_project()
     if files and root is None:
@@ -251,7 +251,8 @@ def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:
     """The folder of a dataset, and the folder that its log names are relative to."""
     from graftwork.data.project import find_dataset_by_hash, find_latest_dataset, no_such_dataset
     from graftwork.files.dataset import MANIFEST
-    from graftwork.project.load import PROJECT_FILE, find_project, open_project
+    from graftwork.project.folder import find_project, open_project
+    from graftwork.project.load import PROJECT_FILE
 
     root = (project or find_project() or Path()).absolute()
     if name is not None and (Path(name) / MANIFEST).is_file():

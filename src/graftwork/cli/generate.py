@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from graftwork.components.attempts import OnProgress
-    from graftwork.components.plan import Stage
+    from graftwork.components.cases import Stage
     from graftwork.components.settings import GenerateSettings
     from graftwork.project.open_project import OpenProject
 
@@ -123,7 +123,7 @@ def _settings(
     from graftwork.cli.progress import RichReporter
     from graftwork.components.settings import GenerateSettings
     from graftwork.process.worker import stoppable
-    from graftwork.project.load import find_project
+    from graftwork.project.folder import find_project
     from graftwork.project.reporter import progress_listener
 
     with ExitStack() as stack:

@@ -10,7 +10,7 @@ from graftwork.cli.output import Json
 from graftwork.records.errors import UserError
 
 if TYPE_CHECKING:
-    from graftwork.project.load import ProjectFolder
+    from graftwork.project.folder import ProjectFolder
 
 ModelName = Annotated[str, typer.Argument(help="A name on the Hub: Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B@REV.")]
 
@@ -85,7 +85,7 @@ def remove(name: ModelName, json: Json = False) -> None:
 
 def _find_project(folder: Path | None) -> "ProjectFolder | None":
     """The project here, if there is one."""
-    from graftwork.project.load import find_project, open_project
+    from graftwork.project.folder import find_project, open_project
 
     if folder is None and find_project() is None:
         return None

@@ -13,7 +13,7 @@ from graftwork.views.terminal import print_document
 
 if TYPE_CHECKING:
     from graftwork.plan.cost import MeasuredRun
-    from graftwork.project.load import ProjectFolder
+    from graftwork.project.folder import ProjectFolder
     from graftwork.records.plan import FitAnswer, FitQuestion, ProbeFacts, ProbeJob
 
 LENGTHS_SHOWN = 64
@@ -556,7 +556,7 @@ def week(
 
     Example:  graft plan week --scenario sequential --ical manual.ics --json | jq .value,.gap
     """
-    from graftwork.project.load import open_project
+    from graftwork.project.folder import open_project
     from graftwork.week.problem import Effort
     from graftwork.week.project import (
         WeekRequest,
@@ -591,8 +591,8 @@ def week(
         body = schedule.model_dump(mode="json")
         print_json({**body, "proposal": proposal.model_dump(mode="json")} if proposal else body)
         return
-    from graftwork.views.cycle import view_proposal
     from graftwork.views.plan import view_week
+    from graftwork.views.week import view_proposal
 
     compared = view_proposal(proposal) if proposal is not None else None
     print_document(stdout, view_week(schedule, proposal=compared))
@@ -632,7 +632,8 @@ def lint(
     Example:  graft plan lint training.yaml --rows 238 --gpu "RTX 4090" --json
     """
     from graftwork.plan.lint.project import LintOptions, lint_file
-    from graftwork.project.load import PROJECT_FILE, find_project
+    from graftwork.project.folder import find_project
+    from graftwork.project.load import PROJECT_FILE
 
     path = file or (find_project() or Path()) / PROJECT_FILE
     done = lint_file(
@@ -704,7 +705,7 @@ def probe(
 
 def _open_if_any(project: Path | None) -> "ProjectFolder | None":
     """The project, if there is one."""
-    from graftwork.project.load import find_project, open_project
+    from graftwork.project.folder import find_project, open_project
 
     return open_project(project) if project is not None or find_project() is not None else None
 

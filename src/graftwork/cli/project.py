@@ -174,7 +174,7 @@ def doctor(
     from graftwork.pipeline.dry_run import check_dry_run
     from graftwork.process.worker import stoppable
     from graftwork.project.doctor import examine
-    from graftwork.project.load import find_project, open_project
+    from graftwork.project.folder import find_project, open_project
 
     has_project = project is not None or find_project() is not None
     if dry_run and not has_project:

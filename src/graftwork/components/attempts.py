@@ -15,17 +15,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from graftwork.components.cases import CallCase, Language, Stage, hidden_ids
 from graftwork.components.elixir import module_name
-from graftwork.components.plan import (
-    CallCase,
-    Component,
-    ComponentPlan,
-    Language,
-    Stage,
-    hidden_ids,
-    python_type,
-)
+from graftwork.components.plan import Component, ComponentPlan
 from graftwork.components.settings import GenerateSettings
+from graftwork.components.types import python_type
 from graftwork.components.verifier import Evidence, SourceVerdict, Submission, Verifier
 from graftwork.engines.interface import DecodingSettings, EngineReply, EngineUnavailable
 from graftwork.files.config_text import read_config_text

@@ -13,19 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graftwork.components.plan import (
+from graftwork.components.cases import (
     CaseFile,
     ComponentCases,
     case_from_requirement,
     cases_path,
-    component_nodes,
     covered_by,
+    read_cases,
+)
+from graftwork.components.plan import (
+    component_nodes,
     dependencies_by_id,
     describe_cycle,
     find_cycle,
     function_of,
-    read_cases,
-    read_type,
     resolve_names,
     to_identifier,
 )
@@ -43,6 +44,7 @@ from graftwork.components.tree import (
     snake_case,
     unread_fields,
 )
+from graftwork.components.types import read_type
 from graftwork.files.disk import file_digest
 from graftwork.records.base import Record
 from graftwork.records.errors import EXIT_DONE, EXIT_NEGATIVE_RESULT, GraftError, UserError

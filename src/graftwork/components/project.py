@@ -17,7 +17,8 @@ from graftwork.components.attempts import (
     RecordedAnswers,
     prompt_hash,
 )
-from graftwork.components.plan import ComponentPlan, Stage, load_plan
+from graftwork.components.cases import Stage
+from graftwork.components.plan import ComponentPlan, load_plan
 from graftwork.components.results import (
     GENERATION,
     EpisodeFiles,

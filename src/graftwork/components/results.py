@@ -29,7 +29,8 @@ from graftwork.components.attempts import (
     source_of,
     write_prompt,
 )
-from graftwork.components.plan import Component, ComponentPlan, Language, Stage, case_covers, covered_by
+from graftwork.components.cases import Language, Stage, case_covers, covered_by
+from graftwork.components.plan import Component, ComponentPlan
 from graftwork.components.settings import ScoreThresholds
 from graftwork.components.stages import ACCEPTED, ENDINGS, AcceptedStage, BuiltComponent
 from graftwork.components.verifier import Evidence, MutationScore, SourceFacts, SourceVerdict

@@ -20,8 +20,9 @@ from graftwork.components.attempts import (
     submission_key,
     write_prompt,
 )
+from graftwork.components.cases import Stage
 from graftwork.components.elixir import ElixirVerifier, why_no_elixir
-from graftwork.components.plan import Component, ComponentPlan, Stage
+from graftwork.components.plan import Component, ComponentPlan
 from graftwork.components.results import (
     PACKAGED,
     PackageManifest,

@@ -26,7 +26,8 @@ from graftwork.components.attempts import (
     submission_key,
     write_prompt,
 )
-from graftwork.components.plan import Component, ComponentPlan, Language, Stage, hidden_ids
+from graftwork.components.cases import Language, Stage, hidden_ids
+from graftwork.components.plan import Component, ComponentPlan
 from graftwork.components.settings import GenerateSettings
 from graftwork.components.verifier import Evidence, SourceFacts, SourceVerdict, Submission
 from graftwork.records.base import Record, fingerprint

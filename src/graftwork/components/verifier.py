@@ -17,17 +17,9 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from graftwork.components.plan import (
-    Component,
-    ComponentPlan,
-    InputRule,
-    PropertyCase,
-    Shape,
-    Stage,
-    fits,
-    read_type,
-    result_shape,
-)
+from graftwork.components.cases import InputRule, PropertyCase, Stage
+from graftwork.components.plan import Component, ComponentPlan, result_shape
+from graftwork.components.types import Shape, fits, read_type
 from graftwork.grading.code import PythonCall, is_right, same_value
 from graftwork.process.sandbox import Sandbox, SandboxResult
 from graftwork.process.sandbox.run import BatchJob, Prelude, run_batch

@@ -185,20 +185,6 @@ def _most_of_loss(s: StepSizes, tokens: int, places: int, head_tokens: int) -> i
     return tally.most
 
 
-def best_levels(shape: ModelShape, room: float, *, tokens: int, adapted: int) -> tuple[int, int]:
-    """(keep, lean) that fit into `room` bytes and leave the least to be computed again."""
-    keeping, leaning = (extra_bytes(shape, level) * tokens for level in ("keep", "lean"))
-    best, least = (0, 0), weights_again(shape, (0, 0), adapted)
-    for keep in range(adapted + 1):
-        remaining = room - keep * keeping
-        if remaining < 0:
-            break
-        lean = min(adapted - keep, int(remaining // leaning))
-        if (again := weights_again(shape, (keep, lean), adapted)) < least:
-            best, least = (keep, lean), again
-    return best
-
-
 def extra_bytes(shape: ModelShape, level: str) -> float:
     """The cost of a token in a block of this level, beyond the block's input."""
     return kept_bytes(shape, level) - kept_bytes(shape, "again")
@@ -212,27 +198,6 @@ def weights_again(shape: ModelShape, levels: tuple[int, int], adapted: int) -> f
     *gate_up_sizes, down = (math.prod(sizes[name]) if name in sizes else 0 for name in names)
     gate_up = sum(gate_up_sizes)
     return lean * gate_up + (adapted - keep - lean) * (layer_parameters(shape) - down)
-
-
-def keep_measured(tuning: Tuning, shape: ModelShape, *, measured_gib: float, adapted: int) -> Tuning:
-    """The levels once more, from a step that was measured with every block starting from its input.
-
-    The room between the limit and the measured peak is what blocks may keep.
-    """
-    room = (tuning.limit_gib - measured_gib) * GIB / SLACK
-    keep, lean = best_levels(shape, room, tokens=tuning.micro_tokens, adapted=adapted)
-    return tuning.model_copy(update={"keep": keep, "lean": lean})
-
-
-def describe_tuning(tuning: Tuning) -> str:
-    """In a sentence, for plans and for the message at the start of a run."""
-    form = {"whole": "16 bits", "eight": "8 bits, multiplied in 8 bits", "four": "4 bits (NF4)"}[tuning.form]
-    where = ", the embedding on the host" if tuning.host_embedding else ""
-    return (
-        f"frozen weights in {form}{where}; {tuning.micro_tokens:,} tokens at a time; "
-        f"{tuning.keep} layers keep all activations, {tuning.lean} all but the widest; "
-        f"{tuning.peak_gib:.1f} of {tuning.limit_gib:.1f} GiB"
-    )
 
 
 SPARE = 112 * MIB

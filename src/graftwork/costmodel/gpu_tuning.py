@@ -4,7 +4,8 @@ In: a decoder's shape, what is trained, the memory limit, the rates of the GPU. 
 Settings are tried in the order of their seconds, which no limit changes, and a higher limit rejects none
 that a lower one accepted: more memory never gives a slower answer. A replayed allocator may succeed under
 one limit and fail under a higher one, so a setting is tried under limits of its own (`own_limits`), which
-do not depend on the GPU. The limit of the chosen tuning may be a little lower than the given one.
+do not depend on the GPU. The limit of the chosen tuning may be a little lower than the given one. A tuning
+that was measured (`keep_measured`) keeps more where memory is left.
 """
 
 import heapq
@@ -20,8 +21,10 @@ from graftwork.costmodel.gpu_memory import (
     SPARE,
     StepBytes,
     count_by_levels,
+    extra_bytes,
     load_peak,
     reserved_within,
+    weights_again,
 )
 from graftwork.costmodel.gpu_step import (
     WORKSPACE,
@@ -362,3 +365,38 @@ def _settings(
             peak_gib=0.0,
             seconds_per_token=0.0,
         )
+
+
+def best_levels(shape: ModelShape, room: float, *, tokens: int, adapted: int) -> tuple[int, int]:
+    """(keep, lean) that fit into `room` bytes and leave the least to be computed again."""
+    keeping, leaning = (extra_bytes(shape, level) * tokens for level in ("keep", "lean"))
+    best, least = (0, 0), weights_again(shape, (0, 0), adapted)
+    for keep in range(adapted + 1):
+        remaining = room - keep * keeping
+        if remaining < 0:
+            break
+        lean = min(adapted - keep, int(remaining // leaning))
+        if (again := weights_again(shape, (keep, lean), adapted)) < least:
+            best, least = (keep, lean), again
+    return best
+
+
+def keep_measured(tuning: Tuning, shape: ModelShape, *, measured_gib: float, adapted: int) -> Tuning:
+    """The levels once more, from a step that was measured with every block starting from its input.
+
+    The room between the limit and the measured peak is what blocks may keep.
+    """
+    room = (tuning.limit_gib - measured_gib) * GIB / SLACK
+    keep, lean = best_levels(shape, room, tokens=tuning.micro_tokens, adapted=adapted)
+    return tuning.model_copy(update={"keep": keep, "lean": lean})
+
+
+def describe_tuning(tuning: Tuning) -> str:
+    """In a sentence, for plans and for the message at the start of a run."""
+    form = {"whole": "16 bits", "eight": "8 bits, multiplied in 8 bits", "four": "4 bits (NF4)"}[tuning.form]
+    where = ", the embedding on the host" if tuning.host_embedding else ""
+    return (
+        f"frozen weights in {form}{where}; {tuning.micro_tokens:,} tokens at a time; "
+        f"{tuning.keep} layers keep all activations, {tuning.lean} all but the widest; "
+        f"{tuning.peak_gib:.1f} of {tuning.limit_gib:.1f} GiB"
+    )

@@ -9,7 +9,7 @@ import heapq
 import sys
 from collections.abc import Callable, Sequence
 
-from graftwork.costmodel.allocator import (
+from graftwork.costmodel.allocations import (
     CUBLAS_WORKSPACE,
     QUANTIZED_BLOCK,
     SCALES_BLOCK,

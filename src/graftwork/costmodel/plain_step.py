@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from graftwork.costmodel.allocator import AllocationStream, Allocator, MemoryTrace, keep_states, take_step
+from graftwork.costmodel.allocations import AllocationStream, MemoryTrace, keep_states, take_step
+from graftwork.costmodel.allocator import Allocator
 from graftwork.costmodel.plain_decoder import Machinery, PlainDecoder, Storage, Tape
 from graftwork.costmodel.rates import OPENED_NF4_BYTES, PLAIN_DEQUANTIZING, StepRates
 from graftwork.model.families import ModelFamily, family_or_llama, recipe_family

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from graftwork.costmodel.allocator import AllocationStream, MemoryTrace
+from graftwork.costmodel.allocations import AllocationStream, MemoryTrace
 from graftwork.costmodel.plain_decoder import Machinery, Node, PlainDecoder, Storage, Tape, Tensor
 from graftwork.costmodel.plain_step import (
     PCIE_SHARE,

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from graftwork.costmodel.allocator import (
+from graftwork.costmodel.allocations import (
     CUBLAS_WORKSPACE,
     QUANTIZED_BLOCK,
     SCALES_BLOCK,

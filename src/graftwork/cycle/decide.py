@@ -7,7 +7,8 @@ states as messages for people. Knows no stores, no clock and no models.
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from graftwork.cycle.settings import CANARY, DELIVER, PROMOTE, CycleSettings, parse_cron
+from graftwork.cycle.cron import parse_cron
+from graftwork.cycle.settings import CANARY, DELIVER, PROMOTE, CycleSettings
 from graftwork.cycle.state import CoordinatorState, CycleOutcome, CycleState, Notice, is_free
 
 AFTER_DEPLOY = ("release", "try", CANARY, PROMOTE, DELIVER)

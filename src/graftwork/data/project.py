@@ -19,7 +19,7 @@ from graftwork.files.dataset import MANIFEST, read_manifest
 from graftwork.files.disk import explain_os_error, file_digest
 from graftwork.grading.reward_audit import ScoreAudit, ScoredReply, audit_scores, scored_interactions
 from graftwork.model.base import find_base, is_ready
-from graftwork.project.load import ProjectFolder
+from graftwork.project.folder import ProjectFolder
 from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, SubsetSummary

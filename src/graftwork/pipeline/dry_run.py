@@ -15,7 +15,7 @@ from graftwork.files.disk import make_folder
 from graftwork.model.base import EMBEDDED
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.doctor import DoctorCheck, decide
-from graftwork.project.load import ProjectFolder
+from graftwork.project.folder import ProjectFolder
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import Reporter
 from graftwork.project.settings import ProjectSettings

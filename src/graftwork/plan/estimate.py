@@ -18,8 +18,8 @@ from graftwork.costmodel.cpu_step import (
     validation_share,
     with_rows,
 )
-from graftwork.costmodel.gpu_memory import describe_tuning
 from graftwork.costmodel.gpu_time import RowStatistics, TrainedPart, gpu_step_parts
+from graftwork.costmodel.gpu_tuning import describe_tuning
 from graftwork.costmodel.rates import StepRates
 from graftwork.costmodel.rollouts import (
     FORWARD_SHARE,

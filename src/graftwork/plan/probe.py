@@ -24,7 +24,7 @@ from graftwork.model.probe import name_device
 from graftwork.model.shape import layer_parameters, read_shape
 from graftwork.plan.catalog.models import find_model
 from graftwork.process.worker import WORKER_ENVIRONMENT, compiled_cache
-from graftwork.project.load import ProjectFolder
+from graftwork.project.folder import ProjectFolder
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import EnvironmentFailure, Interrupted, UserError, pip_install
 from graftwork.records.plan import DeviceName, ModelShape, ProbeFacts, ProbeJob

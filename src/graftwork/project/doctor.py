@@ -30,7 +30,7 @@ from graftwork.model.base import EMBEDDED, is_ready, models_folder
 from graftwork.model.hub import parse_hub_name
 from graftwork.model.probe import describe_device
 from graftwork.process.machine import ask_nvidia_smi, machine_memory, read_number
-from graftwork.project.load import ProjectFolder
+from graftwork.project.folder import ProjectFolder
 from graftwork.records.base import GIB, Record
 from graftwork.records.errors import GraftError, pip_install
 from graftwork.records.hardware import FIRST_WITH_BF16, FIRST_WITH_FP8

@@ -17,7 +17,7 @@ from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.model.base import EMBEDDED, BaseFolder, find_base, hub_store, is_ready, note_on_weights
 from graftwork.model.hub import HubStore
 from graftwork.process.local_workers import LocalWorkers, WorkerHost
-from graftwork.project.load import ProjectFolder
+from graftwork.project.folder import ProjectFolder
 from graftwork.project.reporter import Reporter
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from graftwork.costmodel.gpu_memory import describe_tuning
+from graftwork.costmodel.gpu_tuning import describe_tuning
 from graftwork.costmodel.run import why_plain
 from graftwork.costmodel.streamed import describe_streamed
 from graftwork.files.disk import read_or_empty

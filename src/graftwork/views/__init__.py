@@ -80,8 +80,8 @@ VIEWS = {
     "CycleState": "cycle.view_cycle",
     "CycleStatus": "cycle.view_status",
     "CyclePlan": "cycle.view_plan",
-    "WeekTick": "cycle.view_tick",
-    "WeekStatus": "cycle.view_week_status",
+    "WeekTick": "week.view_tick",
+    "WeekStatus": "week.view_week_status",
 }
 """Type of record -> module of this folder and its function: a module is imported when it is used."""
 

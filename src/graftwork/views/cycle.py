@@ -1,4 +1,4 @@
-"""The training cycle, and how far a planned week is."""
+"""The training cycle: its steps, its status, what it would do next, the ones before."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,8 +9,6 @@ from graftwork.views.document import Document, State, Table, Timestamp, quote
 
 if TYPE_CHECKING:
     from graftwork.cycle.session import CyclePlan, CycleStatus
-    from graftwork.week.follow import WeekStatus, WeekTick
-    from graftwork.week.project import ComparedProposal
 
 COLOURS = {"promoted": "green", "nothing_new": "dim", "running": "cyan", "failed": "red", "refused": "red"}
 STEP_COLOURS = {"done": "green", "running": "cyan", "failed": "red", "skipped": "dim", "waiting": "dim"}
@@ -114,45 +112,3 @@ def _short(value: Any) -> str:
         return ", ".join(map(str, value))
     text = str(value)
     return text[:12] if len(text) == HASH else text
-
-
-def view_tick(done: "WeekTick") -> Document:
-    viewed = Document("Week")
-    for title in ("ended", "judged", "started", "missed"):
-        viewed.line(*(f"{title}: {quote(text)}" for text in getattr(done, title)))
-    if done.planned_again:
-        viewed.line("the rest of the week was planned again")
-    after = f"{done.next_at:%a %d %b %H:%M}" if done.next_at is not None else "nothing is left of the week"
-    viewed.line(f"next: {after}")
-    return viewed
-
-
-def view_week_status(found: "WeekStatus") -> Document:
-    rows = []
-    for session in found.sessions:
-        why = f": {session.why}" if session.why else ""
-        job = f" (job {session.job})" if session.job else ""
-        state = f"{session.state}{why}{job}"
-        rows.append((session.starts_at, session.model, session.place, state))
-    for title, sessions in (("due now", found.due), ("planned", found.next)):
-        for planned in sessions:
-            hand = ", started by hand" if planned.by_hand else ""
-            state = f"{title}, until {planned.ends_at:%a %H:%M}{hand}"
-            rows.append((planned.starts_at, planned.model, planned.place, state))
-    viewed = Document("Week")
-    viewed.table(
-        ("when", "model", "place", "session"),
-        [(f"{at:%a %d %b %H:%M}", *map(quote, texts)) for at, *texts in rows],
-    )
-    return viewed
-
-
-def view_proposal(proposal: "ComparedProposal") -> Document:
-    viewed = Document("Proposal")
-    viewed.heading(f"Against {quote(proposal.title)}")
-    viewed.line(
-        f"  {proposal.value:.2f} points ({proposal.scenario}): "
-        f"this plan is worth {100 * proposal.ahead:.0f} % more",
-        *(f"  [yellow]![/] the proposal breaks a rule: {quote(text)}" for text in proposal.broken),
-    )
-    return viewed

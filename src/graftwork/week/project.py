@@ -28,7 +28,7 @@ from graftwork.plan.catalog.prices import list_places
 from graftwork.plan.cost import fit_in_brief
 from graftwork.plan.fit.project import FitRequest, question_of
 from graftwork.plan.settings import WeekModelSettings, WeekSettings
-from graftwork.project.load import ProjectFolder
+from graftwork.project.folder import ProjectFolder
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.project.settings import FROM_MAIN, ProjectSettings

@@ -7,7 +7,7 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.interaction import Feedback

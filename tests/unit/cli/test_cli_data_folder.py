@@ -69,7 +69,7 @@ def dataset(project):
 @pytest.fixture
 def prepared(project, dataset):
     """A project whose ledger knows its dataset."""
-    from graftwork.project.load import open_project
+    from graftwork.project.folder import open_project
     from graftwork.project.open_project import timestamp, use_project
     from graftwork.project.reporter import NullReporter
 

@@ -13,7 +13,7 @@ from graftwork.cli.main import app
 from graftwork.evaluate.cases import write_cases
 from graftwork.evaluate.commands import last_evaluation
 from graftwork.evaluate.project import Evaluated, put_page
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import GraftError

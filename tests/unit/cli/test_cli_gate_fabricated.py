@@ -17,7 +17,7 @@ from graftwork.evaluate.project import Evaluated
 from graftwork.pipeline import status, table
 from graftwork.pipeline.step import PipelineStep
 from graftwork.pipeline.steps import evaluate
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import Stale

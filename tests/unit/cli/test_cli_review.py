@@ -20,7 +20,7 @@ from graftwork.data.review import (
     list_judge_labels,
     write_review,
 )
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.dataset import ReviewDecision, ReviewItem

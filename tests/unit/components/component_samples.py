@@ -1,12 +1,7 @@
 """A small plan and stand-ins for a model and a verifier, shared by the tests of generation."""
 
-from graftwork.components.plan import (
-    CallCase,
-    Component,
-    ComponentCases,
-    ComponentPlan,
-    PropertyCase,
-)
+from graftwork.components.cases import CallCase, ComponentCases, PropertyCase
+from graftwork.components.plan import Component, ComponentPlan
 from graftwork.components.verifier import Evidence, MutationScore, SourceFacts, SourceVerdict, case_ids
 from graftwork.engines.interface import EngineReply
 from graftwork.process.sandbox import Limits, Sandbox, available

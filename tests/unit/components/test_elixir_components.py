@@ -4,14 +4,9 @@ import pytest
 from component_samples import ScriptedModel, TrustingVerifier, patient_sandbox
 
 from graftwork.components import project as components
+from graftwork.components.cases import CallCase, ComponentCases, PropertyCase
 from graftwork.components.elixir import ElixirVerifier, to_literal, why_no_elixir, write_tests
-from graftwork.components.plan import (
-    CallCase,
-    Component,
-    ComponentCases,
-    ComponentPlan,
-    PropertyCase,
-)
+from graftwork.components.plan import Component, ComponentPlan
 from graftwork.components.results import PackageManifest, ProvenanceReport, has_signature
 from graftwork.components.session import GenerateJob, generate
 from graftwork.components.settings import GenerateSettings

@@ -20,7 +20,7 @@ from component_samples import (
 
 from graftwork.components import results
 from graftwork.components.attempts import GenerationJournal
-from graftwork.components.plan import ComponentCases
+from graftwork.components.cases import ComponentCases
 from graftwork.components.results import (
     PackageManifest,
     find_handwritten,

@@ -4,23 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.components.check import check_file, check_tree, find_duplicates, list_requirements
-from graftwork.components.plan import (
+from graftwork.components.cases import (
     CallCase,
     CaseFile,
     ComponentCases,
     PropertyCase,
-    Shape,
     case_from_requirement,
-    fits,
     hidden_ids,
-    load_plan,
-    make_plan,
     read_cases,
-    read_type,
 )
+from graftwork.components.check import check_file, check_tree, find_duplicates, list_requirements
+from graftwork.components.plan import load_plan, make_plan
 from graftwork.components.read import parse_any, parse_spec
 from graftwork.components.tree import dependencies_of, diff_trees, parameters_of, requirements_of
+from graftwork.components.types import Shape, fits, read_type
 from graftwork.records.errors import UserError
 
 CONVERTER = Path(__file__).parents[3] / "examples" / "converter" / "converter.tiki"

@@ -7,8 +7,8 @@ import pytest
 from component_samples import DOUBLE, GOOD, GUARDED, PLAN, QUADRUPLE, USES, patient_sandbox
 
 from graftwork.components.attempts import GenerationJournal
+from graftwork.components.cases import CallCase, ComponentCases, PropertyCase
 from graftwork.components.inside import read_facts, refuse, refuse_reach
-from graftwork.components.plan import CallCase, ComponentCases, PropertyCase
 from graftwork.components.session import find_accepted_hacks, list_hacks, require_no_hack
 from graftwork.components.verifier import ALWAYS_ALLOWED, MODULES, Submission, Verifier
 from graftwork.records.errors import UserError

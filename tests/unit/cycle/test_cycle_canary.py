@@ -6,7 +6,7 @@ from registry_samples import PROJECT, alias_move, parts, publish_parts, write_ad
 
 from graftwork.cycle.runner import watch_canary
 from graftwork.cycle.state import CycleState, CycleStepState
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.interaction import Capture

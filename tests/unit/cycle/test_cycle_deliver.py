@@ -7,7 +7,7 @@ from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapt
 from graftwork.cycle import runner
 from graftwork.cycle.state import CycleState, CycleStepState
 from graftwork.pipeline.step import StepOutputs
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import EnvironmentFailure, WorkerFailed

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from graftwork.cli.release import ab
 from graftwork.evaluate.live import comparison as comparing
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserError

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from graftwork.cli.release import ab
 from graftwork.evaluate.live.ab import LiveAnswer, LiveTest
 from graftwork.evaluate.live.comparison import LiveComparison, as_case, compare_live, find_pair, watch_live
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserError

@@ -6,7 +6,7 @@ from registry_samples import PROJECT
 
 from graftwork.evaluate.escalation import write_forecast
 from graftwork.evaluate.live.answer_checks import LiveChecks, find_live_checks
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserError

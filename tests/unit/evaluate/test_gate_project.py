@@ -26,7 +26,7 @@ from graftwork.evaluate.report import make_rate, measure
 from graftwork.files.disk import Journal
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.evaluate import gather_candidate, record_verdict
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.base import Figure

@@ -24,7 +24,7 @@ from graftwork.evaluate.live.canary import (
     run_canary,
 )
 from graftwork.evaluate.statistics.anytime import TwoArms
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import Busy, NegativeResult, UserError

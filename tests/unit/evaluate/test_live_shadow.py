@@ -10,7 +10,7 @@ from graftwork.data.captures import CaptureExport
 from graftwork.data.settings import CaptureSettings
 from graftwork.evaluate.live.comparison import compare_live
 from graftwork.evaluate.live.shadow import compare_shadow, summarize_shadow
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserError

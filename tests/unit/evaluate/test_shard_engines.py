@@ -4,7 +4,7 @@ import yaml
 
 from graftwork.evaluate.ask.shards import ENGINE_VARIABLE, find_runner
 from graftwork.fleet.project import shard_environment, shard_runner
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 

@@ -13,7 +13,7 @@ from graftwork.pipeline.status import ask_endpoint, examine_steps, project_statu
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps import plan
 from graftwork.process.worker import hold_lock
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.base import Record

@@ -11,7 +11,7 @@ from graftwork.model import probe as rates
 from graftwork.model.probe import name_device
 from graftwork.plan import probe as probing
 from graftwork.plan.probe import keep_probe, run_probe, shape_to_probe, stored_probe
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.records.plan import DeviceName, ModelShape, ProbeFacts, ProbeJob
 from graftwork.train.probe_process import probe

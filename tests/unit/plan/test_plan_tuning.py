@@ -4,9 +4,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from graftwork.costmodel.gpu_memory import describe_tuning, keep_measured, load_peak, peak_bytes
+from graftwork.costmodel.gpu_memory import load_peak, peak_bytes
 from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_per_token
-from graftwork.costmodel.gpu_tuning import TuningRequest, choose_tuning
+from graftwork.costmodel.gpu_tuning import TuningRequest, choose_tuning, describe_tuning, keep_measured
 from graftwork.costmodel.rates import rates_of
 from graftwork.plan.catalog.hardware import default_rates, find_gpu
 from graftwork.records.base import GIB

@@ -21,7 +21,7 @@ from graftwork.project.doctor import (
     parse_gpus,
     requirements,
 )
-from graftwork.project.load import ProjectFolder
+from graftwork.project.folder import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 
 SECRET = "hf_thisMustNeverBeShown"

@@ -15,8 +15,9 @@ from graftwork.evaluate.preflight import try_metric
 from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.grading.interface import GradeContext
 from graftwork.model import probe
+from graftwork.project.folder import open_project
 from graftwork.project.init import start_project
-from graftwork.project.load import PROJECT_FILE, load_settings, open_project
+from graftwork.project.load import PROJECT_FILE, load_settings
 from graftwork.project.propose import Size, choose_test_size, find_field, propose
 from graftwork.records.errors import NegativeResult, UserError
 from graftwork.records.interaction import Interaction, Origin

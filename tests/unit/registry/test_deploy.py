@@ -12,7 +12,7 @@ import yaml
 from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
 from graftwork.process.worker import hold_lock
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import EnvironmentFailure

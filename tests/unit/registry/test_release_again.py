@@ -6,7 +6,7 @@ import yaml
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.pipeline.steps.release import find_parent
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.registry.manifest import Lineage

@@ -8,7 +8,7 @@ import yaml
 from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserError

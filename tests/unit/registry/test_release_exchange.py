@@ -10,7 +10,7 @@ from registry_samples import PROJECT, parts, publish_parts, verdict, write_adapt
 from typer.testing import CliRunner
 
 from graftwork.cli import release
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import Corrupted, NegativeResult, UserError

@@ -13,7 +13,7 @@ import yaml
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import OpenProject, use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import GraftError

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.registry.deploy import export_release

@@ -21,7 +21,7 @@ from registry_samples import (
 
 from graftwork.http.messages import ApiError
 from graftwork.model.base import BaseFolder
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserError

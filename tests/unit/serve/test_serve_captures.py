@@ -15,7 +15,7 @@ from pathlib import Path
 from serve_harness import DEADLINE, ListSink, open_house
 
 from graftwork.http.client import Client
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import EnvironmentFailure
@@ -296,7 +296,7 @@ from serve_harness import open_house
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.serve.project import StoreSink
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 
 async def main(work):
     async with open_house(StoreSink(work), capture_folder=work.project.serving, queue_size=4096) as house:

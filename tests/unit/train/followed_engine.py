@@ -6,7 +6,7 @@ import sys
 import torch
 from torch.utils._pytree import tree_leaves
 
-from graftwork.costmodel.allocator import AllocationStream, AttentionSizes, flash_backward_sizes
+from graftwork.costmodel.allocations import AllocationStream, AttentionSizes, flash_backward_sizes
 from graftwork.costmodel.trace import Follower, _adds_in_place
 
 CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu_backward"

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from distributed_child import FULL, make_rows
 from followed_engine import follow
 
-from graftwork.costmodel.allocator import CUBLAS_WORKSPACE
+from graftwork.costmodel.allocations import CUBLAS_WORKSPACE
 from graftwork.costmodel.plain_step import PlainRun
 from graftwork.costmodel.streamed import StreamedWork, streamed_peak
 from graftwork.model.adapters.peft import make_trainable

@@ -17,7 +17,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from graftwork.costmodel.gpu_memory import best_levels, extra_bytes, kept_bytes, weights_again
+from graftwork.costmodel.gpu_memory import extra_bytes, kept_bytes, weights_again
+from graftwork.costmodel.gpu_tuning import best_levels
 from graftwork.costmodel.run import bin_rows, round_places, round_tokens
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach

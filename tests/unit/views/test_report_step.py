@@ -11,7 +11,7 @@ from graftwork.evaluate.cases import write_cases
 from graftwork.evaluate.project import Evaluated
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.release import REPORT
-from graftwork.project.load import open_project
+from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 

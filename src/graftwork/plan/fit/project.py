@@ -46,7 +46,7 @@ from graftwork.records.plan import (
 )
 
 if TYPE_CHECKING:
-    from graftwork.project.load import ProjectFolder
+    from graftwork.project.folder import ProjectFolder
 
 OnProgress = Callable[[str], None]
 """Receives a message before work that takes seconds."""
@@ -202,7 +202,7 @@ def _project(request: FitRequest) -> "ProjectFolder | None":
     if not leans:
         return None
     # The settings of all stages come with it: only who leans on a project waits for them.
-    from graftwork.project.load import find_project, open_project
+    from graftwork.project.folder import find_project, open_project
 
     if request.project is None and find_project() is None:
         if request.model is not None:

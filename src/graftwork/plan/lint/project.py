@@ -207,7 +207,8 @@ def _read_project(path: Path, source: WrittenConfig) -> Iterator[tuple[Configura
     These are the rows of its newest dataset, those that were left out for their length too.
     """
     from graftwork.files.dataset import MANIFEST, iterate_drops, iterate_rows, read_manifest
-    from graftwork.project.load import ProjectFolder, load_settings
+    from graftwork.project.folder import ProjectFolder
+    from graftwork.project.load import load_settings
 
     whole = load_settings(path)
     project = ProjectFolder(root=path.parent.absolute(), settings=whole)

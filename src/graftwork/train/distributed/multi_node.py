@@ -24,7 +24,7 @@ from graftwork.process.local_workers import LocalWorkers, WorkerHost
 from graftwork.process.pieces import code_stamp
 from graftwork.process.ray_cluster import DRIVER, LOST, machine_log, require_ray, to_error
 from graftwork.process.worker import interruption_error
-from graftwork.project.load import ProjectFolder
+from graftwork.project.folder import ProjectFolder
 from graftwork.project.open_project import OpenProject
 from graftwork.project.reporter import Reporter
 from graftwork.project.settings import ProjectSettings

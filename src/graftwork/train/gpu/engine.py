@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from graftwork.costmodel.gpu_memory import keep_measured
+from graftwork.costmodel.gpu_tuning import keep_measured
 from graftwork.costmodel.run import bin_rows
 from graftwork.model.adapters.peft import sum_bits
 from graftwork.model.generate.recorded import Recording, record
