@@ -135,7 +135,7 @@ def revise_repair(
         endpoint = parse_subject(teacher).endpoint if "#" in teacher else None
         if endpoint is None:
             raise UserError(
-                f"{teacher!r} is no teacher",
+                f"{teacher!r} is not a valid teacher",
                 why="a teacher is the address of an endpoint and a model, or an engine and a base",
                 fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE or engine:llamacpp#BASE",
                 where="--teacher",
