@@ -16,7 +16,7 @@ from serve_harness import DEADLINE, OTHER, RELEASE, ListSink, open_house, raw
 from graftwork.http.client import Client
 from graftwork.http.messages import ApiError
 from graftwork.serve.api.completions import parse_embeddings
-from graftwork.serve.budgets import KeyBudget, KeyUsage
+from graftwork.serve.budgets import KeyBudget, KeyUsage, RequestBudget
 from graftwork.serve.keys import (
     SCOPES,
     USAGE_FILE,
@@ -26,6 +26,7 @@ from graftwork.serve.keys import (
     UsageFile,
     digest_secret,
     follow_keys,
+    is_usable,
     make_secret,
 )
 from graftwork.serve.settings import ServeSettings
@@ -503,6 +504,44 @@ def test_budgets_of_a_day_and_a_minute_survive_a_restart(tmp_path):
             again.usage.take_request()
 
     asyncio.run(main())
+
+
+def test_a_request_budget_counts_minutes_and_days_and_takes_back_what_was_not_used():
+    now = [86_400.0]
+    budget = RequestBudget(2, 3, clock=lambda: now[0])
+    assert [budget.take() for _ in range(3)] == [True, True, False]
+    budget.give_back()
+    assert [budget.take() for _ in range(2)] == [True, False]
+    now[0] += 60
+    assert [budget.take() for _ in range(2)] == [True, False]
+    for _ in range(4):
+        budget.give_back()
+    assert budget.snapshot() == (1, 0)
+    assert [budget.take() for _ in range(3)] == [True, True, False]
+
+
+def test_the_escalations_of_a_day_survive_a_restart(tmp_path):
+    async def main():
+        budgets = [RequestBudget(None, 3) for _ in range(2)]
+        budgets[0].take()
+        await UsageFile(tmp_path, KeyRing(), budgets[0]).save()
+        UsageFile(tmp_path, KeyRing(), budgets[1]).restore()
+        assert budgets[1].snapshot() == budgets[0].snapshot() == (budgets[0].snapshot()[0], 1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("changes", "usable"),
+    [
+        ({}, True),
+        ({"expires_at": "2999-01-01T00:00:00+00:00"}, True),
+        ({"expires_at": "2001-01-01T00:00:00+00:00"}, False),
+        ({"revoked_at": "2001-01-01T00:00:00+00:00"}, False),
+    ],
+)
+def test_a_key_is_usable_until_it_expires_or_is_revoked(changes, usable):
+    assert is_usable(key("first").model_copy(update=changes)) is usable
 
 
 def test_a_key_that_is_read_after_the_start_goes_on_with_its_counts(tmp_path):
