@@ -1,4 +1,4 @@
-"""`graft release …`: list, inspect, promote, compare and share releases."""
+"""`graft release …`: list, check, make, edit, promote, compare, export, transfer and deploy releases."""
 
 import gc
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`graft up`: the coordinator that trains again when it is due, and what people ask of it."""
+"""`graft up`: be the coordinator, follow the week, or ask the running coordinator for something."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, cast

@@ -1,8 +1,9 @@
-"""The cases of an evaluation: from held-out rows or a user's file, with the worked example for the base.
+"""The cases of an evaluation, from held-out rows or a user's file: which, in what order, and what is asked.
 
 In: the rows of a split, or a file with one JSON object per line (`messages` or `prompt` and `system`;
-`reference` or `reply`, `checks`, `group` or `role`, `domain`, `session`, `duration_ms`, `id`). Out: cases
-in a fixed order, and the file that a worker reads. Does not know how a dataset is stored.
+`reference` or `reply`, `checks`, `group` or `role`, `domain`, `session`, `duration_ms`, `id`). Out: cases in
+a fixed order and their hash, the worked example that the base gets, the groups of equal questions that count
+once, the cases to time, and the file that a worker reads. Does not know how a dataset is stored.
 """
 
 import hashlib

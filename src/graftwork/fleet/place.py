@@ -3,6 +3,20 @@
 In: the order for a job, whose bundle is a folder here. Out: the job at the place, which any process
 can poll, stop and fetch later. A place keeps no state here: the ledger does. Limits on cost are the work of
 `fleet/control.py`.
+
+To add a cloud to Graftwork:
+
+1. A file in `places/` with its settings, its `Login`, which `graft doctor` checks, and a `CloudPlace`. If
+   machines are rented and reached over SSH, subclass `RentedPlace` (`places/rented.py`); if the provider
+   takes folders of files, its jobs start with `far_start.py`.
+2. A line in `CLOUDS` in `places/__init__.py`, and its section in `FleetSettings` (`settings.py`).
+3. With `far_start.py`: where its secrets come from in `load_secrets`, and a `Carrier` if results leave the
+   machine in a way of their own.
+4. Its machines and prices in `plan/catalog/data/prices.csv` and its terms in `places.csv`, with source and
+   date.
+5. A case in `tests/contract/cloud_cases.py` and a page in `docs/places/`.
+
+A place in an installed package needs only the class, named under the entry point `graftwork.places`.
 """
 
 import re

@@ -1,7 +1,8 @@
-"""The one hierarchy of expected errors, and the exit codes that the command line gives them.
+"""The hierarchy of expected errors, the exit codes of the command line, and the error of a missing package.
 
 An expected error says what is wrong, why that matters and how to fix it; the CLI and the server print it
-without a traceback. Anything else that is raised is a bug and propagates.
+without a traceback. Anything else that is raised is a bug and propagates. `needs_extra` turns a failed import
+into an error that names the extra to install.
 
 To add one: subclass the class whose exit code fits, and pass `what`, `why` and `fix`.
 """

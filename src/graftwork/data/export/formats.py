@@ -3,7 +3,8 @@ fine-tuning, SageMaker) or a dataset hub (Hugging Face, Kaggle).
 
 In: a dataset folder, the name of a format, a target folder. Out: the files, all or none, and
 `graftwork.json`, which names the dataset and every file. Rows pass one by one; they were redacted when the
-dataset was prepared. Existing files are replaced only if they belong to an earlier export.
+dataset was prepared. Existing files are replaced only if they belong to an earlier export, or with
+`force`, which leaves files of other names as they are.
 """
 
 import re

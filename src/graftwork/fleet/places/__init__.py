@@ -1,7 +1,4 @@
-"""The places of providers, by the name that --place takes.
-
-A new one is a file here with its settings, a line below, and its section in `FleetSettings`.
-"""
+"""The places of providers, by the name that --place takes. `fleet/place.py` says how to add one."""
 
 from graftwork.fleet.place import CloudPlace
 from graftwork.fleet.places.azureml import AzureMLPlace
