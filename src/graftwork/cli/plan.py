@@ -1,4 +1,6 @@
-"""`graft plan` and its commands: what a run, an endpoint, a week or a purchase takes and costs."""
+"""`graft plan` and its commands: what a run, an endpoint, a week or a purchase takes and costs, a check of
+configurations, a probe of this machine, and the catalog.
+"""
 
 from datetime import date, datetime
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an evaluation measured: rates, intervals, paired comparisons; and the verdict of the gate on it."""
+"""An evaluation: its cases and jobs, the answers, what was measured, and the verdict of the gate on it."""
 
 from typing import Any, Literal
 

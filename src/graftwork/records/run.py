@@ -1,4 +1,4 @@
-"""A training run: the job that a worker gets, the steps it logs, the outcome it leaves."""
+"""A training run: the job that a worker gets, the steps and answers it logs, the outcome it leaves."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,6 @@
-"""Datasets: what was prepared and left out, rows as the model sees them, traces, diffs, exports, repairs."""
+"""Datasets: what was prepared and left out, rows as the model sees them, traces, diffs, exports, repairs,
+corrections, and captures that were exported or deleted.
+"""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Places, jobs there, offers and what all of it costs."""
+"""Places, their offers, jobs there and what they cost; the bundle of a job and the image of a machine."""
 
 import time
 from datetime import date
