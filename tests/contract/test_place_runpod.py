@@ -146,7 +146,7 @@ def test_wrong_credentials_and_keys_are_explained_before_a_pod_is_made(
             make_place(url, settings, tmp_path, key="wrong").offer()
         assert "RUNPOD_API_KEY" in caught.value.fix
         absent = settings.model_copy(update={"public_key": str(tmp_path / "none.pub")})
-        with pytest.raises(UserError, match="not a public SSH key"):
+        with pytest.raises(UserError, match="no public SSH key"):
             make_place(url, absent, tmp_path).submit(make_order(MemoryLedger()), secrets={})
         (tmp_path / "private").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
         private = settings.model_copy(update={"public_key": str(tmp_path / "private")})

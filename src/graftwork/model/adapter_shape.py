@@ -48,7 +48,7 @@ class AdapterShape(Record):
     ranks: dict[str, int] = {}
     """Other ranks, by the names of layers."""
     alphas: dict[str, float] = {}
-    stabilised: bool = False
+    use_rslora: bool = False
     """Scales with alpha / √rank, so that higher ranks learn as fast as lower ones (rsLoRA)."""
     kind: Kind = "lora"
     experts: bool = False
@@ -63,7 +63,7 @@ class AdapterShape(Record):
     def scale_of(self, path: str) -> float:
         alpha = next((alpha for name, alpha in self.alphas.items() if _is_meant(name, path)), self.alpha)
         rank = self.rank_of(path)
-        return alpha / (math.sqrt(rank) if self.stabilised else rank)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 def require_names(wanted: Iterable[str], allowed: Iterable[str], *, setting: str, where: str = "") -> None:
@@ -95,7 +95,7 @@ def to_peft(
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": transposed,
-        "use_rslora": shape.stabilised,
+        "use_rslora": shape.use_rslora,
         "use_dora": shape.kind == "dora",
         "rank_pattern": dict(shape.ranks),
         "alpha_pattern": dict(shape.alphas),
@@ -142,7 +142,7 @@ def from_peft(config: dict[str, Any], *, layers: int, paths: Iterable[str], wher
             ),
             ranks=config.get("rank_pattern") or {},
             alphas=config.get("alpha_pattern") or {},
-            stabilised=bool(config.get("use_rslora")),
+            use_rslora=bool(config.get("use_rslora")),
             kind="dora" if config.get("use_dora") else "lora",
             experts=bool(config.get("target_parameters")),
         )

@@ -153,7 +153,7 @@ def merge_adapters(work: OpenProject, request: MergeRequest) -> MergedAdapter:
         ),
         evaluate=f"graft eval --subject {request.names[0]} --subject adapter:{request.to}",
     )
-    plain = {"rank": rank, "alpha": float(rank), "ranks": {}, "alphas": {}, "stabilised": False}
+    plain = {"rank": rank, "alpha": float(rank), "ranks": {}, "alphas": {}, "use_rslora": False}
     shape = request.shape or parents[0].shape.model_copy(update=plain)
     tensors = {}
     for path, pair in combined.items():

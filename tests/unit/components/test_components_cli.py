@@ -56,7 +56,7 @@ def test_spec_check_fails_for_refused_files_but_not_for_other_yaml_of_a_folder(t
     (tmp_path / "b.tiki").write_text("# only prose\n")
     assert run("spec", "check", tmp_path).exit_code == 1
     (tmp_path / "empty").mkdir()
-    assert "no specification" in str(run("spec", "check", tmp_path / "empty").exception)
+    assert "no specification here" in str(run("spec", "check", tmp_path / "empty").exception)
 
 
 def test_spec_convert_writes_the_other_dialect_and_overwrites_nothing(tmp_path):

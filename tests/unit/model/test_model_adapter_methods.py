@@ -16,11 +16,11 @@ from graftwork.records.errors import UserError
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TOKENS = torch.arange(3, 40).reshape(1, -1)
 METHODS = {
-    "rslora": {"stabilised": True},
+    "rslora": {"use_rslora": True},
     "dora": {"kind": "dora"},
-    "dora and rslora": {"kind": "dora", "stabilised": True},
+    "dora and rslora": {"kind": "dora", "use_rslora": True},
     "other ranks": {"ranks": {"q_proj": 2, "down_proj": 8}, "alphas": {"q_proj": 3.0}},
-    "all of it": {"kind": "dora", "stabilised": True, "ranks": {"up_proj": 3}, "alphas": {"up_proj": 1.5}},
+    "all of it": {"kind": "dora", "use_rslora": True, "ranks": {"up_proj": 3}, "alphas": {"up_proj": 1.5}},
 }
 
 
@@ -68,7 +68,7 @@ def test_pefts_adapters_give_the_same_logits_here(tiny_base, tmp_path, method, n
         target_modules=list(ALL) if named == "by list" else r".*layers\.1\..*(q_proj|up_proj|down_proj)",
         rank_pattern=dict(shape.ranks),
         alpha_pattern=dict(shape.alphas),
-        use_rslora=shape.stabilised,
+        use_rslora=shape.use_rslora,
         use_dora=shape.kind == "dora",
         init_lora_weights=False,
         task_type="CAUSAL_LM",
@@ -79,7 +79,7 @@ def test_pefts_adapters_give_the_same_logits_here(tiny_base, tmp_path, method, n
     ours = load_base(tiny_base)
     plain = logits(ours)
     loaded = load_adapter(ours, tmp_path / "adapter")
-    assert (loaded.kind, loaded.stabilised) == (shape.kind, shape.stabilised)
+    assert (loaded.kind, loaded.use_rslora) == (shape.kind, shape.use_rslora)
     assert torch.allclose(logits(ours), logits(theirs), atol=2e-5)
     activate(ours, None)
     assert torch.equal(logits(ours), plain)
@@ -183,11 +183,11 @@ def test_other_kinds_of_adapters_are_refused():
     alpha=st.floats(0.5, 64),
     ranks=st.dictionaries(st.sampled_from(ALL), st.integers(1, 64)),
     alphas=st.dictionaries(st.sampled_from(ALL), st.floats(0.5, 64)),
-    stabilised=st.booleans(),
+    use_rslora=st.booleans(),
     kind=st.sampled_from(["lora", "dora"]),
     layers=st.sets(st.integers(0, 9), min_size=1).map(sorted).map(tuple),
 )
-def test_a_shape_comes_back_from_its_peft_config(rank, alpha, ranks, alphas, stabilised, kind, layers):
+def test_a_shape_comes_back_from_its_peft_config(rank, alpha, ranks, alphas, use_rslora, kind, layers):
     shape = AdapterShape(
         rank=rank,
         alpha=alpha,
@@ -195,7 +195,7 @@ def test_a_shape_comes_back_from_its_peft_config(rank, alpha, ranks, alphas, sta
         layers=layers,
         ranks=ranks,
         alphas=alphas,
-        stabilised=stabilised,
+        use_rslora=use_rslora,
         kind=kind,
     )
     config = json.loads(json.dumps(to_peft(shape, "base")))

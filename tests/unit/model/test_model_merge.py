@@ -19,7 +19,7 @@ from graftwork.records.interaction import Message, Origin
 SHAPES = {
     "lora": AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1)),
     "upper": AdapterShape(rank=4, alpha=8, targets=("q_proj",), layers=(1,)),
-    "rslora": AdapterShape(rank=4, alpha=8, targets=("o_proj", "up_proj"), layers=(0, 1), stabilised=True),
+    "rslora": AdapterShape(rank=4, alpha=8, targets=("o_proj", "up_proj"), layers=(0, 1), use_rslora=True),
     "ranks": AdapterShape(
         rank=4,
         alpha=8,

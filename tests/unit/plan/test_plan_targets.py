@@ -49,7 +49,7 @@ def test_settings_become_a_shape():
         upper_layers=2,
         modules={"q_proj": {"rank": 2}, "up_proj": {"alpha": 3}},
     )
-    assert (made.kind, made.layers, made.stabilised) == ("dora", (2, 3), True)
+    assert (made.kind, made.layers, made.use_rslora) == ("dora", (2, 3), True)
     assert (made.ranks, made.alphas) == ({"q_proj": 2}, {"up_proj": 3.0})
     assert made.scale_of("model.layers.3.self_attn.q_proj") == pytest.approx(10 / 2**0.5)
     assert made.scale_of("model.layers.3.mlp.up_proj") == pytest.approx(3 / 4**0.5)

@@ -29,7 +29,7 @@ class Place:
         )
         self.machine.__dict__["_offer"] = offer
 
-    def start_run(self, _work, request, _confirm, *, made):
+    def start_run(self, _work, request, _confirm, *, outputs):
         self.requests.append(request)
         return SimpleNamespace(id="new", run_id="of-the-new-offer", is_open=True)
 

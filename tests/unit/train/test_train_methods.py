@@ -49,7 +49,7 @@ def make_job(base, folder, *, method, start=None, **changes):
         alpha=settings.alpha,
         targets=ALL,
         layers=(1,) if settings.upper_layers else (0, 1),
-        stabilised=settings.use_rslora,
+        use_rslora=settings.use_rslora,
         kind="lora" if settings.method == "qlora" else settings.method,
     )
     plan = Plan(

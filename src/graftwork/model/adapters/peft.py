@@ -304,7 +304,7 @@ def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
         for candidate in (read_adapter_shape(model, folder, tensors), shape)
     )
     if differing := [key for key in theirs if theirs[key] != ours[key]]:
-        names = {"kind": "method", "stabilised": "use_rslora", "ranks": "modules", "alphas": "modules"}
+        names = {"kind": "method", "targets": "target_modules", "ranks": "modules", "alphas": "modules"}
         setting = names.get(differing[0], "upper_layers" if differing[0] == "layers" else differing[0])
         raise UserError(
             "the adapter to start from has another shape than the settings",

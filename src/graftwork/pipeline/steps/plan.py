@@ -307,7 +307,7 @@ def describe_adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, An
         layers=tuple(_layers(settings, shape)),
         ranks=_other_ranks(settings),
         alphas={name: module.alpha for name, module in settings.modules.items() if module.alpha is not None},
-        stabilised=settings.use_rslora,
+        use_rslora=settings.use_rslora,
         kind="lora" if settings.method == "qlora" else settings.method,
         experts=settings.experts,
     )
