@@ -42,8 +42,8 @@ test-fast: dev ## in a minute: the unit tests of what differs from SINCE (HEAD) 
 	$(BIN)/python -m pytest -n 2 --dist worksteal --changed $(SINCE) $(PYTEST_OPTIONS)
 
 docs-check: dev ## every command, path, link and Python block in the README and the docs
-	$(BIN)/python -m pytest tests/unit/cli/test_docs_commands.py tests/unit/cli/test_docs_paths.py \
-	  tests/unit/process/test_extension_package.py tests/flow/test_api_flow.py
+	$(BIN)/python -m pytest tests/unit/cli/test_docs.py tests/unit/process/test_extension_package.py \
+	  tests/flow/test_api_flow.py
 
 test-slow: dev ## the tests that take minutes, flows with fresh processes, properties with all examples
 	$(BIN)/python -m pytest -m slow --real-processes --thorough $(PYTEST_OPTIONS)

@@ -111,13 +111,7 @@ def test_a_run_with_everything_to_say_breaks_no_time_on_80_columns():
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.lists(st.text("abcdefg ", max_size=30), min_size=4, max_size=4),
-        min_size=1,
-        max_size=4,
-    )
-)
+@given(st.lists(st.lists(st.text("abcdefg ", max_size=30), min_size=4, max_size=4), min_size=1, max_size=4))
 def test_words_are_cut_only_where_they_do_not_fit_side_by_side(rows):
     console = Console(width=60, file=StringIO())
     made = table("one", "two", "three", "four")
