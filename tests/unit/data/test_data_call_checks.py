@@ -85,13 +85,7 @@ def test_text_that_only_names_the_tags_is_no_broken_call():
         ([("assistant", RIDES), ("tool", "[]")], None),
         ([("assistant", RIDES), ("tool", "[]"), ("assistant", RIDES), ("tool", "[1]")], None),
         (
-            [
-                ("assistant", RIDES),
-                ("tool", "[]"),
-                ("user", "Again."),
-                ("assistant", RIDES),
-                ("tool", "[]"),
-            ],
+            [("assistant", RIDES), ("tool", "[]"), ("user", "Again."), ("assistant", RIDES), ("tool", "[]")],
             None,
         ),
         ([("tool", "[]")], "unmatched_call"),

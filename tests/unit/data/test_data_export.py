@@ -237,10 +237,7 @@ def test_huggingface_card_describes_the_files_that_are_there(folder, tmp_path):
     [
         ({}, "; rows that ask alike are in one split."),
         ({"split_by": "session"}, "rows that ask alike or are of one session are in one split."),
-        (
-            {"split_by": "customer.id"},
-            "rows that ask alike or have the same `customer.id` are in one split.",
-        ),
+        ({"split_by": "customer.id"}, "rows that ask alike or have the same `customer.id` are in one split."),
         ({"redact": False}, "not redacted"),
     ],
 )

@@ -677,10 +677,7 @@ def test_the_settings_reach_the_rows_of_files(tmp_path):
         ({"usage": {"prompt_tokens": 7, "completion_tokens": 3}}, (7, 3, None, None)),
         ({"usage": {"input_tokens": 7, "output_tokens": 3}, "cost": 0.25}, (7, 3, None, 0.25)),
         ({"prompt_tokens": "7", "completion_tokens": 3, "total_cost": "0.5"}, (7, 3, None, 0.5)),
-        (
-            {"usage": {"prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 5}}},
-            (7, None, 5, None),
-        ),
+        ({"usage": {"prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 5}}}, (7, None, 5, None)),
         (
             {
                 "usage": {

@@ -226,14 +226,7 @@ KEYS = (
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(KEYS),
-            inner,
-            max_size=5,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
 )
 
 
@@ -292,10 +285,7 @@ def test_a_fault_never_quotes_the_row(tmp_path):
         assert secret[:12] not in fault.message
 
 
-@pytest.mark.parametrize(
-    ("size", "said"),
-    [((32 << 20) + 1, "more than 32 MiB"), (40 << 20, "40 MiB")],
-)
+@pytest.mark.parametrize(("size", "said"), [((32 << 20) + 1, "more than 32 MiB"), (40 << 20, "40 MiB")])
 def test_a_row_just_over_the_limit_is_not_said_to_have_the_size_that_is_allowed(size, said):
     message = too_long(1, size, longest=32 << 20).message
     assert message == f"the row has {said}, and one row may have 32 MiB"

@@ -279,8 +279,7 @@ def test_the_same_question_is_asked_once_over_many_runs(make):
 
 
 @pytest.mark.parametrize(
-    "budget",
-    [{"max_total_tokens": 1800}, {"max_cost": 0.0018, "price_in": 1, "price_out": 1}],
+    "budget", [{"max_total_tokens": 1800}, {"max_cost": 0.0018, "price_in": 1, "price_out": 1}]
 )
 def test_a_budget_is_never_exceeded_and_a_larger_one_goes_on(make, budget):
     bench = make(broken_log(), teacher={"concurrency": 8, **budget})

@@ -183,11 +183,7 @@ def span(*, span_id="a1", trace="t1", events=(), status=None, **attributes):
 
 ASKED = [{"role": "user", "parts": [{"type": "text", "content": "Where?"}]}]
 SAID = [{"role": "assistant", "parts": [{"type": "text", "content": "Here."}], "finish_reason": "stop"}]
-CHAT = {
-    "gen_ai.operation.name": "chat",
-    "gen_ai.input.messages": ASKED,
-    "gen_ai.output.messages": SAID,
-}
+CHAT = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": ASKED, "gen_ai.output.messages": SAID}
 
 
 def event(name, **attributes):

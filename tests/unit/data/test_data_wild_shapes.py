@@ -83,8 +83,7 @@ def test_openai_preferences_keep_the_tools_of_their_input():
 
 
 @pytest.mark.parametrize(
-    "part",
-    [{"type": "text", "value": "a"}, {"type": "text", "text": {"value": "a", "annotations": []}}],
+    "part", [{"type": "text", "value": "a"}, {"type": "text", "text": {"value": "a", "annotations": []}}]
 )
 def test_content_parts_with_a_value_are_text(part):
     assert take({"messages": [user("q"), assistant([part])]}).reply == "a"

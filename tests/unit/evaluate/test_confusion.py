@@ -14,14 +14,7 @@ from graftwork.records.report import Answer, Case
 from graftwork.views.evaluation_page import EvaluationPage, render_evaluation
 
 DUE = ["billing"] * 30 + ["access"] * 20 + ["sales"] * 10
-SAID = [
-    *["billing"] * 18,
-    *["access"] * 12,
-    *["access"] * 20,
-    *["sales"] * 7,
-    *["lunch"] * 2,
-    "no JSON",
-]
+SAID = [*["billing"] * 18, *["access"] * 12, *["access"] * 20, *["sales"] * 7, *["lunch"] * 2, "no JSON"]
 QUEUE = GradeCheck(name="queue", metric="exact", field="queue")
 
 

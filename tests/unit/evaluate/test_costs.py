@@ -202,10 +202,7 @@ def days(count, *, calls=1000, **fields):
 
 def savings(usage, *, host=None, **volume):
     return find_savings(
-        usage,
-        find_price=lambda name: MINI if name == "mini" else None,
-        hosting=host,
-        volume=Volume(**volume),
+        usage, find_price=lambda name: MINI if name == "mini" else None, hosting=host, volume=Volume(**volume)
     )
 
 
@@ -231,9 +228,7 @@ def test_days_that_differ_widen_the_range():
 
 
 def test_tokens_without_a_cost_are_priced_and_the_price_is_named():
-    found = savings(
-        days(10, counted=1000, unpriced_prompt_tokens=1_000_000, unpriced_reply_tokens=1_000_000),
-    )
+    found = savings(days(10, counted=1000, unpriced_prompt_tokens=1_000_000, unpriced_reply_tokens=1_000_000))
     assert found.logged_usd_per_month.value == pytest.approx(5.0 * 30.4375)
     assert any("Price of mini" in note for note in found.notes)
 

@@ -6,13 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from graftwork.evaluate.escalation import (
-    LiveRequest,
-    PairedCase,
-    compare_live,
-    make_curve,
-    mean_cost,
-)
+from graftwork.evaluate.escalation import LiveRequest, PairedCase, compare_live, make_curve, mean_cost
 from graftwork.records.live import EscalationForecast, EscalationOption, MeasuredShare
 from graftwork.views.document import Table
 from graftwork.views.endpoint import draw_by_cost, draw_curve, view_forecast

@@ -34,9 +34,7 @@ def make_generation(subject, latency=(1.0, 1.1, 0.9), memory=1.0):
 def subject_of(name, marks, metric="json_valid"):
     scores = {f"c{i}": None if mark is None else float(mark) for i, mark in enumerate(marks)}
     return SubjectReport(
-        subject=name,
-        metrics={metric: make_rate(metric, scores=scores)},
-        generation=make_generation(name),
+        subject=name, metrics={metric: make_rate(metric, scores=scores)}, generation=make_generation(name)
     )
 
 

@@ -300,12 +300,7 @@ def test_a_report_puts_the_candidate_first_and_holds_the_others():
     ]
     base, candidate, champion, other = subjects
     report = make_report(
-        cases,
-        baseline=base,
-        candidate=candidate,
-        champion=champion,
-        others=(other,),
-        settings=SETTINGS,
+        cases, baseline=base, candidate=candidate, champion=champion, others=(other,), settings=SETTINGS
     )
     sides = [(c.baseline, c.candidate) for c in report.comparisons]
     assert sides == [("base", "adapter"), ("champion", "adapter"), ("base", "other")]

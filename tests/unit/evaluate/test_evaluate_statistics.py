@@ -12,11 +12,7 @@ from graftwork.evaluate.statistics.significance import mcnemar, successes_to_cle
 counts = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
 
-@given(
-    x=st.floats(0.0, 1.0),
-    a=st.floats(0.1, 5000),
-    b=st.floats(0.1, 5000),
-)
+@given(x=st.floats(0.0, 1.0), a=st.floats(0.1, 5000), b=st.floats(0.1, 5000))
 def test_the_incomplete_beta_function_agrees_with_scipy(x, a, b):
     assert incomplete_beta(x, a=a, b=b) == pytest.approx(special.betainc(a, b, x), rel=1e-7, abs=1e-11)
 

@@ -16,13 +16,7 @@ from stand_in_engine import StandInEngine
 from graftwork.evaluate.ask.answers import ANSWERS_FILE, cut_missing, read_answers
 from graftwork.evaluate.ask.runner import CaseRunner
 from graftwork.evaluate.ask.worker import GENERATION_FILE, drop_answers_of_another_job, evaluate
-from graftwork.evaluate.cases import (
-    choose_cases,
-    choose_worked_example,
-    hash_cases,
-    read_cases,
-    write_cases,
-)
+from graftwork.evaluate.cases import choose_cases, choose_worked_example, hash_cases, read_cases, write_cases
 from graftwork.grading.answers import AnswerFields
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EXIT_RESUME, GracefulStop, UserError

@@ -70,10 +70,7 @@ def evaluated(folder, source, *, answer, before=good, n=200, repeats=1, settings
         return score(asked, answers=answers, generation=made, settings=settings, context=context)
 
     found = make_report(
-        asked,
-        baseline=of("base", before),
-        candidate=of("adapter", answer),
-        settings=settings,
+        asked, baseline=of("base", before), candidate=of("adapter", answer), settings=settings
     )
     return Report.from_json(found.to_json())
 

@@ -34,12 +34,7 @@ def report_on(cases, *, base, adapter, **settings):
     for subject, say in (("base", base), ("adapter", adapter)):
         answers = [
             Answer(
-                case_id=case.id,
-                text=say(case),
-                tokens=1,
-                prompt_tokens=1,
-                finish_reason="stop",
-                seconds=1,
+                case_id=case.id, text=say(case), tokens=1, prompt_tokens=1, finish_reason="stop", seconds=1
             )
             for case in cases
         ]

@@ -44,11 +44,7 @@ def read(tmp_path, monkeypatch):
 
 
 def grpo(source):
-    return {
-        "objective": "grpo",
-        "rewards": [{"metric": "task_success"}],
-        "rollouts": {"source": source},
-    }
+    return {"objective": "grpo", "rewards": [{"metric": "task_success"}], "rollouts": {"source": source}}
 
 
 @pytest.mark.parametrize(

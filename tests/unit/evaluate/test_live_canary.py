@@ -166,9 +166,7 @@ def test_a_canary_whose_sessions_are_not_in_the_assigned_shares_ends_and_promote
         add([capture for capture in captures if capture.arm == "champion" or capture.id.endswith("0")])
 
     endpoint.work = SimpleNamespace(
-        captures=SimpleNamespace(add=lose_most_of_the_challengers),
-        ledger=work.ledger,
-        releases=work.releases,
+        captures=SimpleNamespace(add=lose_most_of_the_challengers), ledger=work.ledger, releases=work.releases
     )
     asked = CanaryRequest(share=SHARE, metric="json_valid")
     report = run_canary(work, pair[1], asked, pause=endpoint.pause)
@@ -207,9 +205,7 @@ def test_a_canary_that_nobody_watches_ends_by_itself(work, pair):
 
 def test_an_alias_that_moves_meanwhile_ends_the_canary_undecided_and_stays_where_it_is(work, pair, root):
     third = publish_parts(
-        folder=open_store(work),
-        index=work.releases,
-        **parts(write_adapter(root / "three", weights=b"three")),
+        folder=open_store(work), index=work.releases, **parts(write_adapter(root / "three", weights=b"three"))
     ).id
     endpoint = Endpoint(work, answers(0.2, 0.95), per_look=400)
 
@@ -272,9 +268,7 @@ def test_a_canary_that_was_silent_for_too_long_leaves_the_one_that_took_its_plac
 
 def test_an_alias_that_moves_after_the_last_look_stays_where_it_is(work, pair, root, monkeypatch):
     third = publish_parts(
-        folder=open_store(work),
-        index=work.releases,
-        **parts(write_adapter(root / "three", weights=b"three")),
+        folder=open_store(work), index=work.releases, **parts(write_adapter(root / "three", weights=b"three"))
     ).id
 
     def move_then_promote(*args, **options):

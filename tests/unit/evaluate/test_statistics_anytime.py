@@ -367,10 +367,7 @@ def test_the_simulation_plays_the_test_that_ships(marks):
         assert {1: "candidate", -1: "baseline", 0: None}[winner[0]] == test.winner
 
 
-@given(
-    st.lists(st.floats(0, 1), min_size=1, max_size=30),
-    st.lists(st.floats(0, 1), min_size=1, max_size=30),
-)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.lists(st.floats(0, 1), min_size=1, max_size=30))
 def test_marks_move_the_interval_as_parts_of_a_success(base, new):
     test = TwoArms()
     for mark in base:

@@ -163,11 +163,7 @@ def test_the_chance_of_two_weights_is_that_of_a_beta_distribution(right, wrong, 
     assert chance == pytest.approx(stats.beta.cdf(limit, right, wrong + 1), abs=1e-4)
 
 
-@given(
-    right=st.integers(1, 400),
-    wrong=st.integers(0, 4000),
-    limit=st.floats(0.01, 0.99),
-)
+@given(right=st.integers(1, 400), wrong=st.integers(0, 4000), limit=st.floats(0.01, 0.99))
 @example(right=29, wrong=71, limit=0.09)
 @example(right=285, wrong=715, limit=0.09)
 @example(right=1, wrong=1, limit=1 / 3)

@@ -20,10 +20,7 @@ def lists_of_pairs(values, most):
     return st.lists(st.tuples(values, values), min_size=1, max_size=most)
 
 
-@pytest.mark.parametrize(
-    ("wins", "losses", "exact"),
-    [(1, 7, 0.0703), (6, 16, 0.0525)],
-)
+@pytest.mark.parametrize(("wins", "losses", "exact"), [(1, 7, 0.0703), (6, 16, 0.0525)])
 def test_mcnemar_gives_the_published_p(wins, losses, exact):
     """Fagerland, Lydersen, Laake, BMC Medical Research Methodology 13:91 (2013): the two examples."""
     assert mcnemar(wins, losses=losses) == pytest.approx(exact, abs=5e-5)

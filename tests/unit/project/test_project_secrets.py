@@ -23,7 +23,7 @@ SOURCE = Path(__file__).parents[3] / "src" / "graftwork"
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SOUNDS_SECRET = re.compile(
     r"key|token|secret|pass|pwd|credential|auth|login|cookie|header|url|uri|address|webhook|endpoint|dsn"
-    r"|command|mirror|store|connection|_env$",
+    r"|command|mirror|store|connection|_env$"
 )
 PASSWORD = "hunter2hunter2"
 SECRETS = {

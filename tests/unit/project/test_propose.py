@@ -125,11 +125,7 @@ RUN_SQL = {
     "type": "function",
     "function": {
         "name": "run_sql",
-        "parameters": {
-            "type": "object",
-            "properties": {"query": {"type": "string"}},
-            "required": ["query"],
-        },
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
     },
 }
 

@@ -195,12 +195,7 @@ def test_json_is_called_cut_exactly_if_it_is_open_at_its_end(rest):
 
 @pytest.mark.parametrize(
     ("reply", "is_cut"),
-    [
-        ("```a\n~~~\n```", True),
-        ("  ```\nx\n   ```", False),
-        ("text ``` in a line", False),
-        ("~~~\nx", True),
-    ],
+    [("```a\n~~~\n```", True), ("  ```\nx\n   ```", False), ("text ``` in a line", False), ("~~~\nx", True)],
 )
 def test_code_fences_count_at_the_start_of_a_line(reply, is_cut):
     assert (find_cut(reply, finish_reason="stop") is not None) == is_cut
