@@ -205,6 +205,23 @@ class Project:
         """Train the adapter, or resume it from its last checkpoint."""
         return self._run_to("train", TrainOutcome)
 
+    def train_on_machines(
+        self, nodes: int, *, rank: int | None = None, main_address: str | None = None
+    ) -> TrainOutcome | None:
+        """Train on several machines: as number `rank` of them, or on those that the engine gives. None on
+        every machine but the first."""
+        from graftwork.train.distributed.multi_node import answer_calls, train_on_cluster, with_machines
+
+        settings = with_machines(self.settings, nodes=nodes, main_address=main_address)
+        project = replace(self, folder=replace(self.folder, settings=settings))
+        if rank:
+            chosen = settings.of_model(self.model or settings.main_model).train
+            answer_calls(project.folder, chosen, rank=rank, reporter=self.reporter)
+            return None
+        if rank is None:
+            train_on_cluster(project.folder, nodes=nodes, model=self.model, reporter=self.reporter)
+        return project.train()
+
     def train_all(self) -> "TrainedAll":
         """Train every model of the project; models on the same base share one loaded copy."""
         from graftwork.train.all_models import train_all

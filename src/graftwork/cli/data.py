@@ -19,9 +19,8 @@ from graftwork.views.terminal import print_document, print_line
 
 if TYPE_CHECKING:
     from graftwork.data.review import ReviewQueue
-    from graftwork.records.dataset import Audit, ReviewAction, ReviewItem, Split
+    from graftwork.records.dataset import Audit, ReviewAction, ReviewItem
 
-NAMES_OF_SPLITS = ("train", "validation", "test", "rl")
 Dataset = Annotated[
     str | None,
     typer.Option(
@@ -172,12 +171,13 @@ def show(
 
     Example:  graft data show --split test --rows 5
     """
+    from graftwork.api.datasets import to_split
     from graftwork.data.inspect import show_rows
     from graftwork.data.project import open_decoder
     from graftwork.files.dataset import read_manifest
     from graftwork.views.dataset import view_rows
 
-    chosen = _to_split(split)
+    chosen = to_split(split)
     folder, root = _find_dataset(dataset, project)
     decoder = open_decoder(folder, root)
     shown = show_rows(folder, decoder=decoder, split=chosen, rows=rows, row_id=row, by_token=tokens)
@@ -232,12 +232,13 @@ def export(
 
     Example:  graft data export openai --out exports/openai
     """
+    from graftwork.api.datasets import to_split
     from graftwork.data.export.formats import export_dataset
     from graftwork.data.export.sink import ExportOptions
     from graftwork.records.dataset import SPLITS
     from graftwork.views.dataset import view_export
 
-    splits = [_to_split(chosen) for chosen in split or SPLITS]
+    splits = [to_split(chosen) for chosen in split or SPLITS]
     options = ExportOptions(name=name, title=title, license=license_name)
     folder, _ = _find_dataset(dataset, project)
     made = export_dataset(folder, out, format_name=format_name, splits=splits, options=options, force=force)
@@ -264,13 +265,6 @@ def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:
         return find_dataset_by_hash(found.datasets, name), found.root
     with opened(project) as work:
         return find_latest_dataset(work), found.root
-
-
-def _to_split(name: str) -> "Split":
-
-    if name not in NAMES_OF_SPLITS:
-        raise UserError(f"there is no split {name!r}", fix=f"use one of {', '.join(NAMES_OF_SPLITS)}")
-    return cast("Split", name)
 
 
 def repair(

@@ -12,6 +12,7 @@ from graftwork.records.errors import EXIT_NEGATIVE_RESULT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from graftwork.evaluate.commands import GatedAll
     from graftwork.records.report import Verdict
 
 Junit = Annotated[
@@ -83,7 +84,7 @@ def gate(
             raise typer.BadParameter("--family cannot be combined with --all, --session, --engine, --update")
         with reporting(project, model) as opened:
             verdict = opened.gate_family(release=release)
-        _finish(verdict, "family", junit, as_json=json)
+        _finish(verdict, {"family": verdict}, junit, as_json=json)
     if everything and (model is not None or session):
         raise typer.BadParameter("--all cannot be combined with --model or --session")
     if engine is not None:
@@ -94,42 +95,32 @@ def gate(
         with reporting(project, model) as opened:
             chosen = revise_engine(opened.settings.serve, engine).engine
             verdict = opened.gate_engine(chosen, release=release, update=update)
-        _finish(verdict, f"{model or 'main'} on {engine}", junit, as_json=json)
+        _finish(verdict, {f"{model or 'main'} on {engine}": verdict}, junit, as_json=json)
     elif release is not None:
         raise typer.BadParameter("--release needs --engine or --family")
     elif session:
         if junit is not None:
             raise typer.BadParameter("--session gives no verdict: it cannot be combined with --junit")
-        _gate_session(project, model, update=update, as_json=json)
+        with reporting(project, model) as opened:
+            found = opened.gate_session(update=update)
+        print_record(found, as_json=json)
+        raise typer.Exit(0 if found.start == "this" else EXIT_NEGATIVE_RESULT)
     elif everything:
-        _gate_all(project, junit, update=update, as_json=json)
+        with reporting(project) as opened:
+            gated = opened.gate_all(update=update)
+        _finish(gated, gated.verdicts, junit, as_json=json)
     else:
         with reporting(project, model) as opened:
             verdict = opened.gate(update=update)
-        _finish(verdict, model or "main", junit, as_json=json)
+        _finish(verdict, {model or "main": verdict}, junit, as_json=json)
 
 
-def _finish(verdict: "Verdict", name: str, junit: Path | None, *, as_json: bool) -> NoReturn:
-    _write(junit, {name: verdict})
-    print_record(verdict, as_json=as_json)
-    raise typer.Exit(verdict.exit_code)
-
-
-def _gate_all(project: Path | None, junit: Path | None, *, update: bool, as_json: bool) -> None:
-
-    with reporting(project) as found:
-        gated = found.gate_all(update=update)
-    _write(junit, gated.verdicts)
+def _finish(
+    gated: "Verdict | GatedAll", verdicts: "Mapping[str, Verdict]", junit: Path | None, *, as_json: bool
+) -> NoReturn:
+    _write(junit, verdicts)
     print_record(gated, as_json=as_json)
     raise typer.Exit(gated.exit_code)
-
-
-def _gate_session(project: Path | None, model: str | None, *, update: bool, as_json: bool) -> None:
-
-    with reporting(project, model) as opened:
-        found = opened.gate_session(update=update)
-    print_record(found, as_json=as_json)
-    raise typer.Exit(0 if found.start == "this" else EXIT_NEGATIVE_RESULT)
 
 
 def _write(junit: Path | None, verdicts: "Mapping[str, Verdict]") -> None:

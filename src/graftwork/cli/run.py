@@ -48,8 +48,10 @@ def run(
     Example:  graft run -C examples/cited_answers
     """
     if dry_run:
-        _dry_run(project, as_json=json)
-        return
+        with reporting(project) as opened_project:
+            checked = opened_project.dry_run()
+        print_record(checked, as_json=json)
+        raise typer.Exit(EXIT_USER_ERROR if checked.errors else 0)
     if detach:
         start_detached("run", project=project, model=None, as_json=json)
         return
@@ -85,14 +87,6 @@ def _show_estimate(project: "Project") -> None:
         return
     if planned.minutes.value:
         show(stderr, planned)
-
-
-def _dry_run(project: Path | None, *, as_json: bool) -> None:
-
-    with reporting(project) as opened_project:
-        found = opened_project.dry_run()
-    print_record(found, as_json=as_json)
-    raise typer.Exit(EXIT_USER_ERROR if found.errors else 0)
 
 
 def status(project: Folder = None, json: Json = False) -> None:

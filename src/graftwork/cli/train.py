@@ -100,16 +100,14 @@ def train(
         print_record(trained, as_json=json)
     elif nodes is not None:
         _train_on_machines(
-            nodes,
-            rank=node_rank,
-            main_address=main_address,
-            project=project,
-            model=model,
-            engine=engine,
-            as_json=json,
+            project, model, engine, nodes=nodes, rank=node_rank, address=main_address, as_json=json
         )
     elif everything:
-        _train_all(project, engine=engine, as_json=json)
+        with reporting(project, engine=engine) as found:
+            all_trained = found.train_all()
+        print_record(all_trained, as_json=json)
+        if all_trained.failed:
+            raise typer.Exit(EXIT_NEGATIVE_RESULT)
     elif detach:
         start_detached("train", project=project, model=model, as_json=json)
     else:
@@ -118,46 +116,26 @@ def train(
         print_record(outcome, as_json=json)
 
 
-def _train_all(project: Path | None, *, engine: EngineName | None, as_json: bool) -> None:
-    with reporting(project, engine=engine) as found:
-        trained = found.train_all()
-    print_record(trained, as_json=as_json)
-    if trained.failed:
-        raise typer.Exit(EXIT_NEGATIVE_RESULT)
-
-
 def _train_on_machines(
-    nodes: int,
-    *,
-    rank: int | None,
-    main_address: str | None,
     project: Path | None,
     model: str | None,
     engine: EngineName | None,
+    *,
+    nodes: int,
+    rank: int | None,
+    address: str | None,
     as_json: bool,
 ) -> None:
-    from graftwork.train.distributed.multi_node import (
-        answer_calls,
-        machine_commands,
-        train_on_cluster,
-        with_machines,
-    )
+    from graftwork.train.distributed.multi_node import machine_commands, with_machines
 
-    with reporting(project, model, engine=engine) as opened:
-        settings = with_machines(opened.settings, nodes=nodes, main_address=main_address)
-        found = replace(opened, folder=replace(opened.folder, settings=settings))
-        if rank:
-            chosen = settings.of_model(model or settings.main_model)
-            answer_calls(found.folder, chosen.train, rank=rank, reporter=found.reporter)
+    with reporting(project, model, engine=engine) as found:
+        if rank is not None or found.settings.engine != "local":
+            outcome = found.train_on_machines(nodes, rank=rank, main_address=address)
+            if outcome is not None:
+                print_record(outcome, as_json=as_json)
             return
-        gives_machines = rank is None and settings.engine != "local"
-        if gives_machines:
-            train_on_cluster(found.folder, nodes=nodes, model=model, reporter=found.reporter)
-        outcome = found.train() if rank is not None or gives_machines else None
-    if outcome is not None:
-        print_record(outcome, as_json=as_json)
-        return
-    commands, notes = machine_commands(found.folder, model=model)
+        settings = with_machines(found.settings, nodes=nodes, main_address=address)
+    commands, notes = machine_commands(replace(found.folder, settings=settings), model=model)
     if as_json:
         print_json({"commands": commands, "notes": notes})
         return

@@ -21,24 +21,16 @@ from graftwork.web.rendering import project_of, render
 
 ShownState = Literal["fresh", "done", "stale", "running", "refused", "missing", "waiting"]
 
-SIGNS: dict[ShownState, str] = {
-    "fresh": "✓",
-    "done": "✓",
-    "stale": "↻",
-    "running": "▶",
-    "refused": "✗",
-    "missing": "○",
-    "waiting": "…",
+LOOKS: dict[ShownState, tuple[str, str]] = {
+    "fresh": ("✓", "up to date"),
+    "done": ("✓", "done"),
+    "stale": ("↻", "out of date"),
+    "running": ("▶", "running"),
+    "refused": ("✗", "refused"),
+    "missing": ("○", "not done yet"),
+    "waiting": ("…", "not due"),
 }
-WORDS: dict[ShownState, str] = {
-    "fresh": "up to date",
-    "done": "done",
-    "stale": "out of date",
-    "running": "running",
-    "refused": "refused",
-    "missing": "not done yet",
-    "waiting": "not due",
-}
+"""The sign and the words for a state."""
 
 
 class ShownStep(NamedTuple):
@@ -66,18 +58,10 @@ def draw_steps(steps: Sequence[StepState], verdict: Verdict | None) -> list[Show
             because = f"needs {' and '.join(before)} first"
         if step.step == "gate" and state in ("fresh", "done") and verdict and verdict.decision != "deploy":
             state, because = "refused", f"{verdict.decision.replace('_', ' ')}: {verdict.reason}"
+        sign, words = LOOKS[state]
+        finished_at, seconds = step.finished_at, step.seconds
         shown.append(
-            ShownStep(
-                step.step,
-                step.title,
-                state,
-                SIGNS[state],
-                WORDS[state],
-                because,
-                is_cause,
-                step.finished_at,
-                step.seconds,
-            )
+            ShownStep(step.step, step.title, state, sign, words, because, is_cause, finished_at, seconds)
         )
     return shown
 

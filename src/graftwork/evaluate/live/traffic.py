@@ -66,23 +66,11 @@ def _require_fitting_options(asked: ABRequest) -> None:
             fix="use --traffic captures, --traffic shadow, or --cases FILE",
             where="--traffic",
         )
-    if asked.traffic == "shadow" and (asked.cases is not None or is_live_only):
-        raise UserError(
-            "--traffic shadow cannot be combined with --cases, --watch or --experiment",
-            fix="omit them",
-            where="--traffic",
-        )
-    if asked.cases is not None and is_live_only:
-        raise UserError(
-            "--cases cannot be combined with --watch or --experiment",
-            why="--watch and --experiment are for live traffic",
-            fix="omit --cases, or the other two",
-            where="--cases",
-        )
+    option, others = ("--traffic shadow", "--cases, --watch or --experiment")
+    is_wrong = asked.traffic == "shadow" and (asked.cases is not None or is_live_only)
+    if not is_wrong and asked.cases is not None:
+        option, others, is_wrong = "--cases", "--watch or --experiment", is_live_only
     if asked.traffic == "shadow" and asked.a is None and asked.metric is not None:
-        raise UserError(
-            "--metric needs two releases",
-            why="without them every check is compared",
-            fix="omit --metric, or name two releases",
-            where="--metric",
-        )
+        option, others, is_wrong = "--metric", "--traffic shadow without two releases", True
+    if is_wrong:
+        raise UserError(f"{option} cannot be combined with {others}", fix="omit one of them", where=option)
