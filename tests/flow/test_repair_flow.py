@@ -123,7 +123,7 @@ def test_an_engine_that_cannot_load_its_base_is_a_clear_error(small_project, tin
         weights.write_bytes(b"nothing")
     project = open_project(small_project, reporter=listener)
     teacher = TeacherSettings(engine="embedded", model=str(broken))
-    with pytest.raises(WorkerFailed, match="the graftwork engine ended") as caught:
+    with pytest.raises(WorkerFailed, match="the graftwork engine exited") as caught:
         project.repair(RepairSettings(teacher=teacher))
     assert caught.value.where.endswith("engine.log")
 
