@@ -309,11 +309,12 @@ def run(mutants: list[Mutant], journal: Path, tree: Tree, options: argparse.Name
         if before and (before["result"] in {"killed", "timeout"} or len(tests) <= before["tests"]):
             continue
         result, failed = tree.try_mutant(mutant, tests, options.limit) if tests else ("not covered", "")
-        while (
-            failed in tests and tree.try_mutant(mutant._replace(span=(0, 0), replacement=""), [failed], 60)[1]
-        ):
+        unchanged = mutant._replace(span=(0, 0), replacement="")
+        while failed in tests and tree.try_mutant(unchanged, [failed], options.limit)[1]:
             tests.remove(failed)  # It fails without the mutation too.
             result, failed = tree.try_mutant(mutant, tests, options.limit) if tests else ("not covered", "")
+        if result == "timeout" and tree.try_mutant(unchanged, tests, options.limit)[0] == "timeout":
+            result, tests = "not covered", []  # They are too slow here.
         entry = dict(zip(Mutant._fields[:8], mutant, strict=False))
         entry |= {"result": result, "failed": failed, "tests": len(tests), "left_out": left_out}
         entry["seconds"] = round(time.monotonic() - started, 1)
