@@ -262,7 +262,7 @@ def test_every_setting_of_serving_and_captures_is_described_in_the_schema(graft)
         assert lacking == [], name
 
 
-@pytest.mark.parametrize("verb", [["schema"], ["--help"], ["status"], ["data", "audit", "log.jsonl"]])
+@pytest.mark.parametrize("verb", [["--help"], ["data", "audit", "log.jsonl"]])
 def test_a_reader_that_leaves_early_is_no_error(project, verb):
     done = subprocess.run(
         [sys.executable, "-c", LEAVES_EARLY, *verb],

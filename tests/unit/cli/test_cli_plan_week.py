@@ -31,7 +31,7 @@ plan:
       reads: &heir {starts_from: main, least_hours: 1}
       writes: *heir
 """
-BRIEF = ("--seconds", "1.5", "--workers", "1", "--quick", "--start", "2026-11-16")
+BRIEF = ("--seconds", "1", "--workers", "1", "--quick", "--start", "2026-11-16")
 
 
 @pytest.fixture(autouse=True)

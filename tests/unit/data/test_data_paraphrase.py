@@ -63,8 +63,7 @@ def test_rows_that_are_logged_later_move_no_row_by_what_they_mean():
     assert some.split.tolist() == all_of_them.split.tolist()[: len(some.split)]
 
 
-@pytest.mark.parametrize("most", [5, 30, 100])
-@pytest.mark.parametrize("cut", [0, 20, 40])
+@pytest.mark.parametrize(("most", "cut"), [(5, 20), (30, 40), (100, 0)])
 def test_going_on_from_what_was_decided_gives_the_same_by_what_rows_mean(monkeypatch, most, cut):
     for module in ("dedup.questions", "split.assignment", "split.leakage"):
         monkeypatch.setattr(f"graftwork.data.{module}.MOST_EMBEDDED", most)

@@ -1,7 +1,7 @@
 """Escalation predicted: shares, quality and cost of the pair follow from the answers of both models."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.evaluate.escalation import Answered, forecast
@@ -111,6 +111,7 @@ grades = st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans())
 
 
 @given(st.lists(grades, min_size=1, max_size=40))
+@settings(max_examples=30)
 def test_more_checks_never_escalate_less_and_the_pair_is_a_mix(rows):
     right, first, second, large = (list(column) for column in zip(*rows, strict=True))
     small = answered("small", right=right, a=first, b=second)

@@ -80,52 +80,51 @@ KEEPS = GateSettings(rules=(GateRule(metric="mine", margin=0.05, against="base")
 BETTER = GateSettings(rules=(GateRule(metric="mine", over=0.1),), primary="mine")
 
 
+GRADES = (
+    "import sys\n"
+    "def exit(): sys.exit(0)\n"
+    "def raise_(e): raise e\n"
+    "class Odd(Exception):\n"
+    "    def __repr__(self): raise ValueError('no')\n"
+    "    __str__ = __repr__\n"
+    "def mine(case, text): return {} if text == 'bad' else text == 'good'\n"
+)
+BEFORE = {False: good, True: lambda i, _r: "good" if i % 2 else "wrong"}
+"""What the base answers: all is good, or half of it where the adapter has to be better."""
+
+
+def test_a_metric_that_grades_every_answer_lets_good_ones_deploy(tmp_path):
+    for gate in (OVER, KEEPS, BETTER):
+        before = BEFORE[gate is BETTER]
+        fine = evaluated(tmp_path, GRADES.format("None"), answer=good, before=before, n=100)
+        assert decide(fine, gate).decision == "deploy"
+
+
 @pytest.mark.parametrize(
     "bad",
     [
-        "None",
-        "1 / 0",
-        "float('nan')",
-        "float('inf')",
-        "'yes'",
-        "1.2",
-        "-0.1",
-        "10**400",
-        "exit()",
-        "raise_(KeyboardInterrupt)",
-        "[]",
-        "Odd()",
-        "raise_(Odd())",
+        "None", "1 / 0", "float('nan')", "float('inf')", "'yes'", "1.2", "-0.1", "10**400", "exit()", "[]",
+        "Odd()", "raise_(Odd())",
     ],
-)
-@pytest.mark.parametrize("gate", [OVER, KEEPS, BETTER], ids=["limit", "guardrail", "primary"])
-def test_a_metric_that_fails_on_bad_answers_never_helps_a_deploy(tmp_path, bad, gate):
-    source = (
-        "import sys\n"
-        "def exit(): sys.exit(0)\n"
-        "def raise_(e): raise e\n"
-        "class Odd(Exception):\n"
-        "    def __repr__(self): raise ValueError('no')\n"
-        "    __str__ = __repr__\n"
-        f"def mine(case, text): return {bad} if text == 'bad' else text == 'good'\n"
-    )
-    if "KeyboardInterrupt" in bad:
-        # That one is the user's: it ends the evaluation.
-        with pytest.raises(KeyboardInterrupt):
-            evaluated(tmp_path, source, answer=lambda i, _r: "bad")
-        return
+)  # fmt: skip
+def test_a_metric_that_fails_on_bad_answers_never_helps_a_deploy(tmp_path, bad):
+    for before, gates in ((BEFORE[False], (OVER, KEEPS)), (BEFORE[True], (BETTER,))):
+        source = GRADES.format(bad)
+        half = evaluated(
+            tmp_path, source, answer=lambda i, _r: "bad" if i % 2 else "good", before=before, n=100
+        )
+        nothing = evaluated(tmp_path, source, answer=lambda i, _r: "bad", before=before, n=100)
+        for gate in gates:
+            verdict = decide(half, gate)
+            assert verdict.decision != "deploy"
+            sentences = " ".join(rule.sentence for rule in verdict.rules)
+            assert "50 more could not be graded and count against it" in sentences
+            assert decide(nothing, gate).decision == "not_enough_evidence"
 
-    def before(i, _r):
-        return "wrong" if gate is BETTER and i % 2 == 0 else "good"
 
-    fine = evaluated(tmp_path, source, answer=lambda i, _r: "good", before=before)
-    assert decide(fine, gate).decision == "deploy"
-    half = evaluated(tmp_path, source, answer=lambda i, _r: "bad" if i % 2 else "good", before=before)
-    verdict = decide(half, gate)
-    assert verdict.decision != "deploy"
-    assert "100 more could not be graded and count against it" in " ".join(r.sentence for r in verdict.rules)
-    nothing = evaluated(tmp_path, source, answer=lambda i, _r: "bad", before=before)
-    assert decide(nothing, gate).decision == "not_enough_evidence"
+def test_ctrl_c_in_a_metric_ends_the_evaluation(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(tmp_path, GRADES.format("raise_(KeyboardInterrupt)"), answer=lambda i, _r: "bad", n=3)
 
 
 def test_not_applicable_by_the_case_alone_is_no_failure(tmp_path):

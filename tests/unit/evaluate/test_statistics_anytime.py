@@ -306,8 +306,10 @@ def stars(rng, chance):
     return rng.binomial(5, chance) / 5
 
 
-@pytest.mark.parametrize("marks", [right_or_wrong, stars])
-@pytest.mark.parametrize(("share", "rate"), [(0.1, 0.9), (0.5, 0.5), (0.5, 0.03), (0.02, 0.7)])
+@pytest.mark.parametrize(
+    ("share", "rate", "marks"),
+    [(0.1, 0.9, stars), (0.5, 0.5, right_or_wrong), (0.5, 0.03, right_or_wrong), (0.02, 0.7, stars)],
+)
 def test_assigned_traffic_without_a_difference_is_rarely_decided_when_checked_after_every_answer(
     share, rate, marks
 ):

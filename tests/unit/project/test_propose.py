@@ -110,7 +110,7 @@ def chat(number, chance):
     ],
 )
 def test_init_finds_the_kind_of_task_and_metrics_that_fit(tmp_path, make, kind, primary, names):
-    proposal, settings = start(tmp_path, make)
+    proposal, settings = start(tmp_path, make, count=70)
     assert proposal.kind == kind
     assert settings.gate.primary == primary
     assert names <= set(settings.evaluate.graded)
