@@ -79,7 +79,7 @@ def test_every_hour_is_every_hour_that_passes_in_autumn():
         ("*/0 * * * *", "is empty"),
         ("5-1 * * * *", "is empty"),
         ("a-b-c * * * *", "cannot be read"),
-        ("0 0 30 2 *", "never comes"),
+        ("0 0 30 2 *", "never occurs"),
         ("² * * * *", "minute must be 0 to 59"),
     ],
 )
