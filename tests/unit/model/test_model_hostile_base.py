@@ -78,6 +78,8 @@ RUN_ON = {
     "a wide method": "{{ 'x'.ljust(10000000000) }}",
     "a wide format": "{{ '%10000000000d' % 1 }}",
     "a wide format method": "{{ '{:10000000000}'.format(1) }}",
+    "a wide format by an argument": "{{ '{:{w}}'.format(1, w='10000000000') }}",
+    "a wide format of a mapping": "{{ '{a:10000000000}'.format_map({'a': 1}) }}",
     "a wide format filter": "{{ '%10000000000d' | format(1) }}",
     "a power": "{{ 10 ** (10 ** 10) }}",
     "a squared number": grow("{% set n.t = n.t * n.t %}", first="9"),
@@ -103,6 +105,7 @@ def test_a_template_that_cannot_be_rendered_is_an_expected_error(source):
     [
         ("{{ 'a' ~ 1 ~ 'b' }}", "a1b"),
         ("{{ '%02d' % 7 }}{{ 2 ** 3 }}{{ 'ab' * 2 }}{{ [1] + [2] }}", "078abab[1, 2]"),
+        ("{{ '{:>3}{{:{}}}'.format(1, 2) }}", "  1{:2}"),
         ("{% for x in 'abc' %}{{ loop.index }}{{ x }}{{ '.' if loop.last }}{% endfor %}", "1a2b3c."),
         ("{% for x in [1, 2, 3] if x != 2 %}{{ loop.length }}{{ x }} {% endfor %}", "21 23 "),
         ("{% for x in [1, 2] %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}", "1"),

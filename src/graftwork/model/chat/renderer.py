@@ -13,7 +13,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property, wraps
@@ -40,6 +40,7 @@ MOST_NUMBER = 2**20
 MOST_BITS = 2**12
 _STEPS_BETWEEN_LOOKS = 64
 _WIDE = re.compile(r"\d{7}|%[-+ #0]*\*|%[^%a-zA-Z]*\.\*")
+_WIDTH_FROM_ARGUMENT = re.compile(r"\{[^{}]*:[^{}]*\{")
 
 
 class TemplateRunsOn(UserError):
@@ -112,9 +113,23 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         text, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(text, str) and name == "replace":
             _check_replacement(text, *args)
-        if isinstance(text, str) and name.startswith("format"):
-            _check_format(text)
         return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`str.format` and `str.format_map`, which Jinja replaces where a template reads them."""
+        format_text = super().wrap_str_format(value)
+        if format_text is None:
+            return None
+        text = str(value.__self__)
+
+        @wraps(format_text)
+        def format_bounded(*args: Any, **kwargs: Any) -> str:
+            _check_format(text)
+            if _WIDTH_FROM_ARGUMENT.search(text.replace("{{", "").replace("}}", "")):
+                _refuse_limit("it takes the width of a text from an argument")
+            return format_text(*args, **kwargs)
+
+        return format_bounded
 
     def compile_bounded(self, source: str) -> Template:
         """The template, with its loops, macros and joined texts counted."""
