@@ -67,8 +67,14 @@ def parts(embedded_base):
     return (folder / "tokenizer.json").read_text(), config
 
 
+TEMPLATES = {}
+"""By their source: reading the tokenizer takes longer than most of these tests."""
+
+
 def make(parts, source):
-    return ChatTemplate(tokenizer_json=parts[0], config=parts[1], chat_template=source)
+    if source not in TEMPLATES:
+        TEMPLATES[source] = ChatTemplate(tokenizer_json=parts[0], config=parts[1], chat_template=source)
+    return TEMPLATES[source]
 
 
 def trained_text(template, rendered):
