@@ -118,6 +118,15 @@ class Allocator:
     def reset_peaks(self) -> None:
         self.allocated_peak, self.reserved_peak = self.allocated, self.reserved
 
+    def copy_without_handles(self) -> "Allocator":
+        """An allocator that goes on from here. What is in use stays so: it takes back no block given here."""
+        other = Allocator(expandable=self.expandable, limit=self.limit)
+        other.allocated, other.reserved = self.allocated, self.reserved
+        other.allocated_peak, other.reserved_peak = self.allocated_peak, self.reserved_peak
+        other.pool, other._next_address = self.pool, self._next_address
+        other._pools = {key: _copy_pool(pool) for key, pool in self._pools.items()}
+        return other
+
     def _cached(self, pool: Pool, size: int) -> MemoryBlock | None:
         """The smallest free block that is large enough."""
         index = bisect_left(pool.free, (size,))
@@ -218,6 +227,37 @@ class Allocator:
     def _reserve(self, size: int) -> None:
         self.reserved += size
         self.reserved_peak = max(self.reserved_peak, self.reserved)
+
+
+def _copy_pool(pool: Pool) -> Pool:
+    """With neighbours in use as one block, and without segments that are in use as a whole."""
+    other = Pool(small=pool.small, expandable=False)
+    visited = set[MemoryBlock]()
+    for block in (*(entry[2] for entry in pool.free), *(entry[1] for entry in pool.unmapped)):
+        if block in visited:
+            continue
+        original: MemoryBlock | None = block
+        while original is not None and original.before is not None:
+            original = original.before
+        last: MemoryBlock | None = None
+        while original is not None:
+            visited.add(original)
+            if last is not None and last.used and original.used:
+                last.size += original.size
+            else:
+                copied = MemoryBlock(other, original.start, original.size, mapped=original.mapped)
+                copied.used, copied.before = original.used, last
+                if last is not None:
+                    last.after = copied
+                last = copied
+                if not copied.mapped:
+                    other.unmapped.append((copied.start, copied))
+                elif not copied.used:
+                    other.free.append((copied.size, copied.start, copied))
+            original = original.after
+    other.free.sort(key=lambda entry: entry[:2])
+    other.unmapped.sort(key=lambda entry: entry[0])
+    return other
 
 
 def _could_be(block: MemoryBlock) -> int:

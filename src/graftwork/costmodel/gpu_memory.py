@@ -337,16 +337,16 @@ def _replay(walk: StepRecipe, *, expandable: bool, limit: int | None) -> int:
 
     The limit holds from the first step on: that is when an engine sets it.
     """
-    allocator = Allocator(expandable=expandable)
-    learned = adapter_sizes(walk.sizes, walk.adapted)
     recorded = walk.tuning.compiled or walk.tuning.recorded
-    _load(allocator, walk)
-    _hold_all(allocator, learned)
-    hold_stacks(allocator, walk.sizes, walk.adapted)
-    if recorded:
-        _hold_all(allocator, learned)
-    allocator.empty_cache()
-    allocator.reset_peaks()
+    allocator = _after_loading(
+        walk.sizes,
+        layers=walk.shape.layers,
+        tied=walk.shape.tied_embeddings,
+        on_host=walk.tuning.host_embedding,
+        adapted=walk.adapted,
+        recorded=recorded,
+        expandable=expandable,
+    ).copy_without_handles()
     lasting = allocator.reserved
     allocator.limit = limit
     allocator.alloc(WORD)
@@ -362,6 +362,30 @@ def _replay(walk: StepRecipe, *, expandable: bool, limit: int | None) -> int:
         take_pass(allocator, walk, keep_gradients=False)
     gaps = 0.0 if walk.tuning.compiled or not recorded else RECORDING_GAPS
     return allocator.reserved_peak + int(gaps * (allocator.reserved_peak - lasting))
+
+
+@lru_cache(maxsize=8)
+def _after_loading(
+    sizes: StepSizes,
+    *,
+    layers: int,
+    tied: bool,
+    on_host: bool,
+    adapted: int,
+    recorded: bool,
+    expandable: bool,
+) -> Allocator:
+    """Before the first step. A search of the fastest tuning replays many steps after the same load."""
+    allocator = Allocator(expandable=expandable)
+    learned = adapter_sizes(sizes, adapted)
+    load(allocator, sizes, layers=layers, tied=tied, on_host=on_host)
+    _hold_all(allocator, learned)
+    hold_stacks(allocator, sizes, adapted)
+    if recorded:
+        _hold_all(allocator, learned)
+    allocator.empty_cache()
+    allocator.reset_peaks()
+    return allocator.copy_without_handles()
 
 
 RECORDING_GAPS = 0.1

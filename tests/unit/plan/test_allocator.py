@@ -36,6 +36,23 @@ def test_blocks_never_overlap_and_never_exceed_what_is_reserved(moves, expandabl
     play(Allocator(expandable=expandable), moves)
 
 
+@given(MOVES, MOVES, st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_a_copy_goes_on_as_its_original_does(before, after, expandable):
+    original, figures = Allocator(expandable=expandable), []
+    play(original, before)
+    original.empty_cache()
+    for allocator in (original.copy_without_handles(), original.copy_without_handles(), original):
+        held = []
+        for wants, size, which in after:
+            if wants or not held:
+                held.append(allocator.alloc(size))
+            else:
+                allocator.free(held.pop(which % len(held)))
+            figures.append((allocator.allocated, allocator.allocated_peak, allocator.reserved_peak))
+    assert figures == 3 * figures[: len(after)]
+
+
 @given(MOVES, st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_when_all_is_freed_nothing_is_allocated_and_nothing_stays_reserved(moves, expandable):
