@@ -70,6 +70,14 @@ def pytest_configure(config):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk():
+    """What was written outlives every process that a test kills; no test cuts the power."""
+    sync, os.fsync = os.fsync, preloaded.check_descriptor
+    yield
+    os.fsync = sync
+
+
+@pytest.fixture(scope="session", autouse=True)
 def preloaded_workers(request):
     """Workers come from a process that has imported torch already; see preloaded.py."""
     if request.config.getoption("--real-processes") or not preloaded.is_supported():

@@ -123,6 +123,7 @@ def kill_when_due(child, folder, order, offset):
 
 
 def serve(base):
+    os.fsync = lambda _file: None  # What a killed process has written stays in the kernel.
     engine = make_engine(base)
     print(json.dumps({"steps": len(make_rows()) // LONG.batch_size * LONG.epochs}), flush=True)
     for line in sys.stdin:
