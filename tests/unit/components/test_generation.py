@@ -50,7 +50,9 @@ def answers(**more):
 
 def job(out, model=None, **more):
     verifier = more.pop("verifier", None) or Verifier(more.get("plan", PLAN), patient_sandbox())
-    return GenerateJob(PLAN, model or ScriptedModel(answers()), out, QUICK, verifier=verifier)._replace(**more)
+    return GenerateJob(PLAN, model or ScriptedModel(answers()), out, QUICK, verifier=verifier)._replace(
+        **more
+    )
 
 
 @pytest.fixture(scope="module")

@@ -56,20 +56,25 @@ def setup_of(family: str, **changed: Any) -> PlainSetup:
     return PlainSetup.model_validate(given)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "olmo2"])
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"method": "lora"},
-        {"method": "lora", "checkpointed": 2, "loss": "fused"},
-        {"method": "full", "autocast": False, "checkpointed": 1, "optimizer": "adamw_foreach"},
-    ],
-    ids=["lora", "checkpointed-fused", "full"],
-)
-def test_computed_and_traced_peaks_agree_within_one_percent(family: str, changed: dict[str, Any]) -> None:
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "olmo2")
+SETUPS: dict[str, dict[str, Any]] = {
+    "lora": {"method": "lora"},
+    "checkpointed-fused": {"method": "lora", "checkpointed": 2, "loss": "fused"},
+    "full": {"method": "full", "autocast": False, "checkpointed": 1, "optimizer": "adamw_foreach"},
+}
+QUICK = {"lora": FAMILIES, "checkpointed-fused": ("llama", "gemma"), "full": ("qwen3", "phi3")}
+PAIRS = [
+    pytest.param(family, name, marks=() if family in QUICK[name] else pytest.mark.slow)
+    for name in SETUPS
+    for family in FAMILIES
+]
+
+
+@pytest.mark.parametrize(("family", "name"), PAIRS)
+def test_computed_and_traced_peaks_agree_within_one_percent(family: str, name: str) -> None:
     from graftwork.costmodel.trace import trace_run
 
-    config, setup = config_of(family), setup_of(family, **changed)
+    config, setup = config_of(family), setup_of(family, **SETUPS[name])
     traced = trace_run(config, setup)
     computed = plain_trace(shape_of(config), setup, architecture=family)
     assert computed.peak.allocated == pytest.approx(traced.peak.allocated, rel=0.01)

@@ -40,7 +40,7 @@ def problem():
 
 @pytest.fixture(scope="module")
 def planned(problem):
-    return plan_week(problem, effort=Effort(seconds=2.0, workers=1, enough=0.05))
+    return plan_week(problem, effort=BRIEF)
 
 
 def test_a_schedule_keeps_every_rule_and_its_figures_agree(problem, planned):
@@ -60,7 +60,14 @@ def test_all_scenarios_are_compared_and_the_best_is_chosen(planned):
     assert all(found.value >= found.greedy_value - 1e-9 for found in planned.scenarios)
 
 
-def test_more_terms_never_cost_value_and_are_listed_by_their_gain(planned):
+def test_more_terms_never_cost_value_and_are_listed_by_their_gain():
+    places = [
+        place("kaggle", periods=((QuotaPeriod(start=0, end=WEEK, minutes=600),),)),
+        place("rented", speed=3.0, usd_per_hour=0.5),
+    ]
+    planned = plan_week(
+        week(places, [model()], cap_usd=4.0), effort=BRIEF.model_copy(update={"what_if": True})
+    )
     gains = [change.gain for change in planned.what_if]
     assert gains == sorted(gains, reverse=True)
     assert min(gains) >= 0
