@@ -24,7 +24,7 @@ VIEWS = {
     "Plan": "plan.view_plan",
     "PastResiduals": "plan.view_past",
     "WeekSchedule": "plan.view_week",
-    "ComparedProposal": "cycle.view_proposal",
+    "ComparedProposal": "week.view_proposal",
     "RunPlan": "plan.view_run_plan",
     "Linted": "plan.view_lint",
     "RewardCheck": "run.view_reward_check",
