@@ -1,4 +1,7 @@
-"""Every port is tested on every adapter: a SQLite file and a real PostgreSQL."""
+"""Every port is tested on every adapter: a SQLite file and a real PostgreSQL.
+
+`make test` asks PostgreSQL for what `on_both_databases` marks, `make test-slow` for everything.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -24,7 +27,7 @@ def postgres_server() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database that nobody has opened."""
     return new_database(request.param, request=request, folder=tmp_path)

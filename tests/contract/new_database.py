@@ -5,6 +5,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+BOTH = ("sqlite", "postgresql")
+on_both_databases = pytest.mark.parametrize("database_url", BOTH, indirect=True)
+"""On PostgreSQL in `make test` too: what depends on its locks, its types or its SQL."""
+
 
 def new_database(kind: str, *, request: pytest.FixtureRequest, folder: Path) -> str:
     """The URL of an empty database. PostgreSQL is started when it is first asked for."""

@@ -92,7 +92,7 @@ def test_a_coordinator_that_is_killed_a_hundred_times_comes_to_the_same_state(tm
     compare_with_unkilled(tmp_path, kills=100, cycles=20, seed=2)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", [pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
 def test_two_coordinators_on_one_database_do_each_step_once(request, tmp_path, kind):
     url = new_database(kind, request=request, folder=tmp_path)
     # A coordinator that a busy machine holds up for longer than its lease would rightly lose its step.

@@ -1,10 +1,12 @@
 import itertools
 
 import pytest
+from new_database import on_both_databases
 from store_samples import WHEN, capture
 
 from graftwork.records.dataset import ReviewDecision, ReviewItem
 from graftwork.records.interaction import Capture, Feedback
+from graftwork.store import captures as store_captures
 from graftwork.store.captures import CaptureStore, FeedbackStore, ReviewStore
 from graftwork.store.database import Database
 from graftwork.store.schema import json_text
@@ -15,6 +17,7 @@ def captures(database: Database) -> CaptureStore:
     return CaptureStore(database, project="one")
 
 
+@on_both_databases
 def test_captures_come_back_as_they_went_in(captures: CaptureStore):
     odd = capture("c1", question='"quoted"\n\u0000 naïve 漢字 % _', reply="\\ {}")
     assert captures.add([odd]) == 1
@@ -27,6 +30,7 @@ def test_the_newest_come_first(captures: CaptureStore):
     assert [c.id for c in captures.page(limit=2)] == ["c4", "c3"]
 
 
+@on_both_databases
 def test_a_capture_is_kept_once(captures: CaptureStore):
     assert captures.add([capture("c1", reply="first"), capture("c2")]) == 2
     assert captures.add([capture("c1", reply="second"), capture("c3"), capture("c3")]) == 1
@@ -40,10 +44,12 @@ def test_adding_none_is_fine(captures: CaptureStore):
     assert captures.add([]) == 0
 
 
-@pytest.mark.parametrize("text", ['say "please"', "line\nbreak", "漢字", "100%", "a_b", "\\n", "c7"])
-def test_a_text_is_found_letter_for_letter(captures: CaptureStore, text: str):
-    captures.add([capture("c7", question=f"before {text} after"), capture("other", question="100x aXb")])
-    assert [c.id for c in captures.page(text=text)] == ["c7"]
+@on_both_databases
+def test_a_text_is_found_letter_for_letter(captures: CaptureStore):
+    captures.add([capture("other", question="100x aXb")])
+    for number, text in enumerate(['say "please"', "line\nbreak", "漢字", "100%", "a_b", "\\n", "c7"]):
+        captures.add([capture(f"t{number}", question=f"before {text} after")])
+        assert [c.id for c in captures.page(text=text)] == [f"t{number}"]
 
 
 def test_upper_and_lower_case_differ_and_the_reply_is_searched_too(captures: CaptureStore):
@@ -72,6 +78,7 @@ def test_new_captures_can_be_added_while_others_are_exported(captures: CaptureSt
     assert "late" in {c.id for c in reading}
 
 
+@on_both_databases
 def test_half_a_surrogate_pair_does_not_lose_the_batch(captures: CaptureStore):
     captures.add([capture("c1"), capture("c2", question="half \ud800 pair")])
     assert captures.count() == 2
@@ -92,6 +99,7 @@ def test_copies_of_live_requests_are_read_without_the_live_ones(captures: Captur
     assert [found for _, found in captures.read_on(releases=("r1",), copies_only=True)] == [copy]
 
 
+@on_both_databases
 def test_an_exchange_that_was_assigned_says_so_and_is_found_by_its_experiment(captures: CaptureStore):
     assigned = capture("c2", by="r2", dealt="r1.r2.0", arm="challenger", share=0.1)
     captures.add([capture("c1", by="r1"), assigned, capture("c3", by="r1", dealt="r1.r2.0", arm="champion")])
@@ -159,3 +167,75 @@ def test_old_captures_are_pruned_by_age_and_size(captures: CaptureStore):
 def test_captures_are_found_by_a_whole_value(captures: CaptureStore):
     captures.add([capture("c1", question="ada"), capture("c2", question="adam"), capture("c3")])
     assert [c.id for c in captures.holding(["ada", 'x"y'])] == ["c1"]
+
+
+@pytest.fixture
+def feedback(database: Database) -> FeedbackStore:
+    return FeedbackStore(database, project="one")
+
+
+def make_feedback(name: str, score: float, comment: str | None = None) -> Feedback:
+    return Feedback(capture=name, at=WHEN, score=score, comment=comment, who="ada")
+
+
+@on_both_databases
+def test_feedback_comes_back_as_it_went_in_and_none_is_overwritten(
+    captures: CaptureStore, feedback: FeedbackStore
+):
+    captures.add([capture("c1")])
+    words = [
+        make_feedback("c1", 0.0, 'no "good" \u0000 漢字 half \ufffd'),
+        make_feedback("c1", 1.0),
+        make_feedback("c1", 0.3),
+    ]
+    assert [feedback.add(word) for word in words] == [True] * 3
+    assert feedback.of_capture("c1") == tuple(words)
+    assert feedback.count() == 3
+
+
+def test_feedback_on_nothing_is_not_kept(captures: CaptureStore, feedback: FeedbackStore, database: Database):
+    CaptureStore(database, project="two").add([capture("c1")])
+    assert feedback.add(make_feedback("c1", 1.0)) is False
+    assert feedback.count() == 0
+    captures.add([capture("c1")])
+    assert feedback.add(make_feedback("c1", 1.0)) is True
+    assert FeedbackStore(database, project="two").count() == 0
+
+
+@on_both_databases
+def test_feedback_is_read_in_the_order_of_arrival_with_its_capture(
+    captures: CaptureStore, feedback: FeedbackStore
+):
+    first = capture("c1", by="r1", dealt="r1.r2.0", arm="champion")
+    captures.add([first, capture("c2", by="r2", dealt="r1.r2.0", arm="challenger"), capture("c3", by="r3")])
+    captures.add([capture("c4", by="r2")])
+    for name, score in (("c2", 1.0), ("c3", 0.5), ("c1", 0.0), ("c4", 0.7)):
+        feedback.add(make_feedback(name, score))
+    heard = list(feedback.read_on(releases=("r1", "r2"), experiment="r1.r2.0"))
+    assert [(event.capture.id, event.feedback.score) for event in heard] == [("c2", 1.0), ("c1", 0.0)]
+    assert heard[1].capture == first
+    assert [entry.capture.id for entry in feedback.read_on(releases=("r1", "r2"))] == ["c2", "c1", "c4"]
+    later = feedback.read_on(after=heard[0].place, releases=("r1", "r2"), experiment="r1.r2.0")
+    assert [entry.capture.id for entry in later] == ["c1"]
+
+
+def test_reading_on_gives_each_feedback_once_over_many_pages(
+    captures: CaptureStore, feedback: FeedbackStore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store_captures, "_PAGE", 4)
+    captures.add([capture("c1", by="r1")])
+    for n in range(11):
+        feedback.add(make_feedback("c1", n / 10 if n < 10 else 1.0))
+    heard = list(feedback.read_on(releases=("r1",)))
+    assert [event.feedback.score for event in heard] == [n / 10 for n in range(11)]
+    assert len({event.place for event in heard}) == 11
+
+
+def test_an_exported_capture_has_the_latest_feedback(captures: CaptureStore, feedback: FeedbackStore):
+    captures.add([capture("c1"), capture("c2")])
+    for score in (0.0, 0.8):
+        feedback.add(make_feedback("c1", score))
+    assert [(capture.id, capture.feedback) for capture in captures.export()] == [("c1", 0.8), ("c2", None)]
+    kept = captures.get("c1")
+    assert kept is not None
+    assert kept.feedback is None  # what was captured stays what it was

@@ -2,6 +2,7 @@
 
 import pytest
 from fleet_drill import MemoryLedger
+from new_database import on_both_databases
 
 from graftwork.fleet.control import OverCap
 from graftwork.fleet.settings import CapSettings
@@ -33,6 +34,7 @@ def make(number, **changes):
     return FleetJob(**{**values, **changes})
 
 
+@on_both_databases
 def test_a_reservation_is_kept_and_counts_against_the_caps(ledger):
     ledger.reserve(make(1), CAPS)
     ledger.reserve(make(2), CAPS)
@@ -46,6 +48,7 @@ def test_a_reservation_is_kept_and_counts_against_the_caps(ledger):
     ledger.reserve(make(3), CAPS)
 
 
+@on_both_databases
 def test_a_run_is_open_once(ledger):
     ledger.reserve(make(1, committed_usd=0.0), CAPS)
     with pytest.raises(Busy, match="run1 is at runpod already"):

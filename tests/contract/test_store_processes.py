@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from new_database import on_both_databases
 from sqlalchemy import text
 from store_samples import PROJECT, release
 
@@ -35,6 +36,7 @@ def begin(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
+@on_both_databases
 def test_a_new_database_that_three_processes_open_at_once_is_made_once(database_url: str):
     with child("open", database_url) as a, child("open", database_url) as b, child("open", database_url) as c:
         for process in (a, b, c):
@@ -46,6 +48,7 @@ def test_a_new_database_that_three_processes_open_at_once_is_made_once(database_
     database.close()
 
 
+@on_both_databases
 def test_of_two_processes_that_promote_at_once_exactly_one_wins(database: Database, database_url: str):
     index = ReleaseTable(database, project=PROJECT)
     rivals = [release("rival 1"), release("rival 2")]
@@ -63,9 +66,10 @@ def test_of_two_processes_that_promote_at_once_exactly_one_wins(database: Databa
     assert len(index.alias_log("champion")) == 1
 
 
+@on_both_databases
 def test_a_writer_killed_in_the_middle_leaves_a_whole_database(database_url: str):
     acknowledged: list[str] = []
-    for round_number, after in enumerate((1, 3, 8, 2)):
+    for round_number, after in enumerate((1, 8)):
         with child("write", database_url, f"round {round_number}") as writer:
             begin(writer)
             acknowledged += [writer.stdout.readline().strip() for _ in range(after)]
@@ -98,6 +102,7 @@ def assert_whole(database: Database, *, acknowledged: list[str]) -> None:
             assert connection.execute(text("PRAGMA foreign_key_check")).all() == []
 
 
+@on_both_databases
 def test_a_writer_that_waits_too_long_gets_an_error_that_the_database_is_busy(
     database: Database, database_url: str
 ):
@@ -108,6 +113,7 @@ def test_a_writer_that_waits_too_long_gets_an_error_that_the_database_is_busy(
     impatient.close()
 
 
+@on_both_databases
 def test_readers_do_not_wait_for_a_writer(database: Database, database_url: str):
     index = ReleaseTable(database, project=PROJECT)
     index.add(release("a"))
@@ -117,6 +123,7 @@ def test_readers_do_not_wait_for_a_writer(database: Database, database_url: str)
     reader.close()
 
 
+@on_both_databases
 def test_a_failure_inside_a_transaction_undoes_all_of_it(database: Database):
     def fail_halfway() -> None:
         with database.write() as connection:
