@@ -118,7 +118,7 @@ def _imports(plan: ComponentPlan, component: Component) -> str:
 JOURNAL_FILE = "journal.jsonl"
 FIRST = "0" * 64
 TEMPERATURE = 0.8
-"""Of all samples but the first, which is greedy."""
+"""Sampling temperature of every sample after the first, which is greedy."""
 
 
 def entry_hash(entry: dict[str, Any]) -> str:

@@ -238,9 +238,9 @@ class GenerateJob(NamedTuple):
     """Without one, the sandbox."""
     sandbox: SandboxSettings = SandboxSettings()
     max_total_tokens: int | None = None
-    """Of all runs together, read and written."""
+    """Limit on the tokens of all runs together, input and output."""
     max_minutes: float | None = None
-    """Of this run."""
+    """Time limit of this run."""
     on_progress: OnProgress = lambda _phase, _done, _total: None
 
 

@@ -36,7 +36,7 @@ from graftwork.text.wording import plural
 HANDLING = frozenset({"Raise", "Return", "Assert", "If", "Import", "ImportFrom", "Pass", "Continue", "Break"})
 """Statements that stage 4 may add; besides them calls of a logger."""
 KEPT_SHARE = 0.5
-"""Of the statements of stage 3, the share that stage 4 keeps word for word."""
+"""Share of the statements of stage 3 that stage 4 keeps word for word."""
 
 
 class StageState(Record):
@@ -124,7 +124,7 @@ class AcceptedStage(Record):
     alike: int = 0
     """Samples of the accepting round, those that held every case, and those that behaved like this one."""
     held_back: float | None = None
-    """Of samples that held every shown case, the mean share of hidden cases that held."""
+    """Mean share of hidden cases that pass, over samples that pass every shown case."""
 
 
 class BuiltComponent(Record):
@@ -484,7 +484,7 @@ def with_dependencies(plan: ComponentPlan, wanted_ids: Sequence[str]) -> set[str
 
 
 def held_back(component: Component, verdicts: Sequence[SourceVerdict]) -> float | None:
-    """Of the samples that hold every shown case, the mean share of hidden cases that hold."""
+    """Return the mean share of hidden cases that pass, over the samples that pass every shown case."""
     hidden = hidden_ids(component.cases)
     shares = []
     for verdict in verdicts:

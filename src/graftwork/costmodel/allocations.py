@@ -104,7 +104,7 @@ class AttentionSizes(NamedTuple):
 
 
 MULTIPROCESSORS = 132
-"""Of a Hopper. Smaller GPUs have fewer, and split less."""
+"""Number of multiprocessors of a Hopper GPU. Smaller GPUs have fewer and split less."""
 
 
 def flash_backward_sizes(sizes: AttentionSizes, *, deterministic: bool = False) -> list[int]:

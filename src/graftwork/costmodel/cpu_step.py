@@ -21,11 +21,11 @@ from graftwork.records.plan import CpuStepPlan, ModelShape, PlainStep, Workload
 WIDTH = 4
 """It works in float32 alone."""
 MEMORY_SHARE = 1 / 8
-"""Of the machine's memory, for packed weights, and as much again for hidden states."""
+"""Share of the machine's memory for packed weights, and again for hidden states."""
 DISK_SHARE = 1 / 4
-"""Of the free disk, for hidden states that memory has no room for."""
+"""Share of the free disk for hidden states that do not fit into memory."""
 OPERATIONS_PER_SECOND = 6e10
-"""Of one thread; only says when a slow disk is slower than computing."""
+"""Floating-point rate of one thread; only used to detect a disk that is slower than recomputing."""
 MEMORY_BYTES_PER_SECOND = 2e9
 FILE_BYTES_PER_SECOND = 2e8
 """Cautious: what a slow disk gives. Behind a fast one the file is only better than expected."""
@@ -221,7 +221,7 @@ operations are called (measured: passes of 392 to 872 tokens)."""
 
 
 PEAK_SHARE = 0.6
-"""Of the peak by clock and width, what large products reach over all cores (derived)."""
+"""Share of the theoretical peak (clock × width) that large products reach over all cores (derived)."""
 SERIAL_SHARE, OWN_SERIAL_SHARE = 0.1, 0.02
 """What each core beyond those of the measurements adds to a step that it shares: many operations are small,
 and all cores wait at the end of each. Fitted to one published run of transformers (Qwen3-8B with LoRA on the
@@ -271,7 +271,9 @@ def _own_flops(shape: ModelShape, work: Workload, cpu_step: CpuStepPlan) -> dict
 
 
 def validation_share(shape: ModelShape, work: Workload) -> float:
-    """Of a trained token's time, what reading one without learning takes: all blocks, once, forward."""
+    """Time to read a token without training, as a share of a trained token's time: one forward pass through
+    all blocks.
+    """
     if work.cpu_step is None:
         return 0.5
     replies = work.trained_tokens / sum(work.lengths)
@@ -281,8 +283,9 @@ def validation_share(shape: ModelShape, work: Workload) -> float:
 
 
 def lost_states_share(shape: ModelShape, work: Workload) -> float:
-    """Of the time of all steps, what computing the frozen blocks' output of all rows again takes: a process
-    that is started again has to, where it was kept in memory."""
+    """Share of the time of all steps that a restarted process spends on recomputing the output of the frozen
+    blocks, if it was kept in memory.
+    """
     cpu_step = work.cpu_step
     if cpu_step is None or not cpu_step.restarted or cpu_step.kept == "nowhere":
         return 0.0
@@ -316,8 +319,9 @@ def seconds_per_token(
 
 
 def reached_share(work: Workload, cores: float) -> float:
-    """Of the measured matrix rate, what a step reaches. `cores` are those that it gets: where others take one
-    of two, hardly any thread waits for another one."""
+    """Share of the measured matrix rate that a step reaches. `cores` is the number it gets: if other
+    processes use one of two, threads hardly wait for each other.
+    """
     if work.cpu_step is None:
         return EFFICIENCY / (1 + SERIAL_SHARE * max(cores - MEASURED_CORES, 0))
     shared = min(max(cores - 1, 0.0), 1.0)

@@ -201,7 +201,7 @@ def weights_again(shape: ModelShape, levels: tuple[int, int], adapted: int) -> f
 
 
 SPARE = 112 * MIB
-"""Of a limit, what is left to whatever the replay does in another order than the GPU."""
+"""Bytes below a limit that are left for operations that the replay orders differently from the GPU."""
 
 
 def gpu_peak(
@@ -389,5 +389,6 @@ def _after_loading(
 
 
 RECORDING_GAPS = 0.1
-"""Of what a pass takes that is recorded operation by operation, what its pool holds besides: 0.02 to 0.15
-(nine families on an H200, `benchmarks/step_time.py --families`)."""
+"""Extra memory in the pool of a recorded pass, as a share of what the pass allocates operation by operation:
+0.02 to 0.15 (nine families on an H200, `benchmarks/step_time.py --families`).
+"""

@@ -192,7 +192,7 @@ class SavedBlock:
 
 
 def _norm_if(memory: TensorMemory, s: StepSizes, tokens: int, present: bool) -> Any:
-    """Of the hidden state."""
+    """Norm of the hidden state, if the block has one."""
     if present and s.layout.norm == "layer":
         return pieces.layer_norm(memory, tokens * s.hidden, tokens)
     return pieces.norm(memory, tokens * s.hidden) if present else None
@@ -528,7 +528,7 @@ def load(
 
 
 def load_norms(memory: TensorMemory, s: StepSizes, layers: int) -> None:
-    """Of the blocks, the last one, and the frequencies of rotary positions."""
+    """Load the norms of the blocks, the final norm, and the rotary frequencies."""
     for _ in range(layers):
         if s.head_norms != "none":
             for width in (s.q, s.kv) if s.head_norms == "all" else (s.head_dim, s.head_dim):
@@ -673,7 +673,7 @@ class StepRecipe:
 
     @property
     def levels(self) -> list[Level]:
-        """Of the adapted blocks, from below."""
+        """Adapted blocks, bottom up."""
         again = max(self.adapted - self.tuning.keep - self.tuning.lean, 0)
         levels: list[Level] = ["again"] * again
         levels += ["lean"] * self.tuning.lean

@@ -66,7 +66,7 @@ class LinearGroup:
 
     @property
     def gradient_bytes(self) -> list[int]:
-        """Of A and B of each layer, in float32."""
+        """Bytes of the gradients of A and B of each layer, in float32."""
         return [4 * self.rank * width for out in self.outs for width in (self.inputs, out) if self.rank]
 
 
@@ -92,7 +92,7 @@ class StepSizes:
     norms_after: bool
     """Norms of what comes out of them (OLMo2 instead of those before, Gemma 2 and 3 as well)."""
     norms: int
-    """Of the hidden state, in a block."""
+    """Number of norms of the hidden state in a block."""
     norm_bias: bool
     layout: BlockLayout
     even: bool
@@ -203,7 +203,7 @@ HALF, WORD = 2, 4
 CODES = "out+1"
 GATE_BACKWARD = "gated+2 out+4"
 OTHER_GATE_BACKWARD = "gated+2 right+2 mixed+2 left+2 mixed- out+4 left- right-"
-"""Of activations without a kernel of their own."""
+"""Allocations of the backward pass of activations without a kernel of their own."""
 UNGATED_BACKWARD = "gated+2 out+2"
 
 
@@ -236,7 +236,7 @@ def free_all(memory: TensorMemory, blocks: Iterable[Any]) -> None:
 
 
 def norm(memory: TensorMemory, elements: int) -> Any:
-    """Of a norm, of its backward pass, of rotary positions or of the gate: one kernel, one result."""
+    """Cost of a norm, its backward pass, rotary positions or the gate: one kernel, one result."""
     return memory.alloc(HALF * elements)
 
 

@@ -26,10 +26,12 @@ THIN_BYTES, CODE_BYTES = 4.2, 2.5
 """A value that goes into or comes out of a product: the adapters' thin products read and write it
 several times, partly in the cache; its 8-bit code is made of it."""
 KERNELS = {"elementwise": 13, "thin": 28, "codes": 8}
-"""Of a block, forward and backward. Attention has four, products eight."""
+"""Kernels of a block, forward and backward. Attention has four, products eight."""
 COMPILED_KERNELS = 30
 FORWARD_SHARE = 0.35
-"""Of both passes' work besides products, what blocks below the first adapted one do: they go forward only."""
+"""Work besides products in blocks below the first adapted one, as a share of both passes: they only run
+forward.
+"""
 THIN_SECONDS = 6.3e-6
 """The least that a thin product takes: its sums are long, and few processors share them."""
 LOGIT_BYTES, CODED_LOGIT_BYTES = 8, 6
@@ -39,16 +41,16 @@ OPTIMIZER_BYTES = 28
 HEAD_GO_SECONDS, BLOCK_GO_SECONDS = 2e-5, 3e-5
 """More, smaller goes: the head's and the blocks' products run less full."""
 HOST_TABLE_SHARE = 1.0
-"""Of the transfers' rate: a kernel gathers rows of a table in locked pages."""
+"""Share of the transfer rate that a kernel reaches when it gathers rows of a table in pinned memory."""
 GPU_KERNELS_PER_BLOCK = 70
-"""Of both passes: called from Python where nothing is compiled and recorded."""
+"""Kernels of a block in both passes when Python launches them: not compiled and not recorded."""
 HOST_OVER_LAUNCH = 1.5
 """Seconds of the host a kernel of ours, over those of a bare launch: there is no autograd."""
 BYTES_PER_WEIGHT = {"whole": 2, "four": 2, "eight": 1}
 ATTENTION_PASSES = 3.5
 """One forward, two and a half backward."""
 CAPPED_SHARE = 0.33
-"""Of the rate of fused attention, kernels that cap their scores (Gemma 2 on an H200)."""
+"""Share of the rate of fused attention that kernels with capped scores reach (Gemma 2 on an H200)."""
 ATTENTION_SECONDS = (7.5e-6, 2.2e-5)
 """The least that it takes, forward and backward: its kernels go through rows block by block."""
 

@@ -235,8 +235,10 @@ def fastest(shape: ModelShape, settings: Sequence[Tuning], trained: TrainedPart)
 
 
 def smallest(ways: Sequence[TuningOption]) -> set[int]:
-    """Of each kind the one with the fewest tokens at a time: it is asked in its turn even where the margin of
-    the allocator has no room, and whatever failed before. Of each, since more memory lets more kinds load."""
+    """For each kind, return the candidate with the fewest tokens per micro-batch. It is tried in its turn
+    even if the allocator's margin leaves no room and whatever failed before. One of each kind, since more
+    memory lets more kinds load.
+    """
     smallest_by_kind: dict[tuple[object, ...], int] = {}
     for index in sorted(range(len(ways)), key=lambda index: ways[index].tokens):
         smallest_by_kind.setdefault(ways[index].kind, index)
@@ -265,7 +267,9 @@ class Failed:
 
 
 GPU_SHARE = 0.94
-"""Of a GPU's memory, unless the settings state a limit; the rest is for the driver and the display."""
+"""Share of a GPU's memory to use, unless the settings state a limit; the rest is for the driver and the
+display.
+"""
 FIRST_WITH_EIGHT = 8.9
 """Compute capability of Ada; Hopper is 9.0."""
 

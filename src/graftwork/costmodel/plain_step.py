@@ -27,7 +27,7 @@ FIXED, WAITING = "beginning and end", "waiting for launches"
 
 
 class Cost(NamedTuple):
-    """Of a module: kernels of the forward and the backward pass, and bytes of traffic a value of 16 bits."""
+    """Cost of a module: kernels of forward and backward passes, and bytes of traffic per 16-bit value."""
 
     forward: float
     backward: float
@@ -46,8 +46,9 @@ ATTENTION = Cost(1, 4)
 STEPWISE_ATTENTION = Cost(16, 22, 30, 42)
 """Written out, where scores are capped: bytes are those of a score."""
 ADAPTER = Cost(8, 11)
-"""Of one linear layer: both factors and the input change type, two thin products, a scale, a sum; backward
-four thin products. Kernels were counted on the modules of transformers 5 and PEFT 0.21 under autocast."""
+"""Cost of one linear layer: casts of both factors and the input, two thin products, a scale, a sum; backward
+four thin products. Kernels were counted on the modules of transformers 5 and PEFT 0.21 under autocast.
+"""
 ADAPTER_INPUT = (14, 22)
 """Bytes of traffic a value of the layer's input, forward and backward."""
 ADAPTER_OUTPUT = (12, 8)
@@ -134,7 +135,7 @@ def launches(shape: ModelShape, setup: PlainSetup, *, architecture: str = "llama
 
 
 def _kernels(shape: ModelShape, setup: PlainSetup, family: ModelFamily) -> tuple[float, float]:
-    """Of a block: forward, and backward."""
+    """Return the number of kernels of a block: forward, and backward."""
     linears = len(linear_sizes(shape))
     modules = [cost for cost, _ in _modules(shape, setup, family)] + [_attention_cost(setup, family)]
     forward, backward = sum(m.forward for m in modules), sum(m.backward for m in modules)
@@ -217,7 +218,9 @@ def _attention_cost(setup: PlainSetup, family: ModelFamily) -> Cost:
 
 
 def _attention(shape: ModelShape, setup: PlainSetup, family: ModelFamily, rates: StepRates) -> BothPasses:
-    """Of one block; step by step it computes both halves of the scores and moves them."""
+    """Return the attention of one block; without fused attention it computes and moves both halves of the
+    scores.
+    """
     tokens = setup.rows * setup.tokens
     once = 2.0 * setup.tokens * shape.heads * shape.head_dim * tokens
     if _attention_cost(setup, family) is ATTENTION:
@@ -268,13 +271,14 @@ HOST_BANDWIDTH_SHARE = 0.6
 GUESSED_HOST_GB_S = 60.0
 """Two channels of DDR5, for machines whose CPU is not named."""
 PCIE_SHARE = 0.8
-"""Of a connector's rate, what pinned memory reaches."""
+"""Share of the link's rate that pinned memory reaches."""
 LINK_SHARE = 0.6
-"""Of a connector's rate, what two GPUs reach through the host: 19 to 20 of 32 GB/s on A40s (published)."""
+"""Share of the link's rate that two GPUs reach through the host: 19 to 20 of 32 GB/s on A40s (published)."""
 NOT_HIDDEN = 0.35
-"""Of what is sent while the GPU computes, what it has to wait for (derived from published scaling)."""
+"""Share of the traffic sent during computation that the GPU still waits for (derived from published scaling).
+"""
 STATES_BYTES = {"adamw_8bit": 2 * (1 + 4 / 256), "sgd": 0.0}
-"""Of the optimizer, a learned parameter; the others keep two numbers in float32."""
+"""Bytes of optimizer state per trained parameter; optimizers not listed keep two numbers in float32."""
 ADAM_BYTES = 8.0
 MASTER_BYTES = 4.0
 """The float32 copy that 16-bit weights are stepped from."""
@@ -576,9 +580,9 @@ FEW, MORE = 1, 2
 FIRST_ANCHOR, ANCHOR_STEP = 256, 4
 """Tokens that are computed: 256, 1,024, 4,096 …"""
 MOST_BEYOND = 0.2
-"""Of what is allocated, the most that the allocator was seen to add to a large model."""
+"""Largest share that the allocator was seen to add to the allocated bytes of a large model."""
 FOREACH_TEMPORARIES = 1.0
-"""Of the optimizer's states, what the foreach kernels hold for a moment."""
+"""Temporaries of the foreach kernels, as a share of the optimizer's states."""
 
 
 def quick_peak(shape: ModelShape, setup: PlainSetup, *, architecture: str, trainable: int) -> MemoryPeak:

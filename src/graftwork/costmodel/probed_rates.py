@@ -23,8 +23,9 @@ from graftwork.records.base import GIB, Figure
 from graftwork.records.plan import ModelShape, ProbedStep, ProbeFacts, ProductRate
 
 HALF_RATE_IN_STEP, EIGHT_BIT_RATE_IN_STEP = 0.895, 0.816
-"""Of the rate of a product alone, what it reaches between others: 640 of 715 TFLOPS in 16 bits and, with the
-codes that have to be made first, 1150 of 1409 in 8 (H200, 2026-11). The real steps correct it."""
+"""Share of the rate of a single product that it reaches within a step: 640 of 715 TFLOPS in 16 bits and,
+including the quantization of its inputs, 1150 of 1409 in 8 (H200, 2026-11). Measured steps correct it.
+"""
 COPY_RATE_IN_STEP = 0.825
 """3.5 of the 4.24 TB/s that a plain copy reached there."""
 FULL_TOKENS = 2048
@@ -70,7 +71,7 @@ def rates_of_probe(facts: ProbeFacts) -> StepRates:
 
 
 def _rate(facts: ProbeFacts, dtypes: tuple[str, ...]) -> float | None:
-    """Of all products of a block in full passes: their operations over their seconds."""
+    """Return the rate of all products of a block in full passes: their operations over their seconds."""
     matching = [rate for rate in facts.products if rate.dtype in dtypes]
     full = [item for item in matching if item.tokens >= FULL_TOKENS] or matching
     return _reached(full) if full else None
@@ -126,7 +127,7 @@ def _fit_blocks(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRates
 
 
 def _whole_factor(shape: ModelShape, step: ProbedStep, rates: StepRates) -> float:
-    """Of one step alone: blocks and head are off by the same."""
+    """Return the correction from a single step, which applies to blocks and head alike."""
     assert step.tuning is not None
     computed = _blocks(shape, step, rates) + head_seconds(shape, step.tuning, rates=rates)
     fixed = FIXED_SECONDS + FIXED_PER_LAYER * step.layers
@@ -226,7 +227,7 @@ def whole_model_speed(facts: ProbeFacts) -> Figure | None:
 
 
 def _products(facts: ProbeFacts, dtype: str) -> Figure:
-    """Of full passes; the range is that of the layers."""
+    """Return the products of full passes; the range is that of the layers."""
     same = [rate for rate in facts.products if rate.dtype == dtype]
     most = max(rate.tokens for rate in same)
     full = [rate for rate in same if rate.tokens == most]

@@ -24,7 +24,7 @@ their large caches hold some of it: derived."""
 WITH_HBM = (6.0, 7.0, 8.0, 9.0, 10.0)
 """Compute capabilities of GPUs with stacked memory."""
 ATTENTION_SHARE = 0.66
-"""Of what products reach, what attention does: 420 of 640 on an H200."""
+"""Rate of attention, as a share of the rate of products: 420 of 640 on an H200."""
 MEASURED_ATTENTION, MEASURED_LENGTH = 420e12, 2048
 """Where that was measured; how it grows with the length is published (FlashAttention-3, 2024: causal, on an
 H100, 0.5, 0.75, 1, 1.2, 1.3 of it at 512, 1k, 2k, 4k and 8k). Slower GPUs are full sooner: derived."""
@@ -36,11 +36,11 @@ UNEVEN_SHARE = 0.48
 OLD_ATTENTION_SHARE = 0.30
 """Before Ampere there is no flash attention 2: derived."""
 HOST_SHARE = 0.65
-"""Of the connector's stated rate: 20 of 31.5 GB/s (PCIe 4.0 x16) staged through the host, published."""
+"""Share of the link's stated rate: 20 of 31.5 GB/s (PCIe 4.0 x16) staged through the host, published."""
 OPENED_NF4_BYTES, PLAIN_DEQUANTIZING = 2.5, 0.22
 """Half a byte read, two written; and the share of the bandwidth that bitsandbytes reaches there."""
 TURNING, DEQUANTIZING = 0.65, 1.0
-"""Of the bandwidth, what turning 8-bit weights over and opening NF4 reach within a step (H200)."""
+"""Share of the bandwidth that transposing 8-bit weights and dequantizing NF4 reach within a step (H200)."""
 FIXED_SECONDS, FIXED_PER_LAYER = 0.0006, 0.00003
 """A pass's beginning and end on the host; and what each adapted block's small tensors add to the clipping
 and the update, which are recorded."""

@@ -25,8 +25,9 @@ from graftwork.records.base import GIB, NF4_BYTES
 from graftwork.records.plan import ModelShape, RolloutLoad, Tuning, Workload
 
 LAUNCHED_SECONDS_PER_BLOCK = 2.6e-3
-"""Of a pass whose kernels Python launches, with adapters. At least: three steps of 512 passes through the 30
-blocks of SmolLM2 took more than 120 s on an H200."""
+"""Time per block of a pass whose kernels Python launches, with adapters. A lower bound: three steps of 512
+passes through the 30 blocks of SmolLM2 took more than 120 s on an H200.
+"""
 
 
 def batch_size(load: RolloutLoad, *, gpu: bool) -> int:
@@ -58,7 +59,7 @@ def remembered_bytes(shape: ModelShape, load: RolloutLoad, *, rows: int, width: 
 def gpu_batch_seconds(
     shape: ModelShape, load: RolloutLoad, *, rates: StepRates, weight_bytes: float
 ) -> dict[str, float]:
-    """Of one step, without rewards."""
+    """Return the time of one step, without rewards."""
     weights = float(shape.layers * layer_parameters(shape))
     rows = batch_size(load, gpu=True)
     length = load.longest + load.max_tokens
@@ -74,24 +75,27 @@ def gpu_batch_seconds(
 
 
 READING_SHARE, WRITING_SHARE = 0.64, 0.52
-"""Of the measured matrix rate of a CPU, for prompts and for rows that write together (measured)."""
+"""Share of a CPU's measured matrix rate for prompts, and for rows that are generated together (measured)."""
 WEIGHTS_PER_SECOND = 5.0e9
 """Bytes of weights that one CPU core reads for each token, whatever the rows (measured)."""
 TOKEN_SECONDS_PER_BLOCK, WITH_FEWER_BITS = 1.2e-4, 2.3e-4
-"""Of a recorded pass for one token of each row, besides what it reads: its kernels follow each other. With
-weights in 8 bits each product quantizes its input (H200, 0.1B and 7.6B)."""
+"""Time per block of a recorded pass over one token of each row, besides memory traffic: its kernels run one
+after another. With 8-bit weights each product quantizes its input (H200, 0.1B and 7.6B).
+"""
 HANDLING_SECONDS_PER_TOKEN = 9e-6
-"""Of an answer, besides sampling and training: journal, rows, the pass by the start (H200, two runs of 128
-answers, 0.50 and 0.56 s per step)."""
+"""Time per token of an answer besides sampling and training: journal, rows, the pass by the start (H200, two
+runs of 128 answers, 0.50 and 0.56 s per step).
+"""
 SAMPLING_SHARE = 0.3
-"""Of the memory, what answers that are sampled together may take. More rows hardly cost time, but what they
-hold stays while a step is computed."""
+"""Share of the memory for answers that are sampled together. More rows hardly cost time, but their memory
+stays allocated while a step is computed.
+"""
 USUAL_LENGTH = 0.65
-"""Of the longest answer allowed, what answers have on average (guessed; the preflight measures it)."""
+"""Average length of answers, as a share of the longest allowed (guessed; the preflight measures it)."""
 SAMPLING_COPIES = 2
-"""Of the logits, in 32 bits: what sampling a token computes from them is there in two versions at a time."""
+"""Copies of the logits in 32 bits that sampling a token holds at once."""
 FORWARD_SHARE = 1 / 3
-"""Of a pass forward and backward, what its forward pass takes."""
+"""Forward pass, as a share of a forward and backward pass."""
 BYTES_OF_FORM = {"whole": 2.0, "eight": 1.0, "four": NF4_BYTES}
 
 
@@ -108,7 +112,7 @@ class SamplingSizes(NamedTuple):
 
     slots: int
     columns: int
-    """Of the cache."""
+    """Columns of the cache."""
     token_rows: int
     """Rows of logits of a token pass."""
     recordings: int
@@ -222,7 +226,7 @@ def choose_prompts_at_once(
 
 
 def sampling_gib(shape: ModelShape, work: Workload) -> float:
-    """Of a GPU."""
+    """Memory for sampling on one GPU."""
     if work.rollouts is None:
         return 0.0
     return sampling_bytes(shape, work.rollouts, width=2.0, recorded=True) / GIB

@@ -88,7 +88,9 @@ def round_places(count: int, *, head_tokens: int) -> int:
 IMPORT_SECONDS = {"cpu": 7.5, "cuda": 8.5}
 """Interpreter and libraries, where the process is not forked from one that has them."""
 OPEN_SECONDS = {"cpu": 0.5, "cuda": 2.0}
-"""Of a process with its imports done: its job, and on a GPU the context and first kernels."""
+"""Time for a process whose imports are done: it reads its job, and on a GPU creates the context and runs the
+first kernels.
+"""
 MAKE_SECONDS = {"cpu": 1.0, "cuda": 1.0}
 """Making a model of its file, whatever its size (SmolLM2: 0.6 s of a core, 1 s in all)."""
 PREPARE_SECONDS = {"cpu": 1.0, "cuda": 0.0}
@@ -97,8 +99,9 @@ START_SECONDS = {
     kind: IMPORT_SECONDS[kind] + OPEN_SECONDS[kind] + MAKE_SECONDS[kind] + PREPARE_SECONDS[kind]
     for kind in IMPORT_SECONDS
 }
-"""Of a training process with a small base that is a new interpreter (SmolLM2: 11 s on two cores, 12 s on an
-H200)."""
+"""Start of a training process with a small base in a new interpreter (SmolLM2: 11 s on two cores, 12 s on an
+H200).
+"""
 VALIDATION_SECONDS = {"cpu": 0.0, "cuda": 2.5}
 """What the last look at the validation rows takes besides their tokens: nothing of it is recorded (H200)."""
 CHECKPOINT_SECONDS = {"cpu": 0.15, "cuda": 0.04}

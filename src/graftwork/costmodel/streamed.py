@@ -26,7 +26,7 @@ from graftwork.records.base import ELEMENT_BYTES, GIB, MIB
 from graftwork.records.plan import MemoryPeak, ModelShape, PlainSetup, StreamedStep
 
 SLOTS = 2
-"""Of weights and of gradients on the device: `train/streamed/transfers.py`."""
+"""Buffers for weights and for gradients on the device: `train/streamed/transfers.py`."""
 FLOAT = 4
 LEAVING = 2
 """Inputs on their way to the host at once."""
@@ -44,7 +44,7 @@ class StreamedWork(NamedTuple):
     lengths: tuple[int, ...]
     batch_size: int
     trained_share: float = 1.0
-    """Of the tokens, those that are predicted."""
+    """Share of the tokens that are predicted."""
     adapted_layers: int | None = None
     """None: all, with embedding and head."""
 
@@ -121,10 +121,10 @@ class _StepSizes(NamedTuple):
     portions: int
     """Passes of rows that go through a block together."""
     tokens: int
-    """Of a portion, with padding."""
+    """Tokens of a portion, with padding."""
     longest: int
     predicted: int
-    """Of the tokens of a portion."""
+    """Predicted tokens of a portion."""
     chunk: int
     """Tokens whose logits exist at once."""
     trained: int
@@ -356,7 +356,7 @@ STATE_BYTES = 12.0
 PROCESS_GIB = 2.5
 """Python, torch and CUDA on the host (as `plan/fit` has it)."""
 CHUNK_BYTES = 256 * MIB
-"""Of logits in float32 that exist at once."""
+"""Size of a chunk of logits in float32."""
 LEAST_CHUNK = 256
 ABOUT_AS_FAST = 1.02
 
@@ -451,7 +451,7 @@ def _faster_update(run: PlainRun, work: StreamedWork, dtype: str) -> Literal["ho
 STREAMED_FACTOR = 1.22
 """Times the passes of a plain step: gradients of all weights are summed and measured (H200: 3B and 6.7B)."""
 FORWARD_SHARE = 0.5
-"""Of the forward pass, what an update on the GPU hides behind: both use the same link (H200)."""
+"""Share of the forward pass that can hide an update on the GPU: both use the same link (H200)."""
 
 
 def streamed_step_parts(run: PlainRun, work: StreamedWork, step: StreamedStep) -> dict[str, float]:

@@ -68,7 +68,7 @@ KEPT_CYCLES = 10
 """Cycles whose outputs are kept whole; they hold every answer of the evaluation."""
 ALERTS_SHOWN = ("stalled", "failed", "out_of_memory")
 SPEND_SHARES = (0.5, 0.8, 1.0)
-"""Of `fleet.caps.month_usd`: at each of them a notice is sent."""
+"""Shares of `fleet.caps.month_usd`; a notice is sent at each."""
 
 
 class ProjectRunner:

@@ -92,7 +92,7 @@ class CycleState(Record):
     model: str
     cause: str
     version: str
-    """Of the graftwork that began it; a later one continues with the same steps."""
+    """Version of graftwork that began the cycle; a later version continues with the same steps."""
     started_at: float
     finished_at: float | None = None
     outcome: CycleOutcome = "running"

@@ -30,7 +30,7 @@ ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 """Keywords whose values are data and no schemas."""
 _KEPT_CHARACTERS = 256 * 1024
-"""Of grammars that stay compiled. The memory of one grows with its text."""
+"""Total characters of grammars that stay compiled. The memory of one grows with its text."""
 _LONGEST_REASON = 200
 _PROBE = "graft_probe"
 _CALL = re.compile(

@@ -194,9 +194,9 @@ class EmbeddedEngine:
         """Nothing outlives the engine but its weights, which go with the object."""
 
     def peak_memory_gib(self) -> float:
-        """Of this process; on a GPU of its memory while single requests were timed, else of the weights.
-
-        Batches there are as large as there is room: their peak would say more of the GPU than of the model.
+        """Peak memory of this process; on a GPU, its memory while single requests were timed, or the size of
+        the weights. Batches use all the memory there is, so their peak would describe the GPU rather than the
+        model.
         """
         if self._device == "cpu":
             return peak_memory_gib()

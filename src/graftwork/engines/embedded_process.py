@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RESERVED_TOKENS = 512
-"""Of each request that runs at once on a GPU. A cache that grows voids what was recorded."""
+"""Tokens reserved for each concurrent request on a GPU. A cache that grows invalidates recorded graphs."""
 _BATCH_WAIT_SECONDS = 0.004
 """How long the first request of an idle engine waits for others to start with."""
 _SMALLEST_TOP_P = 1e-6  # 0 would leave no token to choose from

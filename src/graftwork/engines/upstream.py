@@ -152,7 +152,7 @@ _ANSWER_SECONDS = 30.0
 """How long the list of models may take while the server starts; then it is asked again."""
 _UNLIMITED = 2**31
 _MOST_BYTES = 4 * MIB
-"""Of refusals and lists of models."""
+"""Size limit of error responses and model lists."""
 _MOST_EMBEDDED_BYTES = 256 * MIB
 """2,048 vectors of 4,096 numbers as text take about 180 MB."""
 

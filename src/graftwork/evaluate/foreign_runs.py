@@ -387,7 +387,7 @@ def graded_metrics(subject: SubjectReport) -> dict[str, Metric]:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean, as both tools write it."""
+    """Standard error of the mean, as both tools write it."""
     if len(values) < 2:
         return 0.0
     mean = sum(values) / len(values)

@@ -54,7 +54,7 @@ DROPPED = "drop"
 
 FIRST = "Answer the user's request exactly in the form that the examples show."
 MOST_CASES = 50
-"""Of each split: a search that reads more of them tries fewer instructions."""
+"""Cases of each split; with more, a search tries fewer instructions."""
 
 REFUSAL_FROM = 4
 """With this many examples the last may be a refusal, if the training rows have some."""
@@ -68,7 +68,7 @@ class SubjectWeights:
     adapter_hash: str | None
     release: str | None = None
     prompt: PromptVariant | None = None
-    """Of a release that is a prompt on the base, without weights of its own."""
+    """Prompt of a release that is a prompt on the base, without weights of its own."""
 
 
 def resolve_subject(
@@ -301,7 +301,7 @@ def read_held_out(work: OpenProject, folder: Path) -> tuple[Case, ...]:
 
 
 def hash_case_file(work: OpenProject) -> str | None:
-    """Of the file of cases; None if none is named or it is not there yet."""
+    """Hash the file of cases; None if none is configured or it does not exist yet."""
     file_name = work.settings.evaluate.cases
     path = work.project.root / file_name if file_name is not None else None
     return file_digest(path) if path is not None and path.is_file() else None

@@ -247,7 +247,7 @@ def _measure_costs(
     settings: EvaluateSettings,
     graded: Mapping[str, Metric],
 ) -> list[Metric | None]:
-    """Of the log as it states them. Its answers count as successes where they are the references."""
+    """Measure the costs that the log states. Its answers count as successes if they are the references."""
     is_log = generation.subject == LOG
     confidence, sessions = settings.confidence, sessions_of(cases)
     seconds = list(generation.single_latency_seconds)

@@ -19,9 +19,9 @@ from graftwork.files.disk import explain_os_error
 from graftwork.records.errors import UserError
 
 MOST_BYTES = 1 << 20
-"""Of one configuration file. Long ones have a thousand lines."""
+"""Size limit of a configuration file. Long ones have a thousand lines."""
 MOST_VALUES = 100_000
-"""Of one document, with all aliases expanded."""
+"""Limit on the values of one document, with all aliases expanded."""
 MOST_LEVELS = 64
 
 _WRONG_VALUE = (ValueError, TypeError, AttributeError, LookupError, OverflowError)

@@ -55,7 +55,7 @@ class AnswerFields(Record):
     form: Literal["json", "text"] = "json"
     """`text`: a reply is plain words that cite as `[1]`; it refuses where it holds one of `refusals`."""
     refusals: tuple[str, ...] = REFUSALS
-    """Of plain words: what only a refusal says, in any case."""
+    """Phrases that only a refusal contains, in any case."""
 
     @field_validator("json_schema")
     @classmethod

@@ -399,7 +399,9 @@ def _grade(name: str, case: Case, text: str, context: GradeContext) -> Grade:
 
 
 def _share_passed(case: Case, text: str, context: GradeContext) -> Grade:
-    """Of the case's own checks; where it brings none, of those of graft.yaml that are about it."""
+    """Return the share of checks that passed: those of the case or, if it has none, those of graft.yaml that
+    apply to it.
+    """
     checks = read_case_checks(case)
     for check in checks:
         require_named(check.metric, context)

@@ -403,7 +403,7 @@ CONTEXT_GRADERS: dict[str, ContextGrader] = {
 }
 """Those that need more than the fields: here the sandbox."""
 SCORED = frozenset({"groundedness", "token_f1", "tool_call_f1", "edit_similarity", "chrf", "reviewer_score"})
-"""Of these the mean counts; the others are right or wrong."""
+"""Metrics that are reported as a mean; the others are right or wrong."""
 
 AGAINST_REFERENCE = frozenset(
     {

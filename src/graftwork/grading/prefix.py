@@ -52,7 +52,7 @@ class JsonPrefix:
         """Objects and arrays that have begun and not ended."""
         self._key, self._value_at = "", 0
         self.kind: JsonKind | None = None
-        """Of the outermost value; None before its first character."""
+        """Kind of the outermost value; None before its first character."""
         self.members: dict[str, Any] = {}
         """Members of the outermost object that are complete."""
 

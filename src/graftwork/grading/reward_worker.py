@@ -27,8 +27,9 @@ from graftwork.records.report import Case
 MEMORY_BYTES = 4 * 2**30
 """What reward functions may allocate."""
 CODE_SHARE = 0.8
-"""Of the time for a question, what the code of an answer may take. Code that hangs is a wrong answer: it has
-to end before this process counts as the one that hangs."""
+"""Share of the time for a question that the code of an answer may take. Code that hangs is a wrong answer: it
+must end before this process itself counts as hanging.
+"""
 
 
 def make_context(spec: RewardSpec) -> GradeContext:

@@ -302,7 +302,7 @@ FAMILIES = (
 NESTED = "text_config"
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
-"""Of the MLP, as graft's own training steps compute them."""
+"""Activations of the MLP that graft's own training steps support."""
 ROTARY = ("default", "llama3", "linear", "yarn")
 """Kinds of rotary positions that depend on nothing but the position."""
 LIKE_LLAMA = ModelFamily("")

@@ -186,7 +186,7 @@ class LogitsEnding(NamedTuple):
 
 
 def logits_ending(config: Any) -> LogitsEnding:
-    """Of the families that are known to have one."""
+    """Return how a family transforms its logits, if it is known to."""
     kind = getattr(config, "model_type", "")
     cap = getattr(config, "final_logit_softcapping", None)
     if cap is not None:

@@ -140,7 +140,7 @@ def _measure_cpu(threads: int) -> dict[str, float]:
 
 
 THIN_MATRICES = 8
-"""Of 16 MiB each: together more than a CPU's cache holds."""
+"""Number of 16 MiB matrices; together larger than a CPU's cache."""
 
 
 def _median_rate(

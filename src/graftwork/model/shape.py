@@ -51,11 +51,9 @@ def read_sizes(folder: Path) -> dict[str, tuple[int, ...]]:
 def count_tensors(
     sizes: Mapping[str, tuple[int, ...]], *, tied: bool, transposed: bool = False
 ) -> tuple[dict[str, tuple[int, int]], int, int] | None:
-    """Of a decoder's tensors: (inputs, outputs) of the linear layers of its top block, by the shortest end of
-    the path that says which one is meant; the parameters of that block; all parameters. None if no blocks are
-    numbered.
-
-    `transposed`: its weights are kept as [in, out], as those of GPT-2.
+    """Count a decoder's tensors: (inputs, outputs) of the linear layers of its top block, by the shortest
+    suffix of the path that identifies the layer; the parameters of that block; all parameters. None if no
+    blocks are numbered. `transposed`: its weights are stored as [in, out], as in GPT-2.
     """
     blocks: dict[int, dict[str, tuple[int, ...]]] = {}
     total = 0
@@ -122,7 +120,7 @@ def _types_of_windows(config: Mapping[str, Any], layers: int) -> Sequence[str]:
 
 
 def _state_values(config: Mapping[str, Any]) -> int:
-    """Of a layer with a state instead of keys and values, for one text."""
+    """Values of a layer with a recurrent state instead of keys and values, for one text."""
     products = (
         ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
         ("mamba_n_heads", "mamba_d_head", "mamba_d_state"),
@@ -315,7 +313,7 @@ def _check_sizes(config: Mapping[str, Any], *, where: str) -> None:
 
 
 def expert_parameters(shape: ModelShape) -> int:
-    """Of one expert: gate, up and down."""
+    """Parameters of one expert: gate, up and down."""
     return 3 * shape.hidden_size * shape.expert_inner
 
 
@@ -429,7 +427,9 @@ def adapter_parameters(
 
 
 def expert_adapter_parameters(shape: ModelShape, rank: int) -> int:
-    """Of one block. An expert has two stacked weights: gate and up, and down."""
+    """Adapter parameters of the experts of one block. An expert has two stacked weights: gate and up, and
+    down.
+    """
     h, inner = shape.hidden_size, shape.expert_inner
     return shape.experts * rank * ((h + 2 * inner) + (inner + h))
 

@@ -63,7 +63,7 @@ SAMPLE_BYTES = 4 * MIB
 SAMPLE_ROWS = 200
 CHARACTERS_PER_TOKEN = 3.5
 REPLY_SHARE = 0.2
-"""Of a logged row, where nothing is prepared yet."""
+"""Share of a logged row that is its reply, if nothing is prepared yet."""
 MOST_CASES = 500
 """Whose lengths are looked at."""
 WITH_EXAMPLE = 1.2
@@ -73,12 +73,12 @@ TRIED_ROWS = 8
 
 
 class LogSize(NamedTuple):
-    """Of all log files together; rows and their text are counted in a sample."""
+    """Size of all log files together; rows and their text are counted in a sample."""
 
     bytes: int
     rows: int
     text_share: float = 1.0
-    """Of the bytes: sentences, without keys, ids and times."""
+    """Share of the bytes that is text, without keys, ids and times."""
 
     @property
     def tokens_per_row(self) -> float:

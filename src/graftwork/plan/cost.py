@@ -83,7 +83,9 @@ def need_disk(*, total_parameters: float, trainable: float, full: bool, tokens: 
 Billing = Literal["on-demand", "spot", "subscription", "free", "electricity"]
 Goal = Literal["cost", "time"]
 HOST_SHARE = 0.26
-"""Of a GPU's price, what Google's own machines around an A100 or an L4 cost on top of it (25 and 26 %)."""
+"""Price of the host as a share of a GPU's price: what Google's own machines around an A100 or an L4 add to it
+(25 and 26 %).
+"""
 
 
 def billed_how(title: str, billing: str) -> str:
@@ -111,14 +113,14 @@ class GpuRun(Record):
     fits: bool
     why_not: str = ""
     hours: Figure
-    """Of training alone."""
+    """Hours of training alone."""
     steps: float
     tokens: float
     total_parameters: float
     trainable_parameters: float
     full: bool = False
     watts: float
-    """Of the GPUs that work."""
+    """Power of the GPUs in use."""
     certainty: str = "computed"
     strategy: str = ""
 
@@ -158,7 +160,7 @@ class Terms(Record):
     budget_usd: float | None = None
     deadline_hours: float | None = None
     value_usd: float | None = None
-    """Of a successful run."""
+    """Value of a successful run."""
     success_share: float = 1.0
     runs_per_month: float = 4.0
     """A subscription is shared among them."""
@@ -167,7 +169,7 @@ class Terms(Record):
     host_watts: float = 120.0
     """The machine around own GPUs."""
     preemptions_per_hour: float | None = None
-    """Of spot machines, where the user knows better than the catalog."""
+    """Preemptions of spot machines, if the user knows better than the catalog."""
     spot_wait_hours: float = 0.25
     evaluation_rows: int | None = None
 
@@ -346,7 +348,7 @@ class Expected(NamedTuple):
     clock: float
     interruptions: float
     lost: float
-    """Of the machine's hours, work that was done twice and restarts."""
+    """Share of the machine's hours lost to repeated work and restarts."""
 
 
 def best_interval(hazard: Hazard) -> float:
@@ -415,9 +417,9 @@ def _held(exponent: float) -> float:
 MOST_EVALUATIONS = 20
 """More points do not add detail to the curve."""
 EVALUATION_SHARE = 0.05
-"""Of the training's time, the most that evaluations may take."""
+"""Largest share of the training time that evaluations may take."""
 FORWARD_SHARE = 0.4
-"""Of a training row's time, what a row that is only read takes: one pass of about two and a half."""
+"""Time of a row that is only read, as a share of a training row's time: one pass of about two and a half."""
 MOST_ROWS_READ = 200
 
 
@@ -470,7 +472,7 @@ ASSUMED_SPREAD = (0.2, 4.0)
 LOADING_MINUTES = 2.0
 """Until the weights are on the GPU, wherever it is."""
 CRASH_RATE = 1 / 500
-"""Of a machine without preemption: crashes, power failures, human errors. An assumption."""
+"""Crashes per hour of a machine without preemption: crashes, power failures, human errors. An assumption."""
 
 
 class Tweak(NamedTuple):
@@ -660,7 +662,7 @@ def _run_of(text: str) -> GpuRun:
 
 
 SCALED_RANGE = (0.8, 1.25)
-"""Of hours on another GPU than the measured one: the ratio of two estimates."""
+"""Range of hours on another GPU than the measured one: the ratio of two estimates."""
 
 
 class MeasuredRun(NamedTuple):

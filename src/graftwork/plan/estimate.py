@@ -200,7 +200,7 @@ def _gpu_rate(
 
 MEMORY_RANGE = (0.85, 1.2)
 GPU_MEMORY_RANGE = (0.92, 1.08)
-"""Of the plain step on a GPU, computed tensor by tensor: docs/accuracy.md shows what was found."""
+"""Range of the plain step's memory on a GPU, computed tensor by tensor: see docs/accuracy.md."""
 CPU_MEMORY_RANGE = (0.88, 1.15)
 """Six settings of one base came out between 4 % less and as much; another base may be further off."""
 
@@ -226,7 +226,7 @@ class PlanInputs:
     streamed: StreamedStep | None = None
     """How layers are streamed from host memory; `plain` then has its figures."""
     rates: StepRates | None = None
-    """Of this very GPU: of a probe, or of the catalog."""
+    """Rates of this GPU, from a probe or from the catalog."""
     forked: bool = False
     """Whether the process is forked from one that has done its imports."""
     repeated_steps: int | None = None
@@ -469,7 +469,7 @@ def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes:
 
 
 LEAST_FACTOR, MOST_FACTOR = 0.6, 1.8
-"""Of memory that is learned: what is further off was another kind of run."""
+"""Bounds of the learned memory correction: anything further off was another kind of run."""
 LEAST_RANGE, UNSURE_RANGE = 0.05, 0.15
 """Around what was learned: from many runs, and from one."""
 TITLES = {

@@ -389,7 +389,7 @@ def _peak(
 
 
 def _seconds_per_token(run: PlainRun, work: Workload, setup: PlainSetup, shared: Distribution) -> float:
-    """Of an optimizer step of usual rows, over all processes."""
+    """Seconds per token of an optimizer step of usual rows, over all processes."""
     usual = max(1, round(expected_longest(work.lengths, setup.rows) * setup.tokens / max(work.lengths)))
     passes = math.ceil(work.batch_size / (setup.rows * shared.gpus))
     step = setup.model_copy(update={"tokens": usual})

@@ -35,7 +35,7 @@ class Reach(Record):
     longest: int | None
     """Tokens of the longest row that fits, of the lengths that were tried; None: not even the shortest."""
     hours: Figure | None = None
-    """Of the team's run with this method at its own length; None if that does not fit."""
+    """Hours of the team's run with this method at its own length; None if that does not fit."""
     why_not: str = ""
 
 
@@ -49,11 +49,11 @@ class MachineReach(Record):
     fits: bool
     why_not: str = ""
     hours: Figure
-    """Of the team's own run."""
+    """Hours of the team's own run."""
     strategy: str = ""
     link: str = ""
     alone_hours: Figure | None = None
-    """Of the team's run on one of several GPUs, where it fits one."""
+    """Hours of the team's run on one of several GPUs, if it fits one."""
     reaches: tuple[Reach, ...] = ()
 
 
@@ -63,7 +63,7 @@ class Payback(Record):
     against: str
     place: str
     cost_usd: Figure
-    """Of a run there."""
+    """Cost of a run there."""
     saved_usd_per_run: Figure
     months: Figure | None
     """None: never, a run there costs no more than the power here."""
@@ -84,7 +84,7 @@ class PurchaseChoice(Record):
     hours_per_run: Figure
     hours_per_week: Figure
     speed_up: Figure | None = None
-    """Of one run, over what the team has; None if that cannot do the run at all."""
+    """Speed-up of one run over the present hardware; None if that cannot do the run at all."""
     runs_at_once: int = 1
     """Where a run fits one GPU, each of several can have its own."""
     throughput: Figure | None = None
@@ -229,7 +229,7 @@ MOST_HOURS_PER_WEEK = 0.9 * 168
 ENDLESS = 1200.0
 """Months that mean never: JSON has no infinity."""
 RESIDUAL_SPREAD = (0.6, 1.3)
-"""Of the residual share: what second-hand prices did within two years."""
+"""Range of the residual share, from second-hand prices over two years."""
 
 
 class Use(NamedTuple):

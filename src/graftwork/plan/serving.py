@@ -130,7 +130,7 @@ def in_words(figure: Figure, most: float) -> Word:
 
 
 def held_bytes(question: ServeQuestion, form: Form, *, case: int) -> dict[str, float]:
-    """Of one place, by what they are for."""
+    """Memory use of one place, by purpose."""
     engine, layout, shape = engine_of(question), lay_out(question), question.shape
     weights, _ = weights_of(question, form)
     # The widest moment of a prompt on its way through a layer, and logits in float32, twice.
@@ -480,7 +480,7 @@ def list_notes(question: ServeQuestion, row: FormRow) -> tuple[str, ...]:
 
 
 def list_sources(machine: Machine) -> tuple[str, ...]:
-    """Of the figures that the answer rests on, each on one line."""
+    """List the sources of the figures that the answer rests on, one per line."""
     device = machine.gpu or machine.cpu
     facts = () if device is None else (f"{device.name}: {device.source} ({device.dated or 'not dated'})",)
     return (*facts, " ".join(MEASURED_DECODE.split()), " ".join(MEASURED_PREFILL.split()))

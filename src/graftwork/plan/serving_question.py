@@ -96,7 +96,9 @@ class Latency(Record):
     tokens_per_second: Figure
     """Over all users, prompts being read in between."""
     parts_seconds: dict[str, Figure]
-    """Of an answer: reading prompts, then weights, cache, links and steps of all its tokens."""
+    """Parts of the time of an answer: reading prompts, then weights, cache, links and steps of all its
+    tokens.
+    """
 
 
 class Holding(Record):
@@ -252,21 +254,21 @@ class EngineTraits(NamedTuple):
     compute: dict[Form, Spread]
     """Share of the dense rate while a prompt is read."""
     layer_seconds: Spread
-    """Of every layer and step, besides its products: starting kernels, waiting for threads."""
+    """Overhead of every layer and step, besides its products: starting kernels, waiting for threads."""
     step_seconds: Spread
-    """Of every step: choosing what goes on, drawing the token."""
+    """Overhead of every step: scheduling the batch, sampling the token."""
     adapter_factor: Spread
     """Time of a step whose users have different adapters over that of a step without."""
     mixes_adapters: bool
     """Users of different adapters share one step; otherwise weights are read once for each adapter."""
     cache_bytes: int
-    """Of one number in the KV cache."""
+    """Bytes per number in the KV cache."""
     cache_block: int
     """Tokens that are set aside at once."""
     runtime_gib: Spread
-    """Of each process, before the model: interpreter, libraries, the GPU's context, recorded graphs."""
+    """Memory of each process before the model: interpreter, libraries, the GPU's context, recorded graphs."""
     prompt_tokens: int
-    """Of a prompt, read at once; a longer one is read in pieces of this size."""
+    """Tokens of a prompt that are read at once; a longer prompt is read in chunks of this size."""
     logit_rows: int
     """Positions whose logits are held at once, at least."""
 
@@ -365,15 +367,16 @@ FORMS_OF: dict[EngineName, tuple[Form, ...]] = {
     "embedded": ("32 bits",),
 }
 GUESSED_RATES = Spread(2.0, 1.0, 0.5)
-"""Of a CPU that no catalog knows."""
+"""Rates of a CPU that is not in the catalog."""
 GPU_SHARE = 0.95
-"""Of a GPU's memory; the rest is the driver's, the screen's and the allocator's waste. [D]"""
+"""Share of a GPU's memory to use; the rest is the driver's, the display's and the allocator's overhead. [D]
+"""
 HOST_SHARE = 0.92
-"""Of a machine's memory; the rest is the system's. [D]"""
+"""Share of a machine's memory to use; the rest is the system's. [D]"""
 HOST_LINK_SHARE = 0.6
-"""Of a connector's rate where two GPUs communicate through the host: 19 to 20 of 32 GB/s on A40s [M]."""
+"""Share of the link's rate if two GPUs communicate through the host: 19 to 20 of 32 GB/s on A40s [M]."""
 MESSAGE_SECONDS = Spread(8e-6, 3e-5, 1e-4)
-"""Of one exchange between GPUs, however small. [D]"""
+"""Latency of one exchange between GPUs, however small. [D]"""
 CHECKED_FORM = Spread(0.99, 1.0, 1.01)
 """Bytes of weights over what their formats say: headers, alignment."""
 WORKSPACE = Spread(0.6, 1.0, 1.8)

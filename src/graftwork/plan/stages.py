@@ -25,21 +25,23 @@ from graftwork.records.base import Figure, Record
 from graftwork.records.plan import DeviceFacts, ModelShape, Residual
 
 READING_SHARE, PADDED_READING_SHARE = 0.84, 0.60
-"""Of a CPU's matrix rate, what reading prompts reaches: side by side, and padded by the model's own
-pass (SmolLM2, one core: 78 and 56 of 92 GFLOP/s)."""
+"""Share of a CPU's matrix rate that reading prompts reaches: packed, and padded by the model's own pass
+(SmolLM2, one core: 78 and 56 of 92 GFLOP/s).
+"""
 WRITING_SHARE = 0.72
 """The same for rows that write together, besides reading the weights and their keys (SmolLM2, 72 rows)."""
 BLOCK_SECONDS = 2.5e-4
-"""Of a pass over one token in a block on a CPU, besides what it multiplies: small operations."""
+"""Overhead per block of a pass over one token on a CPU, besides products: small operations."""
 GUESSED_WEIGHTS_S = 10e9
 """Bytes a second that products with one row read, where they were not measured."""
 LAUNCHED_BLOCK_SECONDS = 1.0e-3
-"""Of a pass that is not recorded on a GPU: the host launches it kernel by kernel (H200: 22 ms for a token of
-30 blocks by transformers, and half as much again for what surrounds it)."""
+"""Time per block of a pass that is not recorded on a GPU: the host launches it kernel by kernel (H200: 22 ms
+for a token of 30 blocks with transformers, and half as much again for the code around it).
+"""
 RECORDING_PASSES = 3
 """Two passes to warm up and one to record."""
 CHOOSING_SECONDS = 3e-4
-"""Of a GPU, for choosing the tokens of a pass and sending them to the host."""
+"""Time on a GPU to choose the tokens of a pass and send them to the host."""
 
 
 class AnswerLoad(Record):
@@ -118,7 +120,9 @@ def recording_answers(shape: ModelShape, *, sizes: int) -> float:
 
 
 def _read_flops(shape: ModelShape, load: AnswerLoad) -> float:
-    """Of one token of a prompt: products with weights, and half of the prompt to look at."""
+    """Floating-point operations to read one token of a prompt: products with weights, and attention to half
+    of the prompt.
+    """
     attention = 2.0 * load.prompt_tokens * shape.heads * shape.head_dim
     return shape.layers * (2.0 * active_layer_parameters(shape) + attention)
 
@@ -138,9 +142,9 @@ FIXED_SECONDS = {
 """Whatever the size. `plan` waits for the imports of the process that measures the machine; `try` verifies
 the release, and stops the endpoint."""
 BYTES_PER_SECOND = {"audit": 2.5e6, "prepare": 1.5e6}
-"""Of logs, on two cores."""
+"""Bytes of logs per second on two cores."""
 GRADE_SECONDS = 2e-3
-"""Of one answer, without code to run and without a judge."""
+"""Time to grade one answer, without code to run and without a judge."""
 RECORDED_SIZES, TRIED_SIZES = 4, 3
 """Passes that a GPU records for each subject: tokens of a batch, tokens and prompts of single requests. And
 those of the serving check."""
@@ -155,7 +159,7 @@ class StageFacts(Record):
     shape: ModelShape | None = None
     device: DeviceFacts
     rates: StepRates | None = None
-    """Of a GPU, where they are known."""
+    """Rates of a GPU, if known."""
     forked: bool = True
     """Whether workers are forked from a process that has done their imports."""
     answers: tuple[AnswerLoad, ...] = ()

@@ -305,7 +305,7 @@ class MapEngine:
     processes: int | None = None
     say: Callable[[str], None] = log.info
     reports: list[tuple[dict[str, int], int]] = field(default_factory=list)
-    """Of each map: the pieces of each node, and how many were begun more than once."""
+    """For each map: the pieces of each node, and how many were started more than once."""
 
     def map(self, pieces: Iterable[Piece], work: MapWork[Piece, Result]) -> Iterator[Result]:
         """Yield the results in the order of the pieces."""

@@ -75,7 +75,7 @@ class RayTasks:
     environment: Mapping[str, str] = field(default_factory=ray_environment)
     cpus: float = 1.0
     gpus: float = 0.0
-    """Of each piece."""
+    """GPUs of each piece."""
     name: str = "ray"
     _driver: "_Driver | None" = field(default=None, init=False, repr=False, compare=False)
 

@@ -95,7 +95,7 @@ THE_ONLY_MODEL = "main"
 
 
 FROM_MAIN = "main"
-"""Of `train.start_from`: the adapter of the main model."""
+"""Value of `train.start_from` for the adapter of the main model."""
 
 
 if TYPE_CHECKING:

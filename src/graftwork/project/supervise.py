@@ -58,7 +58,7 @@ class WorkerTask:
     job: Record
     folder: Path
     arguments: tuple[str, ...] = ()
-    """Of the module, instead of the job's file."""
+    """Arguments of the module, instead of the job's file."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What the worker needs and no file may hold: secrets."""
     max_restarts: int = 3

@@ -371,8 +371,9 @@ class ReviewDecision(Record):
 RepairState = Literal[
     "ask", "cached", "shared", "skipped", "accepted", "refused", "unanswered", "over_budget"
 ]
-"""Of a plan: asked, answered before, same prompt as an earlier row, not asked. Of a run: accepted, refused by
-a rule, no answer from the teacher, no budget left. The last two are asked again by the next run."""
+"""In a plan: to be asked, cached, same prompt as an earlier row, skipped. In a run: accepted, refused by a
+rule, no answer from the teacher, over budget. The last two are retried by the next run.
+"""
 UNDECIDED: tuple[RepairState, ...] = ("unanswered", "over_budget")
 
 

@@ -97,7 +97,7 @@ class Offer(Record):
     """With a commitment of `reserved_term`."""
     reserved_term: str = ""
     storage_usd_gib_month: float | None = None
-    """Of a volume that outlives the machine."""
+    """Price of a volume that outlives the machine."""
     longest_hours: float | None = None
     """The most that one job may take there."""
     quota_hours: float | None = None
@@ -120,14 +120,14 @@ class PlaceTerms(Record):
     free_hours_per_day: float | None = None
     spot: bool = False
     preemptions_per_hour: float | None = None
-    """Of its spot machines; None if it is not published."""
+    """Preemptions of its spot machines; None if not published."""
     storage_usd_gib_month: float = 0.0
     egress_usd_gib: float = 0.0
     setup_minutes: float = 10.0
     """From the order to the first step: machine, packages, weights."""
     smallest_billed_minutes: float = 0.0
     disk_gib: float | None = None
-    """Of a session, where the place sets it; None if one orders as much as one needs."""
+    """Disk of a session, if the place sets it; None if it can be ordered as needed."""
     driven_by: Literal["api", "by hand"] = "api"
     notes: str = ""
     source: str

@@ -226,7 +226,7 @@ class TokenPrice(Record):
     usd_per_million_input: float
     usd_per_million_output: float
     usd_per_million_cached: float | None = None
-    """Of input tokens that the provider reads from its cache; None if they cost as much as others."""
+    """Price of input tokens that the provider reads from its cache; None if they cost as much as others."""
     aliases: tuple[str, ...] = ()
     source: str = ""
     dated: str = ""

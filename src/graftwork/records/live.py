@@ -138,7 +138,7 @@ class CanaryReport(Record):
     high: float
     """The interval of the difference, valid however often it was looked at."""
     confidence: float
-    """Of the decision as a whole."""
+    """Confidence of the decision as a whole."""
     e_value: float
     failures_e_value: float
     experiment: str | None
@@ -272,9 +272,9 @@ class RouterCard(Record):
     trained_on: int
     chosen_on: int
     accuracy: MeasuredShare
-    """Of all questions, by the likeliest model."""
+    """Accuracy over all questions, by the likeliest model."""
     sure_accuracy: MeasuredShare
-    """Of those that it is sure about."""
+    """Accuracy over the questions it is sure about."""
     unsure: MeasuredShare
     calibration_error: float
     """Mean distance of stated probability and accuracy over ten groups of equal width."""

@@ -31,7 +31,7 @@ class ModelShape(Record):
     experts: int = 0
     """Experts of a block; none in a dense model."""
     experts_used: int = 0
-    """Of them, those that a token goes through."""
+    """Experts that a token is routed to."""
     expert_inner: int = 0
     architecture: str = ""
     """`model_type` of a family whose blocks graft's own steps compute otherwise than Llama's."""
@@ -43,7 +43,7 @@ class ModelShape(Record):
 
 
 FREE_SHARE = 0.9
-"""Of the cores; a measurement that got less shared them with others."""
+"""Share of the cores that counts as undisturbed; a measurement that got less shared them."""
 
 
 class DeviceFacts(Record):
@@ -59,7 +59,7 @@ class DeviceFacts(Record):
     core_share: float | None = None
     """The part of the cores that the measurement of a CPU got; small on a busy machine."""
     core_gflops: float | None = None
-    """Of one core, by the CPU time it took: what others use does not show in it."""
+    """Rate of one core by CPU time, so that the load of other processes does not affect it."""
     core_weights_s: float | None = None
     """The same for reading weights."""
     capability: float | None = None
@@ -68,7 +68,7 @@ class DeviceFacts(Record):
 
     @property
     def cores(self) -> float:
-        """Of a CPU, those that others leave."""
+        """Number of cores that other processes leave free."""
         return self.threads * (1.0 if self.core_share is None else self.core_share)
 
     @property
@@ -129,7 +129,7 @@ class CpuStepPlan(Record):
     kept: Literal["memory", "file", "nowhere"]
     """Where the frozen blocks' output waits for the next epoch."""
     distinct_tokens: int
-    """Of all rows, each counted once, after their common beginning."""
+    """Tokens of all rows, each counted once, after their common beginning."""
     restarted: bool = False
     """The process is killed halfway to rehearse a crash."""
 
@@ -145,7 +145,9 @@ class PlainStep(Record):
     """Estimated memory of each GPU or of the host."""
     parts_gib: dict[str, float] = {}
     seconds_per_token: float | None = None
-    """Of all processes together, by the rates that it was chosen by; without what they send each other."""
+    """Time per token of all processes together, at the rates that the plan was chosen by; without
+    communication.
+    """
 
 
 class StreamedStep(Record):
@@ -154,7 +156,7 @@ class StreamedStep(Record):
     micro_rows: int
     """Rows that go through a block at once; all rows of a step do before the next block is fetched."""
     dtype: Literal["float32", "bfloat16"]
-    """Of weights, gradients and activations on the device; the weights on the host are in float32."""
+    """Type of weights, gradients and activations on the device; the weights on the host are in float32."""
     host_inputs: int = 0
     """Blocks, from the bottom, whose inputs wait in host memory for the backward pass."""
     head_tokens: int | None = None
@@ -190,7 +192,7 @@ class RolloutLoad(Record):
     supervised_rows: int = 0
     """Rows of supervised training next to them in a step."""
     reward_seconds: float = 0.0
-    """Of one answer, where it is known."""
+    """Time to reward one answer, if known."""
     reference_rows: int = 0
     """Answers of a step that the model of the start reads too, for the KL divergence."""
 
@@ -369,7 +371,7 @@ class PlainSetup(Record):
     autocast: bool = True
     rows: int = 1
     tokens: int
-    """Of one row, with its padding."""
+    """Tokens of one row, with its padding."""
     checkpointed: int = 0
     """Layers that keep only their input and compute the rest again."""
     loss: Literal["plain", "fused"] = "plain"
@@ -393,7 +395,9 @@ class MemoryPeak(Record):
     allocated: float
     reserved: float
     parts: dict[str, float]
-    """Of the allocated bytes: weights, adapters, gradients, optimizer, activations, logits, workspace."""
+    """What the allocated bytes are for: weights, adapters, gradients, optimizer, activations, logits,
+    workspace.
+    """
     phase: str
     """Where the peak occurs: forward, loss, backward, optimizer, generation."""
 
@@ -472,7 +476,7 @@ class FitQuestion(Record):
     batch_size: int = 16
     """Rows of an optimizer step, over all GPUs."""
     trained_share: float = 1.0
-    """Of the tokens, those that are predicted."""
+    """Share of the tokens that are predicted."""
     rank: int = 16
     targets: tuple[str, ...]
     adapted_layers: int
@@ -609,7 +613,7 @@ class ProbedStep(Record):
     length: int
     trainable: int
     trained_share: float = 1.0
-    """Of the tokens, those that were predicted."""
+    """Share of the tokens that were predicted."""
     seconds: float
     spread: float
     """Half the range of the middle half, over the median."""

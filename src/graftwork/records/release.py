@@ -183,7 +183,7 @@ class Agreement(Record):
     same_first: float
     """Share of the positions at which both would say the same token."""
     allowed_difference: float = 0.0
-    """Of the largest logit."""
+    """Allowed difference, as a share of the largest logit."""
     allowed_first: float = 0.0
 
     @property

@@ -85,7 +85,7 @@ class EvalJob(Record):
     logged_system: bool = False
     """Ask with the system prompt that the log has."""
     precision: str = ""
-    """Of the weights and of the arithmetic, as `float32`; empty lets the worker find it."""
+    """Type of the weights and of the arithmetic, such as `float32`; empty lets the worker choose."""
 
 
 class TimingJob(Record):

@@ -137,7 +137,7 @@ class TrainOutcome(Record):
     peak_memory_gib: float
     """On a GPU, what was reserved there."""
     peak_allocated_gib: float | None = None
-    """Of that, what tensors used at most; None without a GPU."""
+    """The peak that tensors used of it; None without a GPU."""
     trainable_parameters: int
     restarts: int
     replayed_steps: int
@@ -145,7 +145,7 @@ class TrainOutcome(Record):
     skipped_steps: int = 0
     """Steps whose loss or gradient was not a number."""
     repeated_steps: int = 0
-    """Of those, the ones whose rows were trained on later."""
+    """Skipped steps whose rows were trained on again."""
     rows: int = 0
     """Rows that were trained on; fewer than the split holds where the settings give a budget."""
     started_from: str | None = None

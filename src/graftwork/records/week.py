@@ -186,7 +186,7 @@ class ScenarioResult(Record):
     bound: float
     cost_usd: float
     greedy_value: float | None
-    """Of the greedy plan; None if it found none."""
+    """Value of the greedy plan; None if it found none."""
     first_seconds: float
     """Until the first plan that keeps every rule."""
     seconds: float

@@ -150,7 +150,7 @@ def _send(client: Any, folder: Path, release: Release) -> Any:
 
 
 def _send_missing_signatures(client: Any, run_id: str | None, folder: Path) -> None:
-    """Of a version that is there only its signatures may come later."""
+    """Send the missing signatures of a version. Nothing else of an existing version may be added later."""
     ours = [folder / name for name in (MINISIGN, SIGSTORE) if (folder / name).is_file()]
     if not ours or not run_id:
         return
@@ -184,7 +184,7 @@ def _read_back(client: Any, run_id: str) -> dict[str, str]:
 
 
 def _found_or_made(find: Callable[[], Any], make: Callable[[], Any]) -> None:
-    """Of two who make it at once, the second finds it."""
+    """Return the existing one or create it. If two clients create it at once, the second finds it."""
     try:
         if find() is not None:
             return

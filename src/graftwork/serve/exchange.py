@@ -50,7 +50,7 @@ class ClientRequest:
     api: ApiFormat
     key: KeyHolder
     reservation: Reservation | None = None
-    """Of the key's tokens; given back when those of the answer are counted."""
+    """Reserved tokens of the key; released when those of the answer are counted."""
     label: str = "unknown"
     """What it is counted as in metrics: the release that answers, or a chain."""
 

@@ -31,7 +31,9 @@ _SLICE = 1 << 16
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
 _MOST_FIELDS = 1 << 19
-"""Of one protobuf request. An attribute has four; 512 spans, the usual batch, have some ten thousand."""
+"""Limit on the fields of one protobuf request. An attribute has four; 512 spans, the usual batch, have some
+ten thousand.
+"""
 
 
 TracedCalls = tuple[list[ServedExchange], list[str]]

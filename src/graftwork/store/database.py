@@ -216,7 +216,9 @@ class Database:
         return self.engine.dialect.name == "sqlite"
 
     def count_written_rows(self) -> int:
-        """Of all tables of PostgreSQL, ever: another number within seconds after every change."""
+        """Count the rows ever written to all tables of PostgreSQL: the number changes within seconds after
+        every write.
+        """
         tables = text(
             "SELECT coalesce(sum(n_tup_ins + n_tup_upd + n_tup_del), 0) FROM pg_stat_user_tables "
             "WHERE schemaname = current_schema()"

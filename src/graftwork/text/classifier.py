@@ -19,7 +19,7 @@ Array = npt.NDArray[np.float64]
 BUCKETS = 1 << 14
 """Features are hashed into this many."""
 MOST_CHARACTERS = 4000
-"""Of a longer text the first and the last half of this are read."""
+"""Length limit: of a longer text, the first and the last half of this are read."""
 PENALTIES = (1e-3, 1e-4, 1e-5)
 """Strengths of the L2 penalty that are tried."""
 STEPS = 300

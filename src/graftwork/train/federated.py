@@ -320,7 +320,7 @@ class PlaceResult(Record):
     weight: float
     loss_before: float | None
     loss: float | None
-    """Of its own adapter on its own validation rows; before: of the base."""
+    """Loss of its own adapter on its own validation rows; before: of the base."""
     seconds: float
 
 
@@ -374,9 +374,9 @@ class FederationPlan(Record):
     proximal: float
     places: tuple[PlannedPlace, ...]
     adapter_mb: float
-    """Of one adapter; it goes to each place and back in every round."""
+    """Size of one adapter; it is sent to each place and back in every round."""
     minutes: float
-    """Of all rounds that are left, places at the same time."""
+    """Time of all remaining rounds, with the places in parallel."""
     travels: tuple[str, ...]
     stays: tuple[str, ...]
 

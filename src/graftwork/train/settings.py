@@ -268,7 +268,7 @@ KEEPING = (
     "deterministic",
 )
 ENDPOINT_ACCESS = ("url", "api_key_env", "concurrency", "seconds")
-"""Of `rollouts.endpoint`, what does not change the result."""
+"""Settings of `rollouts.endpoint` that do not change the result."""
 LOSS = "loss"
 REWARD = "reward"
 """What an evaluation during training measures: the mean reward of answers to held-out cases."""
@@ -595,7 +595,7 @@ class TrainSettings(Record):
 
 
 def given_settings(train: TrainSettings) -> set[str]:
-    """Of the settings that only some objectives use, those that differ from their defaults."""
+    """Return those of the settings specific to some objectives that differ from their defaults."""
     defaults = type(train)()
     names = (name for name in OBJECTIVE_SETTINGS if name != "objective")
     return {name for name in names if getattr(train, name) != getattr(defaults, name)}

@@ -39,7 +39,7 @@ from graftwork.train.objectives.epochs import choose_training_rows
 from graftwork.train.run_folder import OUTCOME
 
 KEEP_ONE_OF = 3
-"""Of this many trials of a rung, one continues; it gets this many times the rows."""
+"""Keep one of this many trials of a rung; it continues with this many times the rows."""
 FEWEST_TRIALS = 2
 
 
@@ -456,7 +456,7 @@ class _Sweep:
         return with_train(self._work, {**self._changes(settings), "max_rows": most})
 
     def _changes(self, settings: SweepSettings) -> dict[str, float | int]:
-        """Of `train`. The strength of the adapter stays what it is: alpha follows the rank."""
+        """Return the changes to `train`. Alpha follows the rank, so the adapter keeps its strength."""
         train = self._work.settings.train
         alpha = train.alpha if train.use_rslora else train.alpha * settings.rank / train.rank
         return {**settings.model_dump(), "alpha": alpha}

@@ -156,7 +156,7 @@ def view_try_out(try_out: "TryOut") -> Document:
 
 
 MOST_LINES = 12
-"""Of an answer; an untrained base may write nothing but line feeds."""
+"""Lines of an answer to show; an untrained base may write nothing but line feeds."""
 
 
 def _take_lines(answer: str) -> str:

@@ -31,7 +31,7 @@ COLORS = ("cyan", "green", "yellow", "magenta", "blue", "red", "white", "bright_
 METER, EIGHTHS = 32, " ▏▎▍▌▋▊▉"
 """The longest bar, and what is left of a letter."""
 FEWEST_CELLS, MOST_CELLS = 42, 168
-"""Of a Gantt chart."""
+"""Width of a Gantt chart."""
 
 
 def show(console: Console, record: "Record") -> None:

@@ -36,9 +36,9 @@ CHUNKS = (None, 480, 240, 120)
 """The longest sessions that are tried, in minutes; None: as long as the place allows."""
 FIRST_SHARES = (0.25, 0.35, 0.4, 0.15, 0.3, 0.5, 0.08, 0.0)
 PAID_SHARES = (0.0, 0.2, 0.4)
-"""Of the time that is left, where places that cost begin to be used."""
+"""Share of the remaining time at which paid places may be used."""
 STEP_SHARE = 0.06
-"""Of all reference hours, those of a model before the models that start from it begin."""
+"""Share of all reference hours of a model to schedule before the models that start from it begin."""
 
 
 ROUNDS_OF_REFINEMENT = 3

@@ -51,7 +51,7 @@ from graftwork.week.sat import SearchLimits, refine, solve
 HOUR = 60
 DOLLARS = 10.0
 FASTER, SLOWER = 0.5, 2.0
-"""Of the hours until half is learned."""
+"""Factors on the hours until half is learned."""
 
 
 def try_changes(
@@ -185,13 +185,13 @@ def _assumptions(problem: WeekProblem) -> dict[str, WeekProblem]:
 
 
 SHARES: dict[Scenario, float] = {"parallel": 0.1, "sequential": 0.3, "iterative": 0.6}
-"""Of the time, for each scenario."""
+"""Share of the time for each scenario."""
 GREEDY = 0.25
-"""Of the time, for greedy plans at most."""
+"""Largest share of the time for greedy plans."""
 FITTING = 0.1
-"""Of the time, for an earlier plan at other times."""
+"""Share of the time to fit an earlier plan to other times."""
 REFINING = 0.1
-"""Of the time, for a cheaper and fairer plan of the same value."""
+"""Share of the time to look for a cheaper and fairer plan of the same value."""
 LEAST_FOR_SOLVER = 0.3
 """Seconds."""
 

@@ -36,7 +36,7 @@ class GainCurve(Record):
         return 1 - 2 ** (-hours / self.half_hours)
 
     def slope(self, hours: float) -> float:
-        """Of `learned`, per hour."""
+        """Slope of `learned`, per hour."""
         return math.log(2) / self.half_hours * 2 ** (-hours / self.half_hours)
 
 
@@ -73,9 +73,9 @@ class WeekPlace(Record):
     """One tuple for each quota."""
     rolling: tuple[RollingQuota, ...] = ()
     longest: int | None = None
-    """Of a session, with set-up and transfer."""
+    """Longest session, with setup and transfer."""
     shortest: int = 60
-    """Of training in a session."""
+    """Shortest training in a session."""
     setup: int = 0
     transfer: int = 0
     """Fetching the checkpoint, and the same for saving it."""
@@ -116,9 +116,10 @@ class WeekModel(Record):
     inherits: str | None = None
     """The model whose adapter it starts from."""
     share: float = 0.0
-    """Of the other model's hours, how many count for this one; at most as many as it trains from there on."""
+    """Share of the other model's hours that counts for this one; at most as many as it trains from there on.
+    """
     carry: float = 1.0
-    """Of its own earlier hours, how many count after it has moved to the other model's next adapter."""
+    """Share of its own earlier hours that counts after it has moved to the other model's next adapter."""
 
 
 class WeekProblem(Record):
@@ -372,7 +373,7 @@ class WeekCell(NamedTuple):
     start: int
     end: int
     periods: tuple[QuotaPeriod, ...]
-    """Of each quota, the period that holds the cell."""
+    """Period of each quota that contains the cell."""
 
     @property
     def usable(self) -> int:

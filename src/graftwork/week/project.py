@@ -185,7 +185,7 @@ def _dataset_of(run: RunEntry) -> str:
 
 
 ROWS, TOKENS = 2000, 1024
-"""Of the run whose hours compare the places."""
+"""Rows and tokens of the run whose hours compare the places."""
 FROM_BASE = "base"
 
 
@@ -380,7 +380,7 @@ def _planned_speed(
 
 
 def _hours(base: str, provider: PlaceCalendarSettings, settings: ProjectSettings, name: str) -> float | None:
-    """Of a run of the project's method on this GPU; None: it does not fit."""
+    """Return the hours of a run of the project's method on this GPU; None if it does not fit."""
     train = settings.train
     request = FitRequest(
         model=base, gpu=provider.gpu, gpus=provider.gpus, rows=ROWS, seq=str(TOKENS), epochs=1.0,
@@ -739,7 +739,7 @@ def _session(problem: WeekProblem, proposed: ProposedSession) -> Session:
 
 MOST_SECONDS = 20.0
 LEAST_WEIGHT = 0.001
-"""Of a model that does not count: a weight of none would leave its hours to chance."""
+"""Weight of a model that does not count: with zero its hours would be left to chance."""
 
 
 class WeekTerms(Record):

@@ -39,9 +39,9 @@ USUAL_SESSION = 1440
 SPEED_UNITS = 1000
 """Speeds are whole thousandths."""
 VALUE_UNITS = 10**7
-"""Of the solver, for one point."""
+"""Solver units per point."""
 COST_UNITS = 10_000
-"""Of the solver, for a dollar."""
+"""Solver units per dollar."""
 PER_HOUR = 60 // STEP * SPEED_UNITS
 """Units of training in a reference hour."""
 FINER = 1000

@@ -85,7 +85,7 @@ LATER_SETTINGS = frozenset(
 """Settings that do not affect row features."""
 
 UNKNOWN = -1
-"""Of a number of tokens, which is never negative. An unknown cost is negative too."""
+"""An unknown number of tokens. Token counts are never negative, but an unknown cost is negative too."""
 
 UNREADABLE_SCORE = -math.inf
 """The score of a row whose log has text in its place."""

@@ -246,9 +246,8 @@ def _drop_conflicts(
     wins: Array,
     rule: str,
 ) -> None:
-    """Of different replies to the same prompt, keep the last one logged, or none; one that wins by its score.
-
-    Unconfirmed replies of a model contradict no other reply: they are dropped where they differ.
+    """Of different replies to the same prompt, keep the one logged last, or none; with scores, the best.
+    Unconfirmed replies of a model do not conflict with other replies: they are dropped if they differ.
     """
     if rule == "keep_all":
         return

@@ -202,7 +202,7 @@ class _ClassSides:
     def _is_parted(
         self, later: Array, earlier: Array, side: tuple[Array, Array], other_side: tuple[Array, Array]
     ) -> Array:
-        """Of the later row's class, count rows from that row on; of the other class, all rows if one came
+        """Count rows of the later row's class from that row on, and all rows of the other class if one came
         before the later row.
         """
         later_class, earlier_class = self._first[later], self._first[earlier]

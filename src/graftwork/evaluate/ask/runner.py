@@ -76,11 +76,11 @@ class Pace:
 
     @property
     def tokens(self) -> int:
-        """Of the open batch, so far."""
+        """Tokens of the open batch so far."""
         return sum(self._tokens.values())
 
     def tokens_per_second(self) -> float:
-        """Of the open batch, its prompts' reading included."""
+        """Token rate of the open batch, including prompts."""
         elapsed = self._clock() - self._began
         return self.tokens / elapsed if elapsed > 0 else 0.0
 

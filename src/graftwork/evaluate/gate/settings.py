@@ -82,7 +82,7 @@ class GateRule(Record):
     """Whom a guardrail compares with: the base, the champion, the log, the prompted base (`prompt`)
     or the base with the logged system prompt (`logged_prompt`)."""
     at: Statistic | None = None
-    """Of measured times: their median (the default), mean or 95th percentile."""
+    """Statistic of measured times: their median (the default), mean or 95th percentile."""
     bound: Bound | None = None
     """What is held against the limit; the lower bound for `over`, the upper for `under`."""
     severity: Literal["must", "invariant"] = "must"

@@ -171,7 +171,7 @@ class TwoArms(_Bet):
     baseline: Counts = field(default=(0, 0), kw_only=True)
     candidate: Counts = field(default=(0, 0), kw_only=True)
     baseline_waiting: Counts = field(default=(0, 0), kw_only=True)
-    """Of these, those that wait until the other arm has new answers as well."""
+    """Those of `baseline` that wait until the other arm has new answers as well."""
     candidate_waiting: Counts = field(default=(0, 0), kw_only=True)
     log_capital: float = field(default=0.0, kw_only=True)
 

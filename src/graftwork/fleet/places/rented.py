@@ -32,7 +32,7 @@ class RestClient:
     """`key` is sent as a bearer token."""
 
     name: str
-    """Of the provider, in errors."""
+    """Name of the provider, for errors."""
 
     def __init__(self, key: str, base_url: str, *, wait: Callable[[float], None] = time.sleep) -> None:
         self._key, self._base, self._wait = key, base_url.rstrip("/"), wait
@@ -215,7 +215,9 @@ class RentedPlace(CloudPlace):
         return host.log(_on_host(job)) if host is not None else ""
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
-        """Of a machine that has failed, what can still be had: it is not paid for until its limit."""
+        """Fetch what is still available from a machine that has failed, so that it is not paid for until its
+        time limit.
+        """
         machine = self.machine_of(job)
         host = None if machine is None else self._host_of(machine)
         failed = machine is not None and bool(machine.failure)

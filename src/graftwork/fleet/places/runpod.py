@@ -154,7 +154,7 @@ class RunPodPlace(RentedPlace):
             self._client.checked(status, body)
 
     def _placed(self, pod: dict[str, Any]) -> PlacedJob:
-        """Of a pod that costs money nothing but its id and name must be known: it can be ended by them."""
+        """Return a pod that costs money. Only its id and name are required: they suffice to terminate it."""
         try:
             created_at = datetime.fromisoformat(str(pod.get("createdAt"))).astimezone(UTC).timestamp()
         except ValueError:

@@ -32,7 +32,7 @@ from graftwork.records.interaction import Message
 from graftwork.text.tool_calls import OPEN, TOOLS_MARK, TextAndCalls, split_calls, split_tools
 
 MOST_SECONDS = 20.0
-"""Of a CPU, for one rendering; usual are milliseconds."""
+"""CPU time limit of one rendering; milliseconds are usual."""
 MOST_STEPS = 20_000_000
 MOST_CHARACTERS = 2**27
 MOST_NUMBER = 2**20
@@ -82,7 +82,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return True
 
     def concat(self, parts: Iterable[str]) -> str:
-        """Of what was written: of the whole, of macros and of blocks that are assigned."""
+        """Concatenate output: that of the whole template, of macros and of blocks that are assigned."""
         pieces, size = [], 0
         for part in parts:
             size += len(part)

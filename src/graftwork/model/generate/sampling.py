@@ -170,7 +170,7 @@ class TokenOptions:
     constraint: TokenConstraint | None = None
     logprobs: int | None = None
     noted: deque[TokenLogprobs] = field(default_factory=deque)
-    """Of the tokens that were chosen, in their order; the listener takes those of its token."""
+    """Log probabilities of the chosen tokens, in order; the listener takes those of its token."""
 
 
 def has_constraint(rows: Sequence[TokenOptions | None]) -> bool:
@@ -196,7 +196,9 @@ def wants_own_logprobs(row: TokenOptions | None) -> bool:
 def chosen_logprobs(
     logits: Tensor, next_tokens: Tensor, rows: Sequence[TokenOptions | None]
 ) -> Tensor | None:
-    """Of the chosen token of each row, in one go and without waiting for a GPU. None if no row asks."""
+    """Return the log probability of the chosen token of each row, in one operation and without waiting for a
+    GPU. None if no row asks for it.
+    """
     if not any(map(wants_own_logprobs, rows)):
         return None
     return torch.log_softmax(logits.float(), dim=-1).gather(1, next_tokens[:, None]).squeeze(1)

@@ -159,7 +159,7 @@ def _matching(first: Sequence[int], second: Sequence[int]) -> int:
 MOST_ROWS = 256
 """More rows answer hardly more per second: by then the products keep the GPU busy."""
 SHARE = 0.8
-"""Of the free memory; the rest is for what the allocator cannot use in one piece."""
+"""Share of the free memory to use; the rest is lost to fragmentation."""
 HALF = 2
 """Bytes of a number in 16 bits."""
 UNKNOWN_SHAPE_ROWS = 32

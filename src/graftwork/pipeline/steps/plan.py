@@ -179,7 +179,7 @@ def plan_for(
 
 
 def repeated_steps(settings: TrainSettings) -> int | None:
-    """Of a rehearsed crash; None if none is rehearsed."""
+    """Steps repeated after a rehearsed crash; None if none is rehearsed."""
     if not settings.run.rehearse_crash:
         return None
     return min(STEPS_BEFORE_CRASH, settings.checkpoint_every - 1)

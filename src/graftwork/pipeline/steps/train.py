@@ -218,9 +218,9 @@ MICRO_ROWS = "micro_rows"
 CHECKPOINTING = "gradient_checkpointing"
 LIMIT = "limit_gib"
 BACKOFF = 0.92
-"""Of a GPU's limit, each time that it was too much."""
+"""Factor applied to a GPU's memory limit each time it was too much."""
 LEAST_SHARE = 0.6
-"""Of what was planned: below that the plan itself was wrong."""
+"""Least share of the planned size to retry with: below that the plan itself was wrong."""
 
 
 def as_replanned(job: TrainJob) -> TrainJob:
@@ -290,7 +290,9 @@ def with_checkpointing(job: TrainJob) -> TrainJob:
 
 
 def micro_batch_rows(job: TrainJob) -> int:
-    """Of each process: as changed before, as planned, else all that it has of a step."""
+    """Rows of a micro-batch of each process: as changed before, as planned, or all rows that it has in a
+    step.
+    """
     planned = job.plan.plain.micro_rows if job.plan.plain is not None else None
     alone = job.crew.get("strategy", "single") == "single"
     shared = 1 if alone else int(job.crew.get("processes", 1)) * int(job.run.get("nodes", 1))

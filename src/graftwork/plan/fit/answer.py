@@ -229,11 +229,11 @@ SHORTEST, GRAIN = 128, 64
 TRIED_EXACTLY, SHORTER = 4, 0.9
 SMALLER_TRIED = 2
 LEAST_SHARE = 0.75
-"""Of a GPU, what weights may take where anything is to be learned with the rest."""
+"""Largest share of a GPU for weights if training needs the rest."""
 
 
 ROOMY = 0.12
-"""Of a GPU, what must stay free for straight lines to be trusted without a count to the tensor."""
+"""Share of a GPU that must stay free to trust linear estimates without an exact count."""
 
 
 def find_remedies(question: FitQuestion, *, rates: StepRates | None, level: Level) -> tuple[Considered, ...]:
@@ -375,7 +375,7 @@ def _smaller_model(question: FitQuestion, *, rates: StepRates | None, level: Lev
 
 
 def least_bytes(shape: ModelShape, method: Method) -> float:
-    """Of the weights alone, what a GPU must hold of a model at the very least."""
+    """Return the memory that a GPU needs at the very least for the weights of a model."""
     a_weight = {"qlora": 0.5, "full": 0.0}.get(method, 1.0)
     return a_weight * total_parameters(shape) / LEAST_SHARE
 
@@ -467,7 +467,9 @@ def _fit(
 
 
 def steps_of(question: FitQuestion) -> int:
-    """Of the run. With GRPO the answers to all prompts are learned from, with DPO both replies of a pair."""
+    """Return the number of steps of the run. GRPO learns from the answers to all prompts, DPO from both
+    replies of a pair.
+    """
     times = {"sft": 1, "dpo": 2, "grpo": question.generations}[question.algorithm]
     return max(-(-round(question.rows * times * question.epochs) // question.batch_size), 1)
 

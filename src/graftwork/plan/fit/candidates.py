@@ -429,7 +429,7 @@ def say_why(question: FitQuestion) -> tuple[str, ...]:
 
 
 GENERATION_SHARE = 0.88
-"""Of the room, what answers may fill side by side: the rest is for what is not known to the last byte."""
+"""Share of the room for answers in parallel: the rest covers inexact estimates."""
 
 
 def plain_candidate(
@@ -554,7 +554,7 @@ def own_limit(question: FitQuestion) -> float:
 
 
 def sampled_bytes(question: FitQuestion) -> float:
-    """Of a GPU, for the answers of a step that are sampled together."""
+    """Memory on a GPU for the answers of a step that are sampled together."""
     return sum(sampled_parts(question).values())
 
 

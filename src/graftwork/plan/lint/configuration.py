@@ -137,7 +137,7 @@ class Peaks(Record):
     as_set: float
     recomputed: float
     tokens: int
-    """Of the longest row that the limit lets through."""
+    """Tokens of the longest row within the limit."""
 
 
 class LintContext(Record):

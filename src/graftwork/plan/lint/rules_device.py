@@ -146,7 +146,7 @@ def full_floor(config: Configuration, context: LintContext) -> tuple[float, str]
 GENEROUS = 1.1
 """A stated figure counts as right up to this ratio: GB and GiB differ by 7 %."""
 HARDLY = 0.7
-"""Of a GPU: what is left above it is for activations, buffers and the context."""
+"""Share of a GPU above which weights leave too little for activations, buffers and the context."""
 FIT = "`graft plan fit` shows what does fit"
 
 

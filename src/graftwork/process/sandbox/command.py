@@ -132,7 +132,7 @@ _FREE_UIDS_OF_CONTAINER = range(61_000, 65_000)
 
 
 MOST_JOBS = 256
-"""Of one sandbox: each has the user id after that of the one before."""
+"""Jobs of one sandbox: each has the next user id."""
 
 
 def command_for(

@@ -44,7 +44,7 @@ _SMALLEST_TEMPERATURE = 1e-6
 _ANY_OBJECT = {"type": "object"}
 MOST_TOOLS = 128
 MOST_SCHEMA_BYTES = 64 * 1024
-"""Of the JSON Schema of `response_format`, and of all tools of a request."""
+"""Size limit of the JSON Schema of `response_format`, and of all tools of a request."""
 DEEPEST_SCHEMA = 48
 """Levels of nesting in a schema."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -27,14 +27,14 @@ def pack_product(weight: Tensor, bias: Tensor | None, *, packed: bool) -> Produc
 
 
 def frozen_product(layer: Any, *, packed: bool) -> Product:
-    """Of a layer through which nothing flows back."""
+    """Product of a layer that no gradient flows through."""
     if type(layer) is nn.Linear:
         return pack_product(layer.weight, layer.bias, packed=packed)
     return layer  # type: ignore[no-any-return]
 
 
 def trainable_product(layer: Any, *, packed: bool) -> Product:
-    """Of a layer through which the gradient flows: frozen, or with one acting adapter."""
+    """Product of a layer that the gradient flows through: frozen, or with one active adapter."""
     base = layer.base_layer if isinstance(layer, LoraLinear) else layer
     if type(base) is not nn.Linear:
         return layer  # type: ignore[no-any-return]

@@ -328,7 +328,7 @@ def _cut(keys_values: KeysValues, layout: TokenLayout) -> tuple[KeysValues | Non
 
 
 def _pick(x: Tensor, layout: TokenLayout) -> Tensor:
-    """Of all tokens, those that predict a reply: the last ones of each row."""
+    """Pick the tokens that predict a reply: the last ones of each row."""
     cuts = [layout.shared]
     for length, count in zip(layout.rests, layout.predicting, strict=True):
         cuts += [length - count, count]

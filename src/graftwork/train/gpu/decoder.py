@@ -80,7 +80,7 @@ class EmbeddingAndHead:
     final_norm: NormWeights
     head: FrozenWeight
     dtype: torch.dtype
-    """Of the hidden states."""
+    """Type of the hidden states."""
     ending: LogitsEnding
 
 
@@ -89,7 +89,9 @@ Turns = Sequence[tuple[Tensor, Tensor]]
 
 
 AttendToEarlier = Callable[[int, Tensor, Tensor, Tensor, AttentionRule], Tensor]
-"""Of a block's number, queries, keys and values of one token of each row: what earlier tokens mix in."""
+"""Takes a block's number and the queries, keys and values of one token of each row; returns attention to
+earlier tokens.
+"""
 
 
 class GpuDecoder:

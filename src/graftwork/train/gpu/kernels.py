@@ -670,7 +670,7 @@ def _key_gradient(q, k, v, d_mixed, sums, along, first, last, dk, dv, tokens, he
 
 
 def document_bounds(tokens: int, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each token, where its document begins and ends."""
+    """Return where the document of each token begins and ends."""
     positions = torch.arange(tokens, device=starts.device, dtype=starts.dtype)
     document = torch.searchsorted(starts, positions, right=True, out_int32=True)
     return starts[document - 1], starts[document]

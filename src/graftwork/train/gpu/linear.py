@@ -73,8 +73,9 @@ def dequantize_four(four: FourBitWeight, dtype: torch.dtype) -> Tensor:
 
 @torch.library.custom_op("graftwork::dequantize_nf4", mutates_args=())
 def dequantize_nf4(tensors: list[Tensor], levels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of the tensors of layers, one Nf4Weight after the other. One kernel per layer on a GPU: operation by
-    operation, a weight passes through 22 bytes a number."""
+    """Dequantize the tensors of layers, one Nf4Weight after the other. One kernel per layer on a GPU:
+    operation by operation, a weight costs 22 bytes of traffic per number.
+    """
     return torch.cat([dequantize(part, dtype) for part in _weights_of(tensors)])
 
 

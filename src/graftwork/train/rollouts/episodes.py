@@ -47,7 +47,7 @@ class SampledAnswer(Record):
 
     @property
     def written(self) -> list[bool]:
-        """Of each token, whether the model wrote it."""
+        """For each token, whether the model wrote it."""
         by_environment = {index for start, end in self.given for index in range(start, end)}
         return [index not in by_environment for index in range(len(self.tokens))]
 

@@ -194,7 +194,9 @@ def keep_reward_seconds(work: "OpenProject", seconds: float) -> None:
 
 
 def find_reward_seconds(work: "OpenProject") -> float:
-    """Of one answer, as `graft reward check` or the last run measured it; 0 if neither did."""
+    """Return the time to reward one answer, as measured by `graft reward check` or the last run; 0 if neither
+    measured it.
+    """
     return _read_reward_seconds(work.project.state / REWARD_SECONDS).get(_reward_key(work), 0.0)
 
 
