@@ -41,7 +41,14 @@ class Certain(Random):
         return 0.99
 
 
-@pytest.fixture(params=sorted(CASES))
+# The whole contract in `make test`: jobs that the provider runs, and machines that are rented.
+WHOLE = ("kaggle", "lambda")
+at_every_cloud = pytest.mark.parametrize("case", sorted(CASES), indirect=True)
+
+
+@pytest.fixture(
+    params=[name if name in WHOLE else pytest.param(name, marks=pytest.mark.slow) for name in sorted(CASES)]
+)
 def case(request, tmp_path, monkeypatch):
     with open_case(
         request.param, SimulatedProvider(chance=Certain(1), jobs_only=True), tmp_path, monkeypatch
@@ -71,6 +78,7 @@ def test_every_cloud_has_a_section_a_page_and_a_case():
         assert (pages / f"{name}.md").exists()
 
 
+@at_every_cloud
 def test_a_job_runs_once_and_its_result_is_fetched(case, bundles, tmp_path):
     place, job_order = case.place(), ordered(case, bundles["short"])
     job = place.submit(job_order, secrets={"HF_TOKEN": SECRET})
@@ -170,6 +178,7 @@ def test_a_job_ordered_by_instance_type_goes_on_with_its_card(case, bundles):
     assert [job.state for job in controller.ledger.list()] == ["submitted"]
 
 
+@at_every_cloud
 def test_wrong_credentials_are_explained_and_nothing_is_made(case, bundles):
     with case.wrong_login():
         for ask in (
@@ -318,6 +327,7 @@ def test_a_used_up_quota_is_refused_and_nothing_is_made(case, bundles):
     assert case.provider.machines == []
 
 
+@at_every_cloud
 def test_a_provider_that_does_not_answer_is_unreachable(case):
     with case.no_network(), pytest.raises(PlaceUnreachable):
         case.place().list()
@@ -361,6 +371,7 @@ def test_nothing_is_left_running_whatever_the_provider_does(case, bundles, fault
         assert job.actual_usd <= job.committed_usd + 1e-9
 
 
+@at_every_cloud
 def test_a_missing_client_names_its_extra(case, monkeypatch):
     if not case.library:
         return  # a program, not a package
