@@ -548,7 +548,10 @@ def week(
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON, for --keep.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write the plan as a page.")] = None,
     ical: Annotated[
-        Path | None, typer.Option("--ical", help="Write sessions that are started by hand as a calendar.")
+        Path | None,
+        typer.Option(
+            "--ical", help="Write the sessions as a calendar, with alarms for those started by hand."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -556,7 +559,7 @@ def week(
 
     Exit code 1: no week keeps every rule; those that the nearest one breaks are named.
 
-    Example:  graft plan week --scenario sequential --ical manual.ics --json | jq .value,.gap
+    Example:  graft plan week --scenario sequential --ical week.ics --json | jq .value,.gap
     """
     from graftwork.project.folder import open_project
     from graftwork.week.problem import Effort

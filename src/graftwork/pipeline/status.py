@@ -32,6 +32,7 @@ from graftwork.serve.own_endpoint import OwnEndpoint
 from graftwork.serve.settings import ServeSettings
 from graftwork.store.runs import RunEntry
 from graftwork.text.wording import duration
+from graftwork.week.follow import WeekStatus, current_week
 
 State = Literal["fresh", "running", "stale", "missing", "not_due", "done"]
 """`done`: it was not compared with its inputs."""
@@ -211,6 +212,8 @@ class ProjectStatus(Record):
     drift: PromptDrift = PromptDrift()
     shadow: ShadowSummary | None = None
     """The challenger of `serve.shadow` against the champion; None if no shadow is set up."""
+    week: WeekStatus | None = None
+    """The planned week; None if there is none or it is over."""
 
 
 def project_status(work: OpenProject) -> ProjectStatus:
@@ -228,6 +231,7 @@ def project_status(work: OpenProject) -> ProjectStatus:
         working=lock_holder(work.project.state / "pipeline") is not None,
         drift=measure_drift(work),
         shadow=summarize_shadow(work),
+        week=current_week(work),
     )
 
 

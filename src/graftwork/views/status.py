@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from graftwork.text.wording import duration, plural
 from graftwork.views.document import Cell, Document, State, Table, quote
 from graftwork.views.endpoint import view_shadow
+from graftwork.views.week import summarize_week
 
 if TYPE_CHECKING:
     from graftwork.pipeline.status import EndpointStatus, NextRun, ProjectStatus, RunStatus, StepState
@@ -32,6 +33,8 @@ def view_project_status(status: "ProjectStatus") -> Document:
     viewed.line(f"live: {quote(live)}; {counts}", _say_endpoint(status.endpoint), wrap=False)
     viewed.line(*_say_captures(status.capture_totals))
     viewed.add(view_drift(status.drift), None if status.shadow is None else view_shadow(status.shadow))
+    if status.week is not None:
+        viewed.line(*summarize_week(status.week))
     if status.working:
         viewed.line("[cyan]another process is working on this project[/]")
     return viewed

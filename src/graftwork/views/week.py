@@ -1,7 +1,9 @@
 """A week that runs: what a tick did, how far it is, and what is proposed instead of its plan."""
 
+import json
 from typing import TYPE_CHECKING
 
+from graftwork.text.wording import plural
 from graftwork.views.document import Document, quote
 
 if TYPE_CHECKING:
@@ -20,8 +22,36 @@ def view_tick(done: "WeekTick") -> Document:
     return viewed
 
 
+def summarize_week(week: "WeekStatus") -> list[str]:
+    """What a person should do about the week now, each line with its command."""
+    lines = []
+    if week.lost:
+        names = ", ".join(f"{session.model} at {session.place}" for session in week.lost)
+        lines.append(
+            f"[yellow]week: {plural(len(week.lost), 'session')} missed[/] ({quote(names)}): `graft up week` "
+            "plans the rest without them and continues"
+        )
+    for session in week.unreported:
+        event = json.dumps({"kind": "missed", "at": session.starts_at.isoformat(), "place": session.place})
+        lines.append(
+            f"week: {quote(session.model)} at {quote(session.place)} was to be started by hand on "
+            f"{session.starts_at:%a %H:%M}; if it did not run: "
+            f"`graft plan week --keep week.json --out week.json --event '{quote(event)}'`"
+        )
+    coming = (*week.due, *week.next)
+    if coming:
+        first = coming[0]
+        when = "now" if week.due else f"on {first.starts_at:%a %H:%M}"
+        lines.append(
+            f"week: {quote(first.model)} at {quote(first.place)} {when}; `graft up week` follows the plan"
+        )
+    return lines
+
+
 def view_week_status(found: "WeekStatus") -> Document:
     rows = []
+    for missed in found.lost:
+        rows.append((missed.starts_at, missed.model, missed.place, "missed: nothing was running to start it"))
     for session in found.sessions:
         why = f": {session.why}" if session.why else ""
         job = f" (job {session.job})" if session.job else ""

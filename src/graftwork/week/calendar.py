@@ -152,10 +152,10 @@ ALARM_MINUTES = 10
 
 
 def calendar_text(schedule: WeekSchedule) -> str:
-    """A calendar with an event, and an alarm, for each session that is started by hand and is not over."""
+    """A calendar of the sessions that are not over; those that a person starts say so and have an alarm."""
     lines = ["BEGIN:VCALENDAR", "VERSION:2.0", "PRODID:-//graftwork//plan week//EN", "CALSCALE:GREGORIAN"]
     for session in schedule.sessions:
-        if session.by_hand and session.ends_at > schedule.now:
+        if session.ends_at > schedule.now:
             lines += _event(session, stamp=schedule.now)
     lines.append("END:VCALENDAR")
     return "".join(f"{_fold(line)}\r\n" for line in lines)
@@ -165,24 +165,28 @@ def _event(session: ShownSession, *, stamp: datetime) -> list[str]:
     key = f"{session.place}/{session.model}/{_utc(session.starts_at)}"
     uid = hashlib.sha256(key.encode()).hexdigest()[:24]
     minutes = session.end - session.start
+    title = f"{'Start by hand' if session.by_hand else 'Train'}: {session.model} at {session.place}"
+    who = "Start the session by hand." if session.by_hand else "`graft up week` starts the session."
+    alarm = [
+        "BEGIN:VALARM",
+        "ACTION:DISPLAY",
+        f"DESCRIPTION:{_text(f'Start {session.model} at {session.place}')}",
+        f"TRIGGER:-PT{ALARM_MINUTES}M",
+        "END:VALARM",
+    ]
     return [
         "BEGIN:VEVENT",
         f"UID:{uid}@graftwork",
         f"DTSTAMP:{_utc(stamp)}",
         f"DTSTART:{_utc(session.starts_at)}",
         f"DTEND:{_utc(session.ends_at)}",
-        f"SUMMARY:{_text(f'Train {session.model} at {session.place}')}",
+        f"SUMMARY:{_text(title)}",
         "DESCRIPTION:"
         + _text(
-            f"Start the session by hand. It takes {minutes // 60} h {minutes % 60:02} min, "
-            f"{session.train} min of them training."
+            f"{who} It takes {minutes // 60} h {minutes % 60:02} min, {session.train} min of them training."
         ),
         f"LOCATION:{_text(session.place)}",
-        "BEGIN:VALARM",
-        "ACTION:DISPLAY",
-        f"DESCRIPTION:{_text(f'Start {session.model} at {session.place}')}",
-        f"TRIGGER:-PT{ALARM_MINUTES}M",
-        "END:VALARM",
+        *(alarm if session.by_hand else ()),
         "END:VEVENT",
     ]
 

@@ -98,7 +98,8 @@ class WeekFollower:
         judged = self._judge(week, now)
         # To judge a model takes long: a person may have written another plan meanwhile.
         week = self.desk.load()
-        week, started, missed = self._begin_sessions(week, now)
+        week, over = self._miss_sessions(week, now)
+        week, started, refused = self._begin_sessions(week, now)
         planned_again = bool(week.pending)
         if planned_again:
             passing = [event for event in week.pending if event.kind not in LASTING]
@@ -113,7 +114,7 @@ class WeekFollower:
         return WeekTick(
             started=tuple(started),
             ended=tuple(ended),
-            missed=tuple(missed),
+            missed=(*over, *refused),
             judged=tuple(judged),
             planned_again=planned_again,
             next_at=next_moment(week, now),
@@ -193,6 +194,25 @@ class WeekFollower:
             judged.append(f"{session.model}: {'passed' if passed else 'not passed'}")
         return judged
 
+    def _miss_sessions(self, week: FollowedWeek, now: datetime) -> tuple[FollowedWeek, list[str]]:
+        """Sessions that ended while no follower ran: the rest of the week is planned without them."""
+        missed = []
+        for lost in lost_sessions(week, now):
+            why = "nothing was running to start it"
+            session = SessionJob(
+                model=lost.model, place=lost.place, starts_at=lost.starts_at, ordered_at=now,
+                state="missed", why=why,
+            )  # fmt: skip
+            # The event counts for the time that the session was planned for.
+            event = WeekEvent(kind="missed", at=lost.starts_at, place=lost.place, model=lost.model)
+            week = week.model_copy(
+                update={"sessions": (*week.sessions, session), "pending": (*week.pending, event)}
+            )
+            self.desk.save(week)
+            missed.append(f"{lost.model} at {lost.place} on {lost.starts_at:%a %H:%M}: {why}")
+            self.desk.report(f"session missed: {missed[-1]}")
+        return week, missed
+
     def _begin_sessions(self, week: FollowedWeek, now: datetime) -> tuple[FollowedWeek, list[str], list[str]]:
         started, missed = [], []
         for due in due_sessions(week, now):
@@ -225,18 +245,38 @@ class WeekFollower:
         return week, started, missed
 
 
+def open_sessions(week: FollowedWeek) -> list[ShownSession]:
+    """Planned sessions that were neither begun nor missed, of models that still need them, by their start."""
+    begun_keys = {(session.model, session.place, session.starts_at) for session in week.sessions}
+    complete = {event.model for event in week.events if event.kind == "complete"}
+    return [
+        session
+        for session in sorted(week.schedule.sessions, key=lambda session: session.starts_at)
+        if (session.model, session.place, session.starts_at) not in begun_keys
+        and session.model not in complete
+    ]
+
+
+def over_sessions(week: FollowedWeek, now: datetime) -> list[ShownSession]:
+    """Sessions that ended since the week was planned, without a job of ours."""
+    return [
+        session
+        for session in open_sessions(week)
+        if not session.fixed and week.schedule.now < session.ends_at - SHORTEST <= now
+    ]
+
+
+def lost_sessions(week: FollowedWeek, now: datetime) -> list[ShownSession]:
+    """Of these, those that we were to start. Others may have taken place: a person says so with an event."""
+    return [session for session in over_sessions(week, now) if not session.by_hand]
+
+
 def due_sessions(week: FollowedWeek, now: datetime) -> list[ShownSession]:
     """Sessions that should run now, and were neither begun nor missed; one of a model at a time."""
-    begun_keys = {(session.model, session.place, session.starts_at) for session in week.sessions}
     busy = {session.model for session in week.sessions if session.state in ("ordered", "running")}
-    complete = {event.model for event in week.events if event.kind == "complete"}
     due = []
-    for session in sorted(week.schedule.sessions, key=lambda session: session.starts_at):
-        if not session.starts_at <= now < session.ends_at - SHORTEST:
-            continue
-        if (session.model, session.place, session.starts_at) in begun_keys:
-            continue
-        if session.model in busy or session.model in complete:
+    for session in open_sessions(week):
+        if not session.starts_at <= now < session.ends_at - SHORTEST or session.model in busy:
             continue
         busy.add(session.model)
         due.append(session)
@@ -514,6 +554,10 @@ class WeekStatus(Record):
     next: tuple[ShownSession, ...]
     sessions: tuple[SessionJob, ...]
     """What was begun or missed so far."""
+    lost: tuple[ShownSession, ...] = ()
+    """Sessions that ended without having been started; the next round plans the week without them."""
+    unreported: tuple[ShownSession, ...] = ()
+    """Sessions that a person was to start and that are over: only the person knows what became of them."""
 
 
 COMING = 8
@@ -524,8 +568,20 @@ def week_status(work: OpenProject, *, now: datetime | None = None) -> WeekStatus
     week = ProjectWeek(work).load()
     coming = sorted((s for s in week.schedule.sessions if s.starts_at > moment), key=lambda s: s.starts_at)
     return WeekStatus(
-        due=tuple(due_sessions(week, moment)), next=tuple(coming[:COMING]), sessions=week.sessions
+        due=tuple(due_sessions(week, moment)),
+        next=tuple(coming[:COMING]),
+        sessions=week.sessions,
+        lost=tuple(lost_sessions(week, moment)),
+        unreported=tuple(session for session in over_sessions(week, moment) if session.by_hand),
     )
+
+
+def current_week(work: OpenProject) -> WeekStatus | None:
+    """The planned week that is not over; None if there is none."""
+    path, now = work.project.root / WEEK_FILE, datetime.now(tz=UTC)
+    if not path.exists() or read_schedule(path).end <= now:
+        return None
+    return week_status(work, now=now)
 
 
 def follow_once(work: OpenProject) -> WeekTick:

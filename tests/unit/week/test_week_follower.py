@@ -11,9 +11,20 @@ from hypothesis import strategies as st
 from graftwork.fleet.place import PlaceUnreachable
 from graftwork.records.errors import GracefulStop, NegativeResult, Stale, WorkerFailed
 from graftwork.records.week import ShownSession, WeekSchedule
+from graftwork.views.week import summarize_week
 from graftwork.week import follow as followed_week
-from graftwork.week.follow import FollowedWeek, RunIsComplete, WeekFollower, WeekTick, due_sessions
+from graftwork.week.follow import (
+    FollowedWeek,
+    RunIsComplete,
+    WeekFollower,
+    WeekStatus,
+    WeekTick,
+    due_sessions,
+    lost_sessions,
+    over_sessions,
+)
 from graftwork.week.project import write_schedule
+from graftwork.week.replan import WeekEvent
 
 START = datetime(2026, 11, 16, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -30,9 +41,9 @@ def shown(place, model, start, end):
     )  # fmt: skip
 
 
-def schedule(*sessions):
+def schedule(*sessions, now=START):
     return WeekSchedule(
-        start=START, end=START + 168 * HOUR, now=START, timezone="UTC", scenario="parallel",
+        start=START, end=START + 168 * HOUR, now=now, timezone="UTC", scenario="parallel",
         sessions=sessions, models=(), places=(), value=1.0, bound=1.0, gap=0.0, optimal=True, cost_usd=0.0,
         cap_usd=None, scenarios=(),
     )  # fmt: skip
@@ -156,6 +167,57 @@ def test_a_refused_session_is_missed_once_and_planned_around():
     assert [tick.missed for tick in missed] == [("main at kaggle: the quota is used up: 30 of 30 hours",)]
     assert [event.kind for event in desk.events] == ["missed"]
     assert desk.planned == 1
+
+
+def test_sessions_that_ended_while_nothing_followed_the_week_are_missed_and_planned_around():
+    desk = SimulatedDesk(
+        schedule(
+            shown("kaggle", "main", 1, 9), shown("own", "ufm", 2, 6), shown("own", "main", 20, 30),
+            now=hours(4),
+        ),
+        {"main": 8.0, "ufm": 1.0},
+    )  # fmt: skip
+    desk.saved = desk.saved.model_copy(
+        update={"events": (WeekEvent(kind="complete", at=hours(3), model="ufm"),)}
+    )
+    first, second = (WeekFollower(desk).tick(hours(moment)) for moment in (15, 15.25))
+    assert [line.partition(" on ")[0] for line in first.missed] == ["main at kaggle"]
+    assert not second.missed
+    assert [(event.kind, event.at, event.place) for event in desk.events if event.kind == "missed"] == [
+        ("missed", hours(1), "kaggle")
+    ]
+    assert desk.planned == 1
+    assert not desk.jobs
+
+
+@pytest.mark.parametrize(
+    ("session", "planned_at"),
+    [
+        ({"by_hand": True}, 0),  # a person may have started it
+        ({"fixed": True}, 0),  # an event has said what became of it
+        ({}, 9),  # the plan was made after it
+    ],
+)
+def test_a_session_that_may_have_taken_place_is_not_called_missed(session, planned_at):
+    past = shown("kaggle", "main", 1, 9).model_copy(update=session)
+    desk = SimulatedDesk(schedule(past, now=hours(planned_at)), {"main": 8.0})
+    assert not WeekFollower(desk).tick(hours(15)).missed
+    assert not desk.planned
+
+
+def test_the_status_names_what_was_missed_and_the_command_for_each_kind():
+    by_hand = shown("studio-lab", "ufm", 1, 9).model_copy(update={"by_hand": True})
+    week = FollowedWeek(
+        schedule=schedule(shown("kaggle", "main", 1, 9), by_hand, shown("own", "main", 20, 30))
+    )
+    lost, unreported = lost_sessions(week, hours(15)), over_sessions(week, hours(15))[1:]
+    lines = summarize_week(
+        WeekStatus(due=(), next=week.schedule.sessions[2:], sessions=(), lost=lost, unreported=unreported)
+    )
+    assert "1 session missed" in lines[0]
+    assert "main at kaggle" in lines[0]
+    assert '"place": "studio-lab"' in lines[1]
+    assert "main at own on Mon 20:00" in lines[2]
 
 
 def test_a_preempted_session_is_an_event_and_a_model_that_fails_to_be_judged_is_tried_again():
