@@ -1,9 +1,9 @@
 """Starts the worker processes of a test from a process that has imported torch and transformers already.
 
-In: `python -m graftwork.…`, as a test or the code under test starts it through `subprocess`. Out: the same
-process: a child of the same parent with the same files, environment and signals, which runs the module as
-`python -m` would, but without six seconds of imports. Commands of another kind, or with another setting of
-what Python and its libraries read at their start, start as always.
+In: `python -m graftwork.…`, or a stand-in for it, as a test or the code under test starts it through
+`subprocess`. Out: the same process: a child of the same parent with the same files, environment and signals,
+which runs the module as `python -m` would, but without six seconds of imports. Commands of another kind, or
+with another setting of what Python and its libraries read at their start, start as always.
 
 `pytest --real-processes` switches it off, and `make test-slow` does so.
 """
@@ -48,6 +48,7 @@ PRELOADED = (  # Nothing that starts a thread: pyarrow does.
     "rich.live",
     "rich.table",
 )
+STAND_INS = {path.stem for path in Path(__file__).with_name("stand_ins").glob("*.py")}
 CLONE_PARENT = 0x8000
 CLONE_NUMBERS = {"x86_64": 56, "aarch64": 220}
 READ_AT_START = (
@@ -110,10 +111,12 @@ class Starter:
         return int(_start_program(args, executables, *more)) if pid is None else pid
 
     def _takes(self, command: list[str], environment: dict[str, str]) -> bool:
-        ours = command[:2] == [self._interpreter, "-m"] and "".join(command[2:3]).startswith(
-            f"{self._package}."
+        module = "".join(command[2:3])
+        ours = module.startswith(f"{self._package}.") or module in STAND_INS
+        as_here = (
+            command[:2] == [self._interpreter, "-m"] and _part_read_at_start(environment) == self._at_start
         )
-        return ours and _part_read_at_start(environment) == self._at_start
+        return ours and as_here
 
 
 class Server:

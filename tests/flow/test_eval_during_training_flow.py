@@ -1,7 +1,7 @@
 """A run that is looked at on the way: by answers, sent to a tracker, killed once, shown on a page."""
 
 import pytest
-from test_run_flow import run, run_folder
+from flows import run, run_folder
 
 from graftwork.records.run import TrainOutcome
 

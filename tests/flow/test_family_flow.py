@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from garden import PLANTS
+from flows import PLANTS
 from typer.testing import CliRunner
 
 from graftwork.api.project import open_project

@@ -2,16 +2,23 @@
 
 import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
-import time
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from flows import (
+    graft,
+    graft_json,
+    opened,
+    run,
+    run_folder,
+    start_graft,
+    wait_for_steps,
+    wait_for_worker,
+)
 
 from graftwork.data.captures import CaptureExport
 from graftwork.pipeline.status import examine_steps
@@ -20,8 +27,6 @@ from graftwork.pipeline.steps.release import TryOut
 from graftwork.pipeline.table import STEPS, run_pipeline
 from graftwork.process.local_workers import LocalWorkers
 from graftwork.process.worker import hold_lock, lock_holder
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import Busy, Interrupted, NegativeResult
 from graftwork.records.plan import Plan
@@ -29,40 +34,17 @@ from graftwork.records.release import Release
 from graftwork.records.report import Verdict
 from graftwork.records.run import TrainOutcome
 
-GRAFT = [sys.executable, "-m", "graftwork.cli.main"]
 ALL = [step.name for step in STEPS]
 
 
-@contextmanager
-def opened(folder, listener):
-    with use_project(open_project(folder), listener) as work:
-        yield work
-
-
-def run(folder, listener, upto=None):
-    with opened(folder, listener) as work:
-        return run_pipeline(work, upto=upto)
-
-
-def graft(folder, *arguments, **options):
-    return subprocess.run(
-        [*GRAFT, *arguments, "-C", str(folder)], capture_output=True, text=True, check=False, **options
-    )
-
-
-def run_outputs(folder: Path) -> dict:
+def outputs_of(folder: Path) -> dict:
     """What the last `graft run` made, without doing anything again."""
-    with use_project(open_project(folder), NullReporter()) as work:
+    with opened(folder) as work:
         return {name: entry.output for name in ALL if (entry := work.ledger.get(name)) is not None}
 
 
 def live(folder: Path) -> str:
-    return json.loads(graft(folder, "release", "list", "--json").stdout)["aliases"]["champion"]
-
-
-def run_folder(folder: Path) -> Path:
-    (found,) = (folder / ".graft" / "runs").iterdir()
-    return found
+    return graft_json(folder, "release", "list")["aliases"]["champion"]
 
 
 def files_with(secret: bytes, folder: Path) -> list[Path]:
@@ -74,8 +56,7 @@ def test_logs_become_a_served_release_and_a_second_run_repeats_nothing(
 ):
     alerts = {"webhook": "http://127.0.0.1:9/hooks/ZbQx7PpLw2", "command": "true --token Xk29fjDk20"}
     mirror = "memory://me:hunter2hunter2@copies/runs"
-    train = {"rank": 2, "epochs": 2, "batch_size": 4, "checkpoint_every": 4, "threads": 1}
-    change_settings(small_project, train={**train, "run": {"mirror": mirror, "alerts": alerts}})
+    change_settings(small_project, train={"run": {"mirror": mirror, "alerts": alerts}})
     made = run(small_project, listener)
     for secret in (b"ZbQx7PpLw2", b"Xk29fjDk20", b"hunter2hunter2"):
         assert files_with(secret, small_project) == [small_project / "graft.yaml"]
@@ -89,7 +70,7 @@ def test_logs_become_a_served_release_and_a_second_run_repeats_nothing(
     assert (small_project / "report.html").stat().st_size > 10_000
     for path in [small_project / ".graft", *(small_project / ".graft").rglob("*")]:
         assert not path.stat().st_mode & 0o077, path
-    with opened(small_project, listener) as work:
+    with opened(small_project) as work:
         assert work.releases.aliases() == {"champion": release.id}
         assert work.captures.count() == 2 * len(made.get("try", TryOut).tried)
 
@@ -109,81 +90,68 @@ def test_logs_become_a_served_release_and_a_second_run_repeats_nothing(
 
 
 def test_the_gate_in_ci_names_what_a_new_setting_makes_stale_and_starts_no_training(
-    small_project, listener, change_settings
+    released_project, change_settings
 ):
-    run(small_project, listener, upto="gate")
-    settings = yaml.safe_load((small_project / "graft.yaml").read_text())
-    rank = settings["train"]["rank"]
-    change_settings(small_project, train={**settings["train"], "rank": rank * 2})
-    done = graft(small_project, "gate", "--junit", str(small_project / "gate.xml"), "--json")
-    assert done.returncode == 3
-    assert f"train.rank was {rank} and is {rank * 2}" in json.loads(done.stdout)["why"]
-    assert len(list((small_project / ".graft" / "runs").iterdir())) == 1
-    assert not (small_project / "gate.xml").exists()
-    message = json.loads(graft(small_project, "status", "--json").stdout)
-    states = {step["step"]: step["state"] for step in message["steps"]}
+    rank = yaml.safe_load((released_project / "graft.yaml").read_text())["train"]["rank"]
+    change_settings(released_project, train={"rank": rank * 2})
+    junit = released_project / "gate.xml"
+    stale = graft_json(released_project, "gate", "--junit", str(junit), exit_code=3)
+    assert f"train.rank was {rank} and is {rank * 2}" in stale["why"]
+    assert run_folder(released_project)
+    assert not junit.exists()
+    status = graft_json(released_project, "status")
+    states = {step["step"]: step["state"] for step in status["steps"]}
     assert (states["prepare"], states["plan"], states["train"]) == ("fresh", "stale", "stale")
-    assert {"plan", "train"} <= set(message["next"]["steps"])
+    assert {"plan", "train"} <= set(status["next"]["steps"])
 
 
-def test_only_what_depends_on_a_change_is_done_again(small_project, listener, change_settings):
-    run(small_project, listener)
-    listener.done.clear()
-    change_settings(small_project, gate={"rules": [{"metric": "latency_seconds", "under": 999.0}]})
-    first = run_outputs(small_project)["release"]["id"]
-    run(small_project, listener)
+def test_only_what_depends_on_a_change_is_done_again(released_project, listener, change_settings):
+    first = outputs_of(released_project)["release"]["id"]
+    change_settings(released_project, gate={"rules": [{"metric": "latency_seconds", "under": 999.0}]})
+    run(released_project, listener)
     assert listener.done == ["gate", "release", "try", "report"]
     # And the way back, by the commands that an engineer on call at night would use.
-    second = run_outputs(small_project)["release"]
+    second = outputs_of(released_project)["release"]
     assert second["parent"] == first
-    assert json.loads(graft(small_project, "release", "rollback", "--json").stdout)["release_id"] == first
-    assert live(small_project) == first
-    assert graft(small_project, "release", "rollback", "--json").returncode == 2
-    done = graft(small_project, "release", "promote", second["id"][:10], "--reason", "fixed", "--json")
-    assert json.loads(done.stdout)["why"] == "fixed"
-    assert live(small_project) == second["id"]
+    assert graft_json(released_project, "release", "rollback")["release_id"] == first
+    assert live(released_project) == first
+    graft_json(released_project, "release", "rollback", exit_code=2)
+    words = ("release", "promote", second["id"][:10], "--reason", "fixed")
+    assert graft_json(released_project, *words)["why"] == "fixed"
     # A release whose bytes changed is not promoted again.
-    damaged = small_project / ".graft" / "releases" / first / "adapter_config.json"
+    damaged = released_project / ".graft" / "releases" / first / "adapter_config.json"
     damaged.chmod(0o644)
     damaged.write_text("{}")
-    assert graft(small_project, "release", "promote", first, "--json").returncode == 3
-    assert live(small_project) == second["id"]
+    graft_json(released_project, "release", "promote", first, exit_code=3)
+    assert live(released_project) == second["id"]
 
 
-def test_a_missing_result_is_made_again(small_project, listener):
-    import shutil
-
-    run(small_project, listener, upto="train")
-    shutil.rmtree(run_folder(small_project))
-    listener.done.clear()
-    run(small_project, listener, upto="train")
-    assert listener.done == ["train"]
-
-
-def test_a_gate_that_says_no_releases_nothing(small_project, listener, change_settings):
-    change_settings(small_project, gate={"rules": [{"metric": "json_valid", "over": 0.6}]})
-    made = run(small_project, listener)
-    assert made.get("gate", Verdict).decision != "deploy"
-    assert listener.done == [name for name in ALL if name not in ("release", "try")]
-    with opened(small_project, listener) as work:
-        assert work.releases.list() == ()
-    done = graft(small_project, "gate", "--json")
-    assert done.returncode == made.get("gate", Verdict).exit_code != 0
-    assert json.loads(done.stdout)["decision"] == made.get("gate", Verdict).decision
+def test_a_gate_that_says_no_releases_nothing(released_project, listener, change_settings):
+    first = outputs_of(released_project)["release"]["id"]
+    change_settings(released_project, gate={"rules": [{"metric": "json_valid", "over": 0.6}]})
+    verdict = run(released_project, listener).get("gate", Verdict)
+    assert verdict.decision != "deploy"
+    assert listener.done == ["gate", "report"]
+    with opened(released_project) as work:
+        assert [release.id for release in work.releases.list()] == [first]
+    done = graft_json(released_project, "gate", exit_code=verdict.exit_code)
+    assert done["decision"] == verdict.decision
+    assert verdict.exit_code != 0
 
 
-def test_a_rehearsed_crash_is_survived_to_the_same_bytes(small_project, listener, change_settings):
-    import shutil
-
-    plain = run(small_project, listener, upto="train").get("train", TrainOutcome)
+def test_a_run_that_is_gone_is_done_again_and_a_rehearsed_crash_changes_no_byte(
+    released_project, listener, change_settings
+):
+    plain = outputs_of(released_project)["train"]
     # How a run is watched does not make it another run: it is done again because it is gone.
-    shutil.rmtree(run_folder(small_project))
-    change_settings(small_project, train={"run": {"rehearse_crash": True}})
-    crashed = run(small_project, listener, upto="train").get("train", TrainOutcome)
+    shutil.rmtree(run_folder(released_project))
+    change_settings(released_project, train={"run": {"rehearse_crash": True}})
+    crashed = run(released_project, listener, upto="train").get("train", TrainOutcome)
+    assert listener.done == ["train"]
     assert crashed.restarts == 1
     assert crashed.replayed_steps > 0
     assert crashed.replay_identical is True
-    assert crashed.adapter_hash == plain.adapter_hash
+    assert crashed.adapter_hash == plain["adapter_hash"]
     assert any("SIGKILL" in word for word in listener.words)
 
 
@@ -196,77 +164,50 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(
     assert not (small_project / ".graft" / "runs").exists()
 
 
-def start(folder, *arguments):
-    # A suite that was started in the background has Ctrl-C switched off, and would hand that on.
-    heard = ["env", "--default-signal=INT", *GRAFT, *arguments, "-C", str(folder)]
-    return subprocess.Popen(heard, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_killed_interrupted_and_resumed_a_run_comes_to_the_same_bytes(
+    released_project, change_settings, tmp_path
+):
+    # Enough steps to be caught in the middle.
+    change_settings(released_project, train={"epochs": 8})
+    twin = shutil.copytree(released_project, tmp_path / "twin")
+    expected = run(twin, upto="train").get("train", TrainOutcome).adapter_hash
+    shutil.rmtree(run_folder(released_project))
 
+    def only_run():
+        return graft_json(released_project, "status")["runs"][0]
 
-def wait_for_steps(folder: Path, process, *, steps: int) -> Path:
-    """Wait until the worker has journaled some steps; the run's folder."""
-    runs = folder / ".graft" / "runs"
-    while True:
-        assert process.poll() is None, process.communicate()
-        journals = list(runs.glob("*/steps.jsonl")) if runs.exists() else []
-        if journals and len(journals[0].read_bytes().splitlines()) >= steps:
-            return journals[0].parent
-        time.sleep(0.01)
-
-
-@pytest.fixture
-def long_project(small_project, change_settings):
-    """Enough steps to be caught in the middle."""
-    change_settings(small_project, train={"epochs": 12})
-    return small_project
-
-
-def finished_hash(folder) -> str:
-    done = graft(folder, "train", "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["adapter_hash"]
-
-
-def test_a_killed_process_resumes_the_run_to_the_same_bytes(long_project, tmp_path, tiny_base):
-    import shutil
-
-    twin = tmp_path / "twin"
-    shutil.copytree(long_project, twin)
-    expected = finished_hash(twin)
-
+    process = start_graft(released_project, "train", "--json")
+    folder = wait_for_steps(released_project, process, steps=2)
+    # A second run next to it is refused: however long it takes to start, the first is not over before.
+    worker = lock_holder(folder)
+    os.kill(worker, signal.SIGSTOP)
+    refused = graft_json(released_project, "train", exit_code=3)
+    assert "another worker" in refused["what"]
     # The worker is killed: the supervisor starts it again.
-    process = start(long_project, "train", "--json")
-    folder = wait_for_steps(long_project, process, steps=6)
-    os.kill(lock_holder(folder), signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
+    wait_for_steps(released_project, process, steps=14)
     # The supervisor is killed: the worker stops in order, nobody is left behind.
-    wait_for_steps(long_project, process, steps=14)
-    while lock_holder(folder) is None:
-        assert process.poll() is None
-        time.sleep(0.01)
+    wait_for_worker(folder, alive=True)
     process.kill()
     process.communicate()
-    while lock_holder(folder) is not None:
-        time.sleep(0.01)
-    status = json.loads(graft(long_project, "status", "--json").stdout)
-    assert status["runs"][0]["state"] == "running"
-    assert status["runs"][0]["health"] == "gone"
-    assert "graft run" in status["runs"][0]["reason"]
-
-    assert finished_hash(long_project) == expected
-    status = json.loads(graft(long_project, "status", "--json").stdout)
-    assert status["runs"][0]["state"] == "done"
-
-
-def test_ctrl_c_stops_in_order_and_the_same_command_goes_on(long_project):
-    process = start(long_project, "train")
-    folder = wait_for_steps(long_project, process, steps=5)
+    wait_for_worker(folder, alive=False)
+    left = only_run()
+    assert (left["state"], left["health"]) == ("running", "gone")
+    assert "graft run" in left["reason"]
+    # Ctrl-C stops in order.
+    before = len((folder / "steps.jsonl").read_bytes().splitlines())
+    process = start_graft(released_project, "train")
+    wait_for_steps(released_project, process, steps=before + 3)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert lock_holder(folder) is None
     assert any((folder / "checkpoints").iterdir())
-    assert json.loads(graft(long_project, "status", "--json").stdout)["runs"][0]["state"] == "stopped"
-    assert finished_hash(long_project)
+    assert only_run()["state"] == "stopped"
+
+    assert graft_json(released_project, "train")["adapter_hash"] == expected
+    assert only_run()["state"] == "done"
 
 
 class InterruptedHost(LocalWorkers):
@@ -276,18 +217,19 @@ class InterruptedHost(LocalWorkers):
         raise KeyboardInterrupt
 
 
-def test_ctrl_c_before_the_worker_runs_leaves_a_stopped_run(small_project):
-    with use_project(open_project(small_project), NullReporter()) as work:
+def test_a_run_is_busy_while_another_worker_stops_and_stopped_by_ctrl_c_before_the_worker_runs(
+    released_project,
+):
+    with opened(released_project) as work:
+        plan = run_pipeline(work, upto="plan").get("plan", Plan)
+        folder = work.project.runs / run_id_of(plan)
+        shutil.rmtree(folder)
+        # The worker of a killed command still stops.
+        with hold_lock(folder), pytest.raises(Busy, match="another worker"):
+            run_pipeline(work, upto="train")
         with pytest.raises(KeyboardInterrupt):
             run_pipeline(replace(work, place=InterruptedHost()), upto="train")
         assert [run.state for run in work.runs.list()] == ["stopped"]
-
-
-def test_a_run_is_busy_while_the_worker_of_a_killed_command_still_stops(small_project, listener):
-    with opened(small_project, listener) as work:
-        plan = run_pipeline(work, upto="plan").get("plan", Plan)
-        with hold_lock(work.project.runs / run_id_of(plan)), pytest.raises(Busy, match="another worker"):
-            run_pipeline(work, upto="train")
 
 
 class Impatient(NullReporter):
@@ -320,41 +262,19 @@ def test_ctrl_c_in_any_step_leaves_nothing_half_written_and_loses_nothing(small_
             run(small_project, impatient)
         assert impatient.pressed
         assert not list(state.rglob("*.part"))
-        workers = [*state.glob("runs/*"), *state.glob("evaluations/*-*/"), state / "serving"]
-        assert [lock_holder(folder) for folder in workers if folder.is_dir()] == [None] * len(
-            [folder for folder in workers if folder.is_dir()]
-        )
+        assert not [lock for lock in state.rglob("lock") if lock_holder(lock.parent) is not None]
     run(small_project, listener)
     assert listener.skipped + listener.done == ALL
     assert listener.done == ["report"]
 
 
-def test_a_second_run_next_to_the_first_is_refused(long_project):
-    process = start(long_project, "train", "--json")
-    worker = lock_holder(wait_for_steps(long_project, process, steps=2))
-    # However long the second takes to start, the first is not over before.
-    os.kill(worker, signal.SIGSTOP)
-    try:
-        second = graft(long_project, "train", "--json")
-    finally:
-        os.kill(worker, signal.SIGCONT)
-    assert second.returncode == 3
-    assert "another worker" in json.loads(second.stdout)["what"]
-    process.communicate()
-    assert process.returncode == 0
-
-
 def test_a_crashing_worker_is_given_up_with_its_last_messages(
     small_project, change_settings, tiny_base, tmp_path
 ):
-    import shutil
-
-    broken = tmp_path / "broken"
-    shutil.copytree(tiny_base, broken)
+    broken = shutil.copytree(tiny_base, tmp_path / "broken")
     change_settings(small_project, base=str(broken), train={"run": {"max_restarts": 0}})
-    assert graft(small_project, "plan", "--json").returncode == 0
+    run(small_project, upto="plan")
     (broken / "model.safetensors").write_bytes(b"\0" * 100)
     done = graft(small_project, "train", "--json")
     assert done.returncode == 3
-    assert "Traceback" not in done.stderr
     assert json.loads(done.stdout)["fix"]

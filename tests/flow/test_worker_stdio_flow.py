@@ -1,19 +1,17 @@
 """`graft worker --stdio`: a run that another program drives, over lines and over {packet, 4}."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema_rs
 import pytest
+from flows import GRAFT, ONE_THREAD
 
 from graftwork.api.stdio import protocol_schema
 from graftwork.process.stdio import encode, read_messages
 
-WORKER = [sys.executable, "-m", "graftwork.cli.main", "worker", "--stdio"]
 SCHEMA = jsonschema_rs.validator_for(protocol_schema())
 
 
@@ -24,11 +22,11 @@ class Client:
         self.framing = framing
         more = ["--packet", "4"] if framing == "packet4" else []
         self.process = subprocess.Popen(
-            [*WORKER, *more],
+            [*GRAFT, "worker", "--stdio", *more],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env=ONE_THREAD,
         )
         self.messages = read_messages(self.process.stdout, framing)
         self.seen = []
@@ -55,7 +53,7 @@ class Client:
         self.process.stdin.close()
         for text in self.messages:
             self.seen.append(json.loads(text))
-        return self.process.wait(timeout=120)
+        return self.process.wait()
 
     def kinds(self):
         return {message["type"] for message in self.seen}
@@ -76,43 +74,42 @@ def client():
         started.process.stdout.close()
 
 
-def test_a_run_is_closed_in_the_middle_and_the_next_start_ends_it(small_project, change_settings, client):
-    change_settings(small_project, train={"epochs": 12})
-    first = client("packet4")
-    first.start(small_project)
-    reached = first.until("checkpoint")["step"]
-    assert first.end() == 75
-    assert first.seen[-1]["type"] == "stopped"
-    assert first.seen[-1]["reason"] == "the port was closed"
-    assert {"hello", "started", "step", "progress", "heartbeat"} <= first.kinds()
+def test_a_run_is_closed_killed_and_canceled_in_the_middle_and_the_next_start_ends_it(
+    released_project, change_settings, client
+):
+    change_settings(released_project, train={"epochs": 6})
+    closed = client("packet4")
+    closed.start(released_project)
+    reached = closed.until("checkpoint")["step"]
+    assert closed.end() == 75
+    assert closed.seen[-1]["type"] == "stopped"
+    assert closed.seen[-1]["reason"] == "the port was closed"
+    assert {"hello", "started", "step", "progress", "heartbeat"} <= closed.kinds()
 
-    second = client()
-    second.start(small_project)
-    done = second.until("done")
-    assert (done["exit_code"], second.end()) == (0, 0)
-    assert done["result"]["steps"] > reached
-    assert Path(done["result"]["adapter_folder"]).is_dir()
-    states = {m["step"]: m["state"] for m in second.seen if m["type"] == "step"}
-    assert (states["prepare"], states["plan"], states["train"]) == ("unchanged", "unchanged", "finished")
-    steps = [m["step"] for m in second.seen if m["type"] == "checkpoint"]
-    assert steps == sorted(set(steps))
-    assert min(steps) > reached
-
-
-def test_a_cancel_stops_the_run_and_a_killed_worker_goes_on(small_project, change_settings, client):
-    change_settings(small_project, train={"epochs": 30})
     killed = client()
-    killed.start(small_project)
-    killed.until("checkpoint")
+    killed.start(released_project)
+    assert killed.until("checkpoint")["step"] > reached
     killed.process.send_signal(signal.SIGKILL)
     killed.process.wait()
     # Its training process notices, writes a checkpoint and ends; the next worker waits for it.
     canceled = client()
-    canceled.start(small_project)
-    canceled.until("checkpoint")
+    canceled.start(released_project)
+    reached = canceled.until("checkpoint")["step"]
     canceled.send(type="cancel", reason="the card is needed")
     assert canceled.until("stopped")["reason"] == "the card is needed"
-    assert canceled.process.wait(timeout=120) == 75
+    assert canceled.process.wait() == 75
+
+    last = client()
+    last.start(released_project)
+    done = last.until("done")
+    assert (done["exit_code"], last.end()) == (0, 0)
+    assert done["result"]["steps"] > reached
+    assert Path(done["result"]["adapter_folder"]).is_dir()
+    states = {m["step"]: m["state"] for m in last.seen if m["type"] == "step"}
+    assert (states["prepare"], states["plan"], states["train"]) == ("unchanged", "unchanged", "finished")
+    steps = [m["step"] for m in last.seen if m["type"] == "checkpoint"]
+    assert steps == sorted(set(steps))
+    assert min(steps) > reached
 
 
 def test_a_mistake_ends_with_its_exit_code(tmp_path, client):
