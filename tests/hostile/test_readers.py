@@ -163,8 +163,9 @@ def read_hostile(tmp_path, *prepare: str, attack: str, warm: str = "", **more):
 
     `warm` runs in the measured process before it is measured.
     """
-    make = "\n".join((MAKE, *map(textwrap.dedent, prepare)))
-    subprocess.run([sys.executable, "-c", make], check=True, cwd=tmp_path)
+    if prepare:
+        make = "\n".join((MAKE, *map(textwrap.dedent, prepare)))
+        subprocess.run([sys.executable, "-c", make], check=True, cwd=tmp_path)
     begin = f"{READ}os.chdir({str(tmp_path)!r})\n"
     return measure(attack, prepare=begin + textwrap.dedent(warm), **more)
 
@@ -217,12 +218,14 @@ def test_a_huge_line_of_json_is_read_or_named_in_bounded_memory(name, tmp_path):
 
 def test_json_arrays_nested_without_end_are_given_up_early(tmp_path):
     good = '{"prompt":"q","completion":"good"}'
-    for bad in ('{"a":' + "[" * (4 << 20), '{"a":[' + "[]," * (2 << 20) + "[]]},"):
-        (tmp_path / "log.json").write_text(f"[\n{good},\n{bad}\n{good}\n]")
-        measured = read_hostile(tmp_path, attack="show(read_file('log.json'))")
-        assert measured.code == 0, measured.errors
-        assert measured.output.strip().endswith("|4 read"), measured.output
-        assert measured.grown < 100, measured
+    nested = {"deep.json": '{"a":' + "[" * (4 << 20), "wide.json": '{"a":[' + "[]," * (2 << 20) + "[]]},"}
+    for name, bad in nested.items():
+        (tmp_path / name).write_text(f"[\n{good},\n{bad}\n{good}\n]")
+    attack = "for name in ('deep.json', 'wide.json'): show(read_file(name))"
+    measured = read_hostile(tmp_path, attack=attack)
+    assert measured.code == 0, measured.errors
+    assert [line.rpartition("|")[2] for line in measured.output.split("\n")[:2]] == ["4 read", "4 read"]
+    assert measured.grown < 100, measured
 
 
 CSV = {
@@ -308,7 +311,7 @@ def test_packed_bombs_end_in_a_fault_and_take_no_memory(name, tmp_path):
         assert "unpacks to more than 1,000 times its size" in measured.output
 
 
-@pytest.mark.parametrize("name", ["log.jsonl", "log.csv", "log.json"])
+@each(("log.jsonl", "log.csv", "log.json"), quick=("log.jsonl", "log.json"))
 def test_a_block_of_the_shortest_rows_or_of_faults_stays_small(name, tmp_path):
     """Each row or fault takes some hundred bytes or more in memory, however short its line is."""
     begin, row, end = {
@@ -381,7 +384,10 @@ PARQUET_BOMBS = {
 }
 
 
-@pytest.mark.parametrize("name", PARQUET_BOMBS)
+@each(
+    PARQUET_BOMBS,
+    quick=("one text a thousand times", "a list of 20 million nothings", "rows that are nothing"),
+)
 def test_a_parquet_bomb_ends_in_a_fault_and_takes_bounded_memory(name, tmp_path):
     prepare, shown = PARQUET_BOMBS[name]
     attack = "show_blocks('log.parquet')\nprint(children())"
@@ -428,7 +434,8 @@ def test_long_rows_that_fit_one_by_one_are_all_read(tmp_path):
     assert measured.output == "60\n", measured.output[:300]
 
 
-def test_damaged_parquet_never_breaks_the_reader(tmp_path):
+@pytest.mark.parametrize("seeds", [90, pytest.param(1000, marks=pytest.mark.slow)])
+def test_damaged_parquet_never_breaks_the_reader(tmp_path, seeds):
     """Cut, flipped and overwritten in every part; each is read in a process that must live on."""
     measured = read_hostile(
         tmp_path,
@@ -438,14 +445,15 @@ def test_damaged_parquet_never_breaks_the_reader(tmp_path):
         rows = [{"prompt": f"q{n}", "messages": turns[n], "n": n} for n in range(50)]
         write_parquet(pa.Table.from_pylist(rows), row_group_size=20)
         """,
-        warm="""
+        warm=f"""
         import random
+        SEEDS = {seeds}
         from graftwork.data.ingest.parquet_child import decode
         whole = Path("log.parquet").read_bytes()
         """,
         attack="""
         seen = set()
-        for seed in range(300):
+        for seed in range(SEEDS):
             dice = random.Random(seed)
             data = bytearray(whole)
             if seed % 3 == 0:
