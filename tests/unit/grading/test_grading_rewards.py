@@ -17,7 +17,6 @@ from graftwork.process.sandbox import SandboxSettings, open_sandbox
 from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
-from time_limits import check_with_limits
 
 OWN = """
 import os
@@ -46,37 +45,38 @@ CASE = Case(
 )
 
 
+def grade_texts(folder, texts, *, seconds):
+    spec = RewardSpec(parts=(RewardPart(metric="own.py:reward"),), folder=str(folder), seconds=seconds)
+    questions = [RewardQuestion(str(number), CASE, text) for number, text in enumerate(texts)]
+    with RewardRunner(spec, processes=1) as runner:
+        return list(runner.grade_all(questions))
+
+
 def test_a_reward_function_that_misbehaves_costs_its_answer_only(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
-    check_with_limits(lambda limit: check_answers(tmp_path, limit), 1.5, 30)
+    expected = {
+        "good": "",
+        "die": "exit code 3",
+        "nan": "returned nan",
+        "text": "returned str",
+        "large": "returned 7",
+        "nothing": "",
+        "raise": "lost",
+    }
+    *graded, last = grade_texts(tmp_path, [*expected, "good"], seconds=120)
+    assert [item.reward for item in graded] == [0.5, None, None, None, None, None, None]
+    assert last.reward == 0.5
+    for item, reason in zip(graded, expected.values(), strict=True):
+        assert reason in item.failed.get("own.py:reward", "")
+        assert bool(item.failed) == bool(reason)
 
 
-def check_answers(folder, limit):
-    spec = RewardSpec(parts=(RewardPart(metric="own.py:reward"),), folder=str(folder), seconds=limit)
-    texts = ["good", "hang", "die", "nan", "text", "large", "nothing", "raise", "good"]
-    with RewardRunner(spec, processes=1) as runner:
-        graded = list(
-            runner.grade_all([RewardQuestion(str(at), CASE, text) for at, text in enumerate(texts)])
-        )
-    assert [item.reward for item in graded] == [0.5, None, None, None, None, None, None, None, 0.5]
-    reasons = [item.failed.get("own.py:reward", "") for item in graded]
-    for reason, expected in zip(
-        reasons,
-        [
-            "",
-            f"longer than {limit:g} s",
-            "exit code 3",
-            "returned nan",
-            "returned str",
-            "returned 7",
-            "",
-            "lost",
-            "",
-        ],
-        strict=True,
-    ):
-        assert expected in reason
-        assert bool(reason) == bool(expected)
+def test_a_reward_function_that_hangs_is_left_at_its_limit(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    hung, after = grade_texts(tmp_path, ["hang", "good"], seconds=2)
+    assert (hung.reward, "longer than 2 s" in hung.failed["own.py:reward"]) == (None, True)
+    # On a busy machine a good answer may take as long; it never has the failure of another one.
+    assert after.reward == 0.5 or "longer than 2 s" in after.failed["own.py:reward"]
 
 
 HANGING_CASE = CASE.model_copy(
@@ -96,12 +96,8 @@ def test_an_answer_whose_code_hangs_is_wrong_and_counts():
         open_sandbox(SandboxSettings())
     except EnvironmentFailure:
         pytest.skip("no way to shut code in works here")
-    check_with_limits(check_hanging_code, 4, 30)
-
-
-def check_hanging_code(limit):
     spec = RewardSpec(
-        parts=(RewardPart(metric="checks_passed"),), folder="", sandbox={"seconds": 3600}, seconds=limit
+        parts=(RewardPart(metric="checks_passed"),), folder="", sandbox={"seconds": 3600}, seconds=5
     )
     texts = [
         HANGING_CASE.reference,

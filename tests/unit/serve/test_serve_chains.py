@@ -325,19 +325,24 @@ def test_the_time_of_a_chain_is_bounded(run_with_limit):
     class Silent:
         state, models = "ready", ("large-1",)
 
+        def __init__(self):
+            self.asked = False
+
         async def complete(self, call, *, model):
+            self.asked = True
             await asyncio.Event().wait()
 
-    async def main(limit):
-        chain = {**steps_with(model="remote"), "max_seconds": limit}
-        async with open_chain(chain, endpoints={"remote": Silent()}) as (house, client):
+    async def main(limit, pass_when):
+        chain, remote = {**steps_with(model="remote"), "max_seconds": limit}, Silent()
+        async with open_chain(chain, endpoints={"remote": remote}) as (house, client):
+            passed = pass_when(lambda: remote.asked)
             with pytest.raises(APIStatusError) as refused:
                 await ask(client)
             assert (refused.value.status_code, refused.value.body["code"]) == (504, "timeout")
             assert "trio/review" in refused.value.body["message"]
             assert house.answers.metrics.in_flight == 0
+            assert passed.done()
 
-    # Longer than the step before the silent one takes.
     run_with_limit(main)
 
 

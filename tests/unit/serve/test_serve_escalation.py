@@ -207,13 +207,15 @@ def test_a_large_model_that_fails_or_says_nothing_costs_no_answer(run, how):
 
 
 def test_a_large_model_that_never_answers_costs_no_answer(run_with_limit):
-    async def main(limit):
+    async def main(limit, pass_when):
         large, serving = LargeEngine(hangs=True), ServeSettings(request_timeout_seconds=limit)
         async with open_pair(large=large, serving=serving) as (_, client):
+            passed = pass_when(lambda: large.asked)
             text, headers = await ask(client, BAD)
             assert text == f"[{RELEASE}] {BAD}"
             assert headers["x-graft-release"] == RELEASE
             assert headers["x-graft-escalation"] == "json_valid failed, large failed too"
+            assert passed.done()
 
     run_with_limit(main)
 

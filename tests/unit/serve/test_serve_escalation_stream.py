@@ -260,13 +260,16 @@ def test_an_answer_that_fails_after_its_beginning_was_sent_is_counted_and_captur
 
 @pytest.mark.parametrize("how", [{"fails": True}, {"hangs": True}, {"is_empty": True}])
 def test_the_small_models_stream_goes_on_where_the_large_one_gives_no_first_piece(run_with_limit, how):
-    async def main(limit):
-        serving = ServeSettings(request_timeout_seconds=limit)
-        async with open_pair(large=LargeEngine(**how), serving=serving) as (_, client):
+    async def main(limit, pass_when):
+        large, serving = LargeEngine(**how), ServeSettings(request_timeout_seconds=limit)
+        async with open_pair(large=large, serving=serving) as (_, client):
+            if "hangs" in how:
+                passed = pass_when(lambda: large.asked)
             text, headers, _ = await stream(client, BAD)
             assert text == "".join(ANSWERS[BAD])
             assert headers["x-graft-release"] == RELEASE
             assert headers["x-graft-escalation"] == "says_yes failed, large failed too"
+            assert "hangs" not in how or passed.done()
 
     run_with_limit(main)
 
@@ -294,14 +297,23 @@ def test_no_more_than_the_bound_of_tokens_is_held_back(run):
 
 
 def test_a_slow_answer_is_held_back_no_longer_than_the_bound(run_with_limit):
-    async def main(limit):
+    class RemembersText(StartsWithYes):
+        text = ""
+
+        def judge_prefix(self, messages, text):
+            self.text = text
+            return super().judge_prefix(messages, text)
+
+    async def main(limit, pass_when):
         small = WordEngine([RELEASE], stop_after=4)
-        checks = StartsWithYes(open_until=1000)
+        checks = RemembersText(open_until=1000)
         async with open_pair(small=small, checks=checks, prefix_seconds=limit) as (_, client):
+            passed = pass_when(lambda: checks.text == "".join(ANSWERS[GOOD][:4]))
             opened = await client.chat.completions.with_raw_response.create(
                 model="champion", messages=[{"role": "user", "content": GOOD}], stream=True
             )
             assert opened.headers["x-graft-checked"] == "4 tokens"
+            assert passed.done()
             small.go_on.set()
             text = "".join([c.choices[0].delta.content or "" async for c in opened.parse() if c.choices])
             assert text == "".join(ANSWERS[GOOD])

@@ -224,10 +224,11 @@ def test_an_engine_that_dies_in_the_middle_of_a_stream_is_an_error_in_the_stream
 
 
 def test_an_engine_that_takes_too_long_is_answered_with_504(run_with_limit):
-    async def main(limit):
+    async def main(limit, pass_when):
         settings = ServeSettings(request_timeout_seconds=limit)
         async with open_house(settings=settings) as house, client_of(house) as client:
             house.stub.gate.clear()
+            pass_when(house.stub.waiting.is_set)
             with pytest.raises(APIStatusError) as refused:
                 await client.chat.completions.create(model="champion", messages=HELLO)
             assert refused.value.status_code == 504

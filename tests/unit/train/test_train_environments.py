@@ -19,7 +19,6 @@ from graftwork.train.rollouts.multi_turn import Environment, EnvironmentAnswer, 
 from graftwork.train.rollouts.sampling import AskedPrompt, RolloutSampler, WrittenReply
 from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import EnvironmentSettings, PolicySettings, RolloutSettings
-from time_limits import check_with_limits
 
 ENVIRONMENT = '''
 import time
@@ -106,18 +105,19 @@ def test_a_class_with_step_answers_each_reply_in_the_sandbox(environment):
 
 
 def test_an_environment_that_crashes_hangs_or_answers_nonsense_costs_its_own_episode(environment):
-    check_with_limits(lambda limit: check_bad_answers(environment, limit), 2, 30)
-
-
-def check_bad_answers(environment, limit):
-    game = environment(python="envs/game.py:Guess", seconds=limit)
-    replies = ["crash", "fine", "hang", "nonsense", "huge"]
-    found = game.answer([(CASE, [text]) for text in replies])
-    assert found[0].failed == "RuntimeError: the game broke"
-    assert found[1] == EnvironmentAnswer("no, try 2")
-    assert "longer than" in found[2].failed
-    assert "nan instead of a number" in found[3].failed
-    assert "instead of a number" in found[4].failed
+    replies = ["crash", "fine", "nonsense", "huge"]
+    crash, fine, *wrong = environment(python="envs/game.py:Guess").answer(
+        [(CASE, [text]) for text in replies]
+    )
+    assert crash.failed == "RuntimeError: the game broke"
+    assert fine == EnvironmentAnswer("no, try 2")
+    assert "nan instead of a number" in wrong[0].failed
+    assert "instead of a number" in wrong[1].failed
+    quick = environment(python="envs/game.py:Guess", seconds=2)
+    fine, hung = quick.answer([(CASE, ["fine"]), (CASE, ["hang"])])
+    assert "longer than" in hung.failed
+    # On a busy machine any answer may take as long.
+    assert fine == EnvironmentAnswer("no, try 2") or "longer than" in fine.failed
 
 
 def test_characters_that_no_prompt_can_hold_are_replaced_in_what_an_environment_says(
