@@ -3,27 +3,18 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from flows import start_graft
 
 from free_ports import free_port
 
-GRAFT = [sys.executable, "-m", "graftwork.cli.main"]
-QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
-
 
 def start(folder, *arguments):
-    return subprocess.Popen(
-        [*GRAFT, "train", "-C", str(folder), "--json", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=QUIET,
-    )
+    return start_graft(folder, "train", "--json", *arguments)
 
 
 def journal(folder: Path) -> list[dict]:
@@ -59,10 +50,10 @@ def last_losses(folder):
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_rank_is_killed_and_the_run_stopped_and_one_process_ends_it(small_project, change_settings):
     # Killed just behind a checkpoint it would have nothing to repeat: it is killed long before the second.
-    train = {"strategy": "ddp", "processes": 2, "epochs": 12, "checkpoint_every": 30}
+    train = {"strategy": "ddp", "processes": 2, "epochs": 8, "checkpoint_every": 16}
     change_settings(small_project, train=train)
     child = start(small_project)
-    wait_for(lambda: len(journal(small_project)) > 32, child)
+    wait_for(lambda: len(journal(small_project)) > 18, child)
     (second,) = ranks(small_project, 1)
     os.kill(second, signal.SIGKILL)
     # The supervisor starts both again; they do some steps a second time.
@@ -96,8 +87,7 @@ def test_a_rank_is_killed_and_the_run_stopped_and_one_process_ends_it(small_proj
 def test_two_machines_train_one_run(small_project, change_settings):
     change_settings(small_project, train={"strategy": "ddp", "processes": 1, "epochs": 1})
     machines = ("--nodes", "2", "--main-address", f"127.0.0.1:{free_port()}")
-    reported = start(small_project, *machines)
-    out, err = reported.communicate()
+    out, _ = start(small_project, *machines).communicate()
     commands = json.loads(out)["commands"]
     assert [command.split(" --node-rank ")[1][0] for command in commands] == ["0", "1"]
     assert all(str(small_project) in command for command in commands)

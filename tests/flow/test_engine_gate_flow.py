@@ -23,14 +23,13 @@ ENGINE = EngineSettings(kind="llamacpp", precision="f16", context=512)
 
 
 def test_a_release_is_served_by_llama_cpp_only_after_the_gate_has_passed_there(
-    small_project, monkeypatch, tmp_path
+    released_project, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("GRAFT_CACHE", str(tmp_path / "cache"))
-    settings = yaml.safe_load((small_project / "graft.yaml").read_text())
+    settings = yaml.safe_load((released_project / "graft.yaml").read_text())
     settings["serve"] = {"engine": ENGINE.model_dump(exclude_defaults=True), "port": 0, "threads": 1}
-    settings["train"] |= {"epochs": 1, "max_rows": 16, "validation_rows": 4}
-    (small_project / "graft.yaml").write_text(yaml.safe_dump(settings))
-    project = open_project(small_project)
+    (released_project / "graft.yaml").write_text(yaml.safe_dump(settings))
+    project = open_project(released_project)
     release = project.release()
 
     answered: list[str] = []
@@ -63,7 +62,8 @@ def test_a_release_is_served_by_llama_cpp_only_after_the_gate_has_passed_there(
 
     out = tmp_path / "ollama"
     done = CliRunner().invoke(
-        app, ["release", "export", "--format", "ollama", "--to", str(out), "-C", str(small_project), "--json"]
+        app,
+        ["release", "export", "--format", "ollama", "--to", str(out), "-C", str(released_project), "--json"],
     )
     assert done.exit_code == 0, done.output
     written = json.loads(done.stdout)
@@ -75,7 +75,16 @@ def test_a_release_is_served_by_llama_cpp_only_after_the_gate_has_passed_there(
     server.close()
     done = CliRunner().invoke(
         app,
-        ["release", "export", "--format", "vllm", "--to", str(tmp_path / "vllm"), "-C", str(small_project)],
+        [
+            "release",
+            "export",
+            "--format",
+            "vllm",
+            "--to",
+            str(tmp_path / "vllm"),
+            "-C",
+            str(released_project),
+        ],
     )
     assert done.exit_code == 0, done.output
     script = (tmp_path / "vllm" / "serve.sh").read_text()
@@ -83,7 +92,7 @@ def test_a_release_is_served_by_llama_cpp_only_after_the_gate_has_passed_there(
     assert f"--lora-modules {adapter.name}=adapters/{adapter.name}" in script
     assert (tmp_path / "vllm" / "base" / "config.json").is_file()
     again = CliRunner().invoke(
-        app, ["release", "export", "--format", "ollama", "--to", str(out), "-C", str(small_project)]
+        app, ["release", "export", "--format", "ollama", "--to", str(out), "-C", str(released_project)]
     )
     assert isinstance(again.exception, UserError)
 

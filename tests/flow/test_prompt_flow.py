@@ -74,7 +74,19 @@ def test_a_month_of_the_log_is_priced_and_hosting_is_found(logged, listener):
     assert found.saved_usd_per_month.value < 0
 
 
-def test_a_prompt_is_gated_released_verified_and_served_without_an_adapter(logged, listener):
+def test_a_prompt_is_gated_released_verified_and_served_without_an_adapter_by_both_engines(
+    logged, change_settings, listener, monkeypatch, tmp_path
+):
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setenv("GRAFT_CACHE", str(tmp_path / "cache"))
+
+    def require_served(project):
+        with project.serving() as url:
+            prompted = ask(url, "champion")
+            assert prompted["release"] == release.id
+            # The worked examples go before the question.
+            assert prompted["prompt_tokens"] > ask(url, "base")["prompt_tokens"] + 100
+
     project = open_project(logged, reporter=listener)
     release = project.release_prompt()
     names = {file.path for file in release.files}
@@ -82,33 +94,18 @@ def test_a_prompt_is_gated_released_verified_and_served_without_an_adapter(logge
     assert not any(name.endswith(".safetensors") for name in names)
     assert project.releases()[0].aliases == ("champion",)
     assert "train" not in listener.done
-    with project.serving() as url:
-        prompted = ask(url, "champion")
-        assert prompted["release"] == release.id
-        # The worked examples go before the question.
-        assert prompted["prompt_tokens"] > ask(url, "base")["prompt_tokens"] + 100
+    require_served(project)
     kept = {path.name for path in (logged / ".graft" / "answers").rglob("*.json")}
     project.evaluate(("base", "release:champion"), limit=4)
     assert {path.name for path in (logged / ".graft" / "answers").rglob("*.json")} == kept
 
-
-def test_llama_cpp_serves_a_prompt_release_once_its_gate_has_passed_there(
-    logged, change_settings, listener, monkeypatch, tmp_path
-):
-    pytest.importorskip("xllamacpp")
-    monkeypatch.setenv("GRAFT_CACHE", str(tmp_path / "cache"))
     engine = {"kind": "llamacpp", "precision": "f32", "context": 2048}
     change_settings(logged, serve={"engine": engine, "port": 0, "threads": 1})
     project = open_project(logged, reporter=listener)
-    release = project.release_prompt()
     with pytest.raises(NegativeResult, match="may not be served by llamacpp"), project.serving():
         pass
     assert project.gate_engine(release="champion").decision == "deploy"
-    with project.serving() as url:
-        prompted = ask(url, "champion")
-        assert prompted["release"] == release.id
-        # The worked examples go before the question.
-        assert prompted["prompt_tokens"] > ask(url, "base")["prompt_tokens"] + 100
+    require_served(project)
 
 
 def test_a_prompt_that_the_gate_refuses_is_not_released(logged, change_settings, listener):
@@ -119,23 +116,20 @@ def test_a_prompt_that_the_gate_refuses_is_not_released(logged, change_settings,
     assert project.releases() == ()
 
 
-def test_a_rule_against_the_prompted_base_has_it_asked_with_the_adapter(logged, change_settings, listener):
-    rules = [{"metric": "latency_seconds", "against": "prompt", "margin": 1000.0}]
-    change_settings(logged, gate={"rules": rules}, train={"epochs": 1})
-    verdict = open_project(logged, reporter=listener).gate(update=True)
-    assert verdict.rules[0].against == "base+prompt"
-    assert verdict.rules[0].n
-
-
-def test_an_adapter_without_the_long_prompt_is_guarded_against_the_base_that_has_it(
+def test_an_adapter_without_the_long_prompt_is_guarded_against_the_base_that_has_it_or_a_prompt(
     logged, change_settings, listener
 ):
-    rules = [{"metric": "latency_seconds", "against": "logged_prompt", "margin": 1000.0}]
+    rules = [
+        {"metric": "latency_seconds", "against": against, "margin": 1000.0}
+        for against in ("logged_prompt", "prompt")
+    ]
     short = {"logged_system_prompt": "replace", "system_prompt": "Be brief."}
     change_settings(logged, data=short, gate={"rules": rules}, train={"epochs": 1})
     project = open_project(logged, reporter=listener)
     verdict = project.gate(update=True)
-    assert (verdict.rules[0].against, verdict.rules[0].outcome) == ("base+logged_prompt", "pass")
+    assert [rule.against for rule in verdict.rules] == ["base+logged_prompt", "base+prompt"]
+    assert verdict.rules[0].outcome == "pass"
+    assert all(rule.n for rule in verdict.rules)
     report = project.evaluate().report
     tokens = {name: of(report, name).metrics["tokens_per_task"].value for name in ("adapter", "base")}
     # The adapter answers what the base is asked with a prompt of twenty words more.

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import graftwork
-from graftwork.records.report import Verdict
 
 RUN_SQL = {
     "name": "run_sql",
@@ -48,7 +47,7 @@ def make_row(number: int) -> dict[str, object]:
 
 
 def test_calls_are_run_for_the_report_and_a_rule_of_the_gate(small_project: Path, change_settings):
-    rows = [make_row(number) for number in range(40)]
+    rows = [make_row(number) for number in range(24)]
     (small_project / "logs" / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     metrics = small_project / "metrics"
     metrics.mkdir()
@@ -58,10 +57,14 @@ def test_calls_are_run_for_the_report_and_a_rule_of_the_gate(small_project: Path
     checks = [{"name": name, "metric": f"metrics/own.py:{name}", **files} for name in ("same_value", "runs")]
     rules = [{"metric": check["name"], "over": 0.2} for check in checks]
     change_settings(
-        small_project, data={"near_duplicate": 1.0}, evaluate={"checks": checks}, gate={"rules": rules}
+        small_project,
+        data={"near_duplicate": 1.0},
+        train={"epochs": 1},
+        evaluate={"checks": checks},
+        gate={"rules": rules},
     )
     project = graftwork.open_project(small_project)
-    verdict = project.run().get("gate", Verdict)
+    verdict = project.gate(update=True)
     report = project.evaluate().report
     measured = report.candidate.metrics
     assert [measured[name].failed for name in ("same_value", "runs")] == [0, 0]

@@ -108,18 +108,20 @@ def train(
             os.chown(file, user, user, follow_symlinks=False)
         more = {"user": user, "group": user, "extra_groups": []}
     packages = [str(REPOSITORY / "src"), sysconfig.get_path("purelib")]
-    environment = {"PATH": path, "HOME": str(home), "PYTHONPATH": os.pathsep.join(packages)}
-    return subprocess.run(
-        [command, "-m", "graftwork.cli.main", "train", "--model", "rewarded"],
-        cwd=project,
-        env=environment,
-        umask=umask,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        **more,
-    )
+    own = os.environ if user is None else {"PYTHONPATH": os.pathsep.join(packages)}
+    before = os.umask(umask)
+    try:
+        return subprocess.run(
+            [command, "-m", "graftwork.cli.main", "train", "--model", "rewarded"],
+            cwd=project,
+            env={**own, "PATH": path, "HOME": str(home)},
+            capture_output=True,
+            text=True,
+            check=False,
+            **more,
+        )
+    finally:
+        os.umask(before)
 
 
 CASES = [
