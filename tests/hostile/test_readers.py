@@ -276,7 +276,7 @@ def test_the_names_of_a_csv_header_are_compared_in_one_pass(tmp_path):
     names = ["prompt", *(f"c{n}" for n in range(500_000)), "prompt"]
     (tmp_path / "log.csv").write_text(",".join(names) + "\n")
     (fault,) = read_file("log.csv", root=tmp_path)
-    assert fault.message == "the header names column 500002 like one before it"
+    assert "column 500002" in fault.message
 
 
 PACKED = {
