@@ -17,7 +17,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -399,12 +399,11 @@ class ChatTemplate:
     @cached_property
     def _definition(self) -> dict[str, Any]:
         try:
-            definition: dict[str, Any] = json.loads(self.tokenizer_json)
+            return _parse_definition(self.tokenizer_json)
         except (ValueError, RecursionError) as broken:
             raise UserError(
                 f"the tokenizer.json of the base model is not JSON: {broken}", fix="fetch the file again"
             ) from broken
-        return definition
 
     @cached_property
     def _special(self) -> dict[str, int]:
@@ -425,12 +424,7 @@ class ChatTemplate:
             # A space is put before the first word; after a control token no word is the first.
             without = {**pre, "prepend_scheme": "never"}
             definition = json.dumps({**self._definition, "pre_tokenizer": without})
-        tokenizer: Tokenizer = Tokenizer.from_str(definition)
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        # Special tokens are read as plain text: only the template may write them.
-        tokenizer.encode_special_tokens = True
-        return tokenizer
+        return _parse_tokenizer(Tokenizer, definition)
 
     @cached_property
     def _segments(self) -> TextEncoder:
@@ -450,6 +444,23 @@ class ChatTemplate:
     def _special_name(self, key: str) -> str:
         value = self._config.get(key) or ""
         return value["content"] if isinstance(value, dict) else value
+
+
+@lru_cache(maxsize=1)
+def _parse_definition(tokenizer_json: str) -> dict[str, Any]:
+    """A process opens one base many times; the definition is only read."""
+    definition: dict[str, Any] = json.loads(tokenizer_json)
+    return definition
+
+
+@lru_cache(maxsize=1)
+def _parse_tokenizer(library: "type[Tokenizer]", definition: str) -> "Tokenizer":
+    tokenizer: Tokenizer = library.from_str(definition)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    # Special tokens are read as plain text: only the template may write them.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
