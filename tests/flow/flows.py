@@ -1,24 +1,29 @@
-"""What the flow tests share: `graft` as a process, an open project, a run, and the words of made-up logs."""
+"""What the flow tests share: `graft` as a process, an open project, a run, an endpoint."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 
+from graftwork.engines.protocol import EngineJob
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process.worker import lock_holder
 from graftwork.project.folder import open_project
 from graftwork.project.open_project import OpenProject, use_project
 from graftwork.project.reporter import NullReporter
+from graftwork.serve.run import ServedProject, serve
+from graftwork.serve.settings import ServeSettings
 
 WORDS = "fern moss ivy lotus maple willow cedar thyme sage basil orchid lily tulip rose iris daisy"
 PLANTS = WORDS.split()
 PLACES = ["pond", "gate", "wall", "court", "terrace", "orchard", "glasshouse", "meadow"]
 GRAFT = [sys.executable, "-m", "graftwork.cli.main"]
+DEADLINE = 300.0
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -73,3 +78,23 @@ def wait_for_worker(folder: Path, *, alive: bool) -> int | None:
     while ((holder := lock_holder(folder)) is None) == alive:
         time.sleep(0.01)
     return holder
+
+
+@asynccontextmanager
+async def serving(settings: ServeSettings, *, job: EngineJob, project: ServedProject, **options):
+    """The real endpoint while the block runs; gives its address."""
+    ready, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
+    started = {"engine_job": job, "project": project, "on_ready": ready.set_result, "stop": stop}
+    task = asyncio.create_task(serve(settings, **started, **options))
+    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED, timeout=DEADLINE)
+    if task.done():
+        task.result()
+    try:
+        yield ready.result()
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, DEADLINE)
+
+
+def run_async(main):
+    return asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE))

@@ -1,12 +1,12 @@
 """An experiment on live traffic from end to end: assigned by the real gateway, graded by users, decided."""
 
-import asyncio
 import json
 import random
 import sys
 from pathlib import Path
 
 import yaml
+from flows import DEADLINE, opened, run_async, serving
 from openai import AsyncOpenAI
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
@@ -17,16 +17,12 @@ from graftwork.data.ingest.captures import read_captured
 from graftwork.engines.protocol import EngineJob
 from graftwork.evaluate.live.comparison import compare_live
 from graftwork.http.client import Client
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
-from graftwork.project.reporter import NullReporter
 from graftwork.records.interaction import Origin
 from graftwork.registry.project import open_store
 from graftwork.serve.project import StoreSink, describe_experiment
-from graftwork.serve.run import ServedProject, serve
+from graftwork.serve.run import ServedProject
 from graftwork.serve.settings import ServeSettings, SplitSettings
 
-DEADLINE = 300.0
 JSON = (("content-type", "application/json"),)
 
 
@@ -34,7 +30,7 @@ def prepare(root):
     """A project with two releases, behind champion and challenger."""
     settings = {"project": PROJECT, "data": {"logs": ["x.jsonl"]}, "evaluate": {"metrics": ["json_valid"]}}
     (root / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with use_project(open_project(root), NullReporter()) as work:
+    with opened(root) as work:
         for alias in ("champion", "challenger"):
             folder = write_adapter(root / alias, weights=alias.encode())
             made = publish_parts(folder=open_store(work), index=work.releases, **parts(folder))
@@ -42,34 +38,14 @@ def prepare(root):
         return work.releases.aliases()
 
 
-async def serving(work, settings, talk):
-    """The real endpoint over the stand-in engine while `talk` runs."""
-    ready, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
+def endpoint(work, settings):
+    """The real endpoint over the stand-in engine."""
     aliases = work.releases.aliases()
-    job = EngineJob(
-        folder=str(work.project.serving),
-        base_folder="none",
-        adapters=dict.fromkeys(aliases.values(), "none"),
-    )
+    adapters = dict.fromkeys(aliases.values(), "none")
+    job = EngineJob(folder=str(work.project.serving), base_folder="none", adapters=adapters)
     sink = StoreSink(work)
-    task = asyncio.create_task(
-        serve(
-            settings,
-            engine_job=job,
-            project=ServedProject(resolve_aliases=work.releases.aliases, captures=sink, feedback=sink),
-            on_ready=ready.set_result,
-            stop=stop,
-            engine_module="stub_engine",
-        )
-    )
-    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED, timeout=DEADLINE)
-    if task.done():
-        task.result()
-    try:
-        return await talk(ready.result())
-    finally:
-        stop.set()
-        await asyncio.wait_for(task, DEADLINE)
+    project = ServedProject(resolve_aliases=work.releases.aliases, captures=sink, feedback=sink)
+    return serving(settings, job=job, project=project, engine_module="stub_engine")
 
 
 async def live_through(url, *, sessions, likes, seed):
@@ -94,28 +70,23 @@ async def live_through(url, *, sessions, likes, seed):
     return answered, health
 
 
-def run(main):
-    return asyncio.run(asyncio.wait_for(main, 2 * DEADLINE))
-
-
 def test_a_better_challenger_is_found_by_what_users_say_also_over_a_restart(tmp_path):
     aliases = prepare(tmp_path)
     likes = {aliases["champion"]: 0.3, aliases["challenger"]: 0.95}
     settings = ServeSettings(port=0, split=SplitSettings(share=0.4))
-    with use_project(open_project(tmp_path), NullReporter()) as work:
+    with opened(tmp_path) as work:
         pair = (aliases["champion"], aliases["challenger"])
         assert "experiment" in describe_experiment(work, settings)
         before = compare_live(work, "champion", "challenger", metric="feedback")
         assert (before.winner, before.experiment, before.exit_code) == (None, None, 12)
         experiments = set()
         for seed in (1, 2):  # the second time the endpoint was started again
-            answered, health = run(
-                serving(
-                    work,
-                    settings,
-                    lambda url, seed=seed: live_through(url, sessions=40, likes=likes, seed=seed),
-                )
-            )
+
+            async def talk(seed=seed):
+                async with endpoint(work, settings) as url:
+                    return await live_through(url, sessions=40, likes=likes, seed=seed)
+
+            answered, health = run_async(talk)
             assert set(answered.values()) == set(pair)
             assert health["split"]["state"] == "on"
             requests = {arm: facts["requests"] for arm, facts in health["split"]["arms"].items()}

@@ -3,11 +3,9 @@
 import json
 
 import yaml
+from flows import opened
 
 from graftwork.evaluate.live.comparison import compare_replayed
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
-from graftwork.project.reporter import NullReporter
 from graftwork.registry.deploy import import_release
 
 
@@ -33,7 +31,7 @@ def test_imported_adapters_answer_the_same_cases_and_noise_does_not_decide(tiny_
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
     lines = [{"prompt": f"question {n}", "reference": "{}"} for n in range(20)]
     (tmp_path / "cases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with use_project(open_project(tmp_path), NullReporter()) as work:
+    with opened(tmp_path) as work:
         a, b = (
             import_release(work, write_peft(tiny_base, tmp_path / f"peft-{seed}", seed=seed)).release.id
             for seed in (1, 2)

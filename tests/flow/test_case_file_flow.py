@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from flows import opened
 
 from graftwork.data.project import PreparedData
 from graftwork.evaluate.project_subjects import hash_case_file, read_held_out
 from graftwork.files.dataset import read_rows
 from graftwork.pipeline.table import run_pipeline
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
 from graftwork.records.errors import UserError
 
 
@@ -27,7 +26,7 @@ def test_evaluate_cases_takes_the_place_of_the_test_split_and_refuses_training_r
 ):
     change_settings(small_project, data={"test": 0, "validation": 0}, evaluate={"cases": "cases.jsonl"})
     write_cases(small_project, [{"role": "user", "content": "a question that no log has?"}])
-    with use_project(open_project(small_project), listener) as work:
+    with opened(small_project, listener) as work:
         folder = Path(run_pipeline(work, upto="prepare").get("prepare", PreparedData).folder)
         [case] = read_held_out(work, folder)
         assert (case.id, case.domain) == ("c0", "stage 1")

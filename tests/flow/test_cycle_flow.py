@@ -10,20 +10,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from flows import opened
 
 from graftwork.cycle.session import approve_step, decide, plan_cycle, read_status, run_once
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
-from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import Busy, GracefulStop
 from graftwork.records.interaction import Capture
 from graftwork.store.cycles import name_cycle
 
 GRAFT = [sys.executable, "-m", "graftwork.cli.main"]
-
-
-def opened(folder, reporter=None):
-    return use_project(open_project(folder), reporter or NullReporter())
 
 
 def aliases(folder):

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from flows import opened
 
 from graftwork.evaluate.commands import EvaluationRequest, evaluate_asked
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
 from graftwork.records.errors import UserError
 
 
@@ -27,7 +26,7 @@ def adapter(tiny_base, small_project) -> Path:
 
 
 def evaluate(folder, listener, **asked):
-    with use_project(open_project(folder), listener) as work:
+    with opened(folder, listener) as work:
         return evaluate_asked(work, EvaluationRequest(**asked))
 
 

@@ -7,14 +7,13 @@ import sys
 
 import pytest
 import yaml
+from flows import opened
 
 from graftwork.api.project import Project
 from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
 from graftwork.pipeline.table import dry_run, run_pipeline
 from graftwork.project.folder import open_project
 from graftwork.project.init import start_project
-from graftwork.project.open_project import use_project
-from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserError
 from graftwork.records.report import Verdict
 from tickets import write_tickets
@@ -44,10 +43,6 @@ def edit(folder, **sections):
     for name, changes in sections.items():
         settings[name] = {**settings[name], **changes}
     path.write_text(yaml.safe_dump(settings, sort_keys=False))
-
-
-def opened(folder):
-    return use_project(open_project(folder), NullReporter())
 
 
 def test_init_and_a_dry_run_say_what_will_be_done_and_how_long_it_takes(tmp_path, tiny_base):

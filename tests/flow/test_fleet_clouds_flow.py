@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from flows import opened
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 
@@ -20,8 +21,6 @@ from graftwork.fleet.jobs import FleetRequest, follow, start_run
 from graftwork.fleet.plans import PlacePlanner, adopt_plan
 from graftwork.pipeline.steps.plan import run_id_of
 from graftwork.pipeline.table import run_pipeline
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
 from graftwork.records.errors import NegativeResult
 from graftwork.records.hardware import Offer
 from graftwork.records.plan import Plan
@@ -60,7 +59,7 @@ def test_offers_are_planned_for_the_machines_of_the_place_and_auto_takes_the_che
 
 
 def test_a_card_has_a_plan_of_its_own_which_the_project_adopts_once_it_is_trained(small_project, listener):
-    with use_project(open_project(small_project), listener) as work:
+    with opened(small_project, listener) as work:
         made = run_pipeline(work, upto="plan")
         planner = PlacePlanner(work, made)
         plan = planner.plan(offer("RTX 4090"))
@@ -80,10 +79,10 @@ def test_a_run_starts_at_kaggle_is_killed_there_and_ends_here_with_the_same_byte
     change_settings(small_project, train={"epochs": 4, "checkpoint_every": 5, "validation_rows": 2})
     other = tmp_path / "other"
     shutil.copytree(small_project, other)
-    with use_project(open_project(small_project), listener) as work:
+    with opened(small_project, listener) as work:
         whole = run_pipeline(work, upto="train").get("train", TrainOutcome)
     change_settings(other, fleet={"kaggle": {"accelerator": ""}})
-    with use_project(open_project(other), listener) as work:
+    with opened(other, listener) as work:
         job = start_run(work, FleetRequest("kaggle"), confirm=lambda _quote: True)
         kaggle.provider.advance(120)
         kaggle.api.start(job.label)

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from flows import opened
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 
@@ -19,8 +20,6 @@ from graftwork.fleet.jobs import FleetRequest, follow, start_run
 from graftwork.fleet.plans import BundleOptions, pack_run, secrets_of
 from graftwork.fleet.project import open_place
 from graftwork.pipeline.table import run_pipeline
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
 from graftwork.records.run import TrainOutcome
 
 SECRETS = ("hooks3cr3t", "mirr0rpassword", "c0mmandtoken", "hf_environments3cr3t")
@@ -43,7 +42,7 @@ def files_below(folder):
 
 def test_a_bundle_holds_no_secret_and_no_held_out_case(secretive, listener, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRETS[3])
-    with use_project(open_project(secretive), listener) as work:
+    with opened(secretive, listener) as work:
         folder, bundle = pack_run(work, run_pipeline(work, upto="plan"), BundleOptions())
         assert SECRETS[1] in str(secrets_of(work, bundle.run_id))
     for path in files_below(folder):
@@ -68,11 +67,11 @@ def test_a_run_moves_from_this_machine_to_another_and_keeps_its_bytes(
     change_settings(small_project, train={"epochs": 4, "checkpoint_every": 5, "validation_rows": 2})
     other = tmp_path / "other"
     shutil.copytree(small_project, other)
-    with use_project(open_project(small_project), listener) as work:
+    with opened(small_project, listener) as work:
         whole = run_pipeline(work, upto="train").get("train", TrainOutcome)
     hosts = {"far": {"address": "127.0.0.1", "python": sys.executable, "folder": str(tmp_path / "far")}}
     change_settings(other, fleet={"hosts": hosts})
-    with running_sshd(tmp_path) as command, use_project(open_project(other), listener) as work:
+    with running_sshd(tmp_path) as command, opened(other, listener) as work:
         monkeypatch.setenv("GRAFT_SSH", command)
         job = start_run(work, FleetRequest("local"), confirm=lambda _quote: True)
         wait_for_steps(work, job, 8)

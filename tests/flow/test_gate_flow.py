@@ -8,14 +8,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import yaml
+from flows import opened
 
 from graftwork.evaluate.commands import gate_all, judge_session
 from graftwork.evaluate.gate.project import RULES
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.files.disk import Journal
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
-from graftwork.project.reporter import NullReporter
 from graftwork.views.evaluation import write_junit
 
 
@@ -49,7 +47,7 @@ def test_two_models_are_judged_together_and_changed_rules_are_noted(small_projec
     )
     junit = small_project / "out" / "gate.xml"
 
-    with use_project(open_project(small_project), NullReporter()) as work:
+    with opened(small_project) as work:
         gated = gate_all(work)
 
     assert gated.exit_code == 0
@@ -78,7 +76,7 @@ def test_two_models_are_judged_together_and_changed_rules_are_noted(small_projec
     assert ElementTree.parse(junit).getroot().get("failures") == "1"
 
     # The specialist's session began at the main model's adapter, which was judged above.
-    with use_project(open_project(small_project), NullReporter(), model="special") as work:
+    with opened(small_project, model="special") as work:
         found = judge_session(work)
     assert found.start in ("this", "before")
     assert Path(found.adapter_folder).is_dir()

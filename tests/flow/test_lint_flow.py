@@ -1,18 +1,17 @@
 """Lint of a project whose rows are prepared: their own number and lengths are what is looked at."""
 
 import pytest
+from flows import opened
 
 from graftwork.pipeline.table import run_pipeline
 from graftwork.plan.lint.project import LintOptions, lint_file
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
 
 
 @pytest.fixture
 def prepared(small_project, change_settings, listener):
     def prepare(**sections):
         change_settings(small_project, **sections)
-        with use_project(open_project(small_project), listener) as work:
+        with opened(small_project, listener) as work:
             made = run_pipeline(work, upto="prepare")
         return lint_file(small_project / "graft.yaml", LintOptions()), made.outputs["prepare"].dataset
 

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from flows import opened
 
 from graftwork.pipeline.steps.release import TryOut
 from graftwork.pipeline.table import run_pipeline
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
@@ -24,7 +23,7 @@ METHODS = {
 
 
 def run(folder, listener, upto=None):
-    with use_project(open_project(folder), listener) as work:
+    with opened(folder, listener) as work:
         return run_pipeline(work, upto=upto)
 
 

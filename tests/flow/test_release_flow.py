@@ -2,19 +2,18 @@
 
 import json
 
+from flows import opened
+
 from graftwork.data.project import PreparedData
 from graftwork.files.dataset import iterate_rows
 from graftwork.pipeline.table import run_pipeline
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
-from graftwork.project.reporter import NullReporter
 from graftwork.records.release import Release
 from graftwork.registry.project import open_store, trace_release
 
 
 def test_a_specialist_is_released_with_its_whole_lineage(small_project, change_settings):
     change_settings(small_project, models={"main": {}, "tagger": {}})
-    with use_project(open_project(small_project), NullReporter(), model="tagger") as work:
+    with opened(small_project, model="tagger") as work:
         made = run_pipeline(work, upto="release")
         release = made.get("release", Release)
         assert release.model == "tagger"

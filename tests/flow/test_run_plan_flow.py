@@ -3,21 +3,20 @@
 import json
 
 import pytest
+from flows import opened
 from typer.testing import CliRunner
 
 from graftwork.pipeline.table import STEPS, plan_whole_run, run_pipeline
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
 
 
 @pytest.fixture
-def opened(small_project, listener):
-    with use_project(open_project(small_project), listener) as work:
+def project(small_project, listener):
+    with opened(small_project, listener) as work:
         yield work
 
 
-def test_before_anything_is_done_every_stage_has_a_time(opened):
-    planned = plan_whole_run(opened)
+def test_before_anything_is_done_every_stage_has_a_time(project):
+    planned = plan_whole_run(project)
     assert [stage.stage for stage in planned.stages] == [step.name for step in STEPS]
     assert all(stage.seconds.value > 0 for stage in planned.stages)
     states = {stage.stage: stage.state for stage in planned.stages}
@@ -28,12 +27,12 @@ def test_before_anything_is_done_every_stage_has_a_time(opened):
     assert planned.minutes.value == pytest.approx(
         sum(stage.seconds.value for stage in planned.stages) / 60, rel=1e-6
     )
-    assert opened.ledger.get("audit") is None
+    assert project.ledger.get("audit") is None
 
 
-def test_steps_that_are_up_to_date_take_no_time_and_training_has_its_plan(opened):
-    made = run_pipeline(opened, upto="plan")
-    planned = plan_whole_run(opened)
+def test_steps_that_are_up_to_date_take_no_time_and_training_has_its_plan(project):
+    made = run_pipeline(project, upto="plan")
+    planned = plan_whole_run(project)
     stages = {stage.stage: stage for stage in planned.stages}
     assert {name for name, one in stages.items() if one.state == "up to date"} == {"prepare", "plan"}
     assert stages["prepare"].seconds.value == 0
@@ -41,13 +40,13 @@ def test_steps_that_are_up_to_date_take_no_time_and_training_has_its_plan(opened
     assert not planned.rough
 
 
-def test_a_stage_that_ran_is_remembered_and_is_no_training_run(opened):
-    run_pipeline(opened, upto="plan")
-    opened.ledger.forget("prepare")
-    stages = {stage.stage: stage for stage in plan_whole_run(opened).stages}
+def test_a_stage_that_ran_is_remembered_and_is_no_training_run(project):
+    run_pipeline(project, upto="plan")
+    project.ledger.forget("prepare")
+    stages = {stage.stage: stage for stage in plan_whole_run(project).stages}
     assert (stages["prepare"].state, stages["prepare"].runs) == ("to do", 1)
     assert stages["evaluate"].runs == 0
-    assert opened.residuals.past() == ()
+    assert project.residuals.past() == ()
 
 
 def test_graft_plan_shows_the_whole_run(small_project):

@@ -6,14 +6,15 @@ import os
 import signal
 from contextlib import asynccontextmanager, suppress
 
+from flows import DEADLINE, run_async, serving
+
 from graftwork.engines.protocol import EngineJob
 from graftwork.http.client import Client
 from graftwork.http.messages import StreamResponse, json_response
 from graftwork.http.server import Server
-from graftwork.serve.run import ServedProject, serve
+from graftwork.serve.run import ServedProject
 from graftwork.serve.settings import ServeSettings
 
-DEADLINE = 120.0
 JSON = (("content-type", "application/json"),)
 
 
@@ -52,28 +53,18 @@ class RemoteApi:
 
 
 @asynccontextmanager
-async def serving(folder, base, module=None, **settings):
-    ready, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
-    task = asyncio.create_task(
-        serve(
-            ServeSettings.model_validate({"port": 0, **settings}),
-            engine_job=EngineJob(folder=str(folder / "engine"), base_folder=str(base)),
-            project=ServedProject(resolve_aliases=dict),
-            on_ready=ready.set_result,
-            stop=stop,
-            engine_module=module,
-        )
+async def client_of(folder, base, module=None, **settings):
+    job = EngineJob(folder=str(folder / "engine"), base_folder=str(base))
+    served = serving(
+        ServeSettings.model_validate({"port": 0, **settings}),
+        job=job,
+        project=ServedProject(resolve_aliases=dict),
+        engine_module=module,
     )
-    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED, timeout=DEADLINE)
-    if task.done():
-        task.result()
-    http = Client(port=int(ready.result().rpartition(":")[2]))
-    try:
+    async with served as url:
+        http = Client(port=int(url.rpartition(":")[2]))
         yield http
-    finally:
         http.close()
-        stop.set()
-        await asyncio.wait_for(task, DEADLINE)
 
 
 async def ask(http, *, headers=(), **more):
@@ -101,10 +92,6 @@ async def find_engine(http):
         await asyncio.sleep(0.05)
 
 
-def run(main):
-    asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE))
-
-
 def test_a_remote_api_answers_while_the_engine_is_dead_and_the_engine_once_it_is_back(tmp_path, tiny_base):
     async def main():
         remote = RemoteApi()
@@ -116,7 +103,7 @@ def test_a_remote_api_answers_while_the_engine_is_dead_and_the_engine_once_it_is
                 "frozen_seconds": 0.5,
             }
             stub = "stub_engine"
-            async with serving(tmp_path, tiny_base, module=stub, failover=failover) as http:
+            async with client_of(tmp_path, tiny_base, module=stub, failover=failover) as http:
                 async with asyncio.timeout(DEADLINE):
                     pid, answer = await freeze_engine(http)  # it restarts in a moment if it is killed
                 assert answer["choices"][0]["message"]["content"] == "[base] hello"
@@ -140,7 +127,7 @@ def test_a_remote_api_answers_while_the_engine_is_dead_and_the_engine_once_it_is
                 metrics = (await http.fetch("GET", "/metrics", seconds=DEADLINE))[1].decode()
                 assert 'graft_fallbacks_total{model="base",to="far",why="engine_down"}' in metrics
 
-    run(main)
+    run_async(main)
 
 
 def test_a_client_that_leaves_before_the_first_token_cancels_the_server_behind_the_engine(
@@ -150,7 +137,7 @@ def test_a_client_that_leaves_before_the_first_token_cancels_the_server_behind_t
         remote = RemoteApi()
         async with remote.listening() as url:
             engine = {"kind": "endpoint", "url": url, "model": "far"}
-            async with serving(tmp_path, tiny_base, engine=engine) as http:
+            async with client_of(tmp_path, tiny_base, engine=engine) as http:
                 for stream in (False, True):
                     remote.open.clear()
                     remote.asked.clear()
@@ -162,4 +149,4 @@ def test_a_client_that_leaves_before_the_first_token_cancels_the_server_behind_t
                 remote.open.set()
                 assert (await ask(http))[0] == 200
 
-    run(main)
+    run_async(main)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from flows import opened
 from safetensors.torch import load_file
 
 from graftwork.files.disk import Journal, file_digest
@@ -16,9 +17,6 @@ from graftwork.model.base import find_base
 from graftwork.model.load import tensors_digest
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process.alert import ALERTS_FILE
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
-from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import Corrupted, EnvironmentFailure, UserError
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.export import EXPORT_FILE, export_run
@@ -38,12 +36,12 @@ def write_models(folder: Path, models: dict) -> None:
 
 
 def run_all(folder, reporter=None):
-    with use_project(open_project(folder), reporter or NullReporter()) as work:
+    with opened(folder, reporter) as work:
         return train_all(work)
 
 
 def run_one(folder, model):
-    with use_project(open_project(folder), NullReporter(), model=model) as work:
+    with opened(folder, model=model) as work:
         return run_pipeline(work, upto="train").get("train", TrainOutcome)
 
 
@@ -122,12 +120,12 @@ def test_a_model_that_fails_is_reported_with_its_reason_and_the_others_are_train
     }
     assert "no adapter to start from" in models["lost"]["error"]["what"]
     assert "another shape" in models["unlike"]["error"]["what"]
-    with use_project(open_project(small_project), NullReporter()) as work:
+    with opened(small_project) as work:
         assert work.runs.get(models["unlike"]["run_id"]).state == "failed"
         runs = Path(work.project.runs)
     assert alerts_of(runs / models["unlike"]["run_id"]) == ["failed"]
     assert alerts_of(runs / models["good"]["run_id"]) == []
-    with use_project(open_project(small_project), NullReporter()) as work:
+    with opened(small_project) as work:
         assert work.ledger.get("train@good").output["run_id"] == models["good"]["run_id"]
 
     # Mended, only what failed is trained.
@@ -148,7 +146,7 @@ def trained_project(small_project):
 
 def test_an_export_is_proven_and_the_base_is_left_alone(trained_project, tmp_path, tiny_base, monkeypatch):
     before = find_base(str(tiny_base), project_folder=tmp_path)
-    with use_project(open_project(trained_project), NullReporter()) as work:
+    with opened(trained_project) as work:
         merged = export_run(work, run=None, to=tmp_path / "merged")
         adapter = export_run(work, run=merged.run_id[:6], to=tmp_path / "adapter", format="adapter")
         with pytest.raises(UserError, match="already exists"):
@@ -180,7 +178,7 @@ def test_an_export_is_proven_and_the_base_is_left_alone(trained_project, tmp_pat
 @pytest.mark.slow
 @pytest.mark.skipif("GRAFT_GGUF_CONVERTER" not in os.environ, reason="no converter is named")
 def test_a_gguf_file_by_the_named_converter_is_read_back_whole(trained_project, tmp_path):
-    with use_project(open_project(trained_project), NullReporter()) as work:
+    with opened(trained_project) as work:
         exported = export_run(work, run=None, to=tmp_path / "gguf", format="gguf")
     assert exported.merged.agreement.holds
     assert exported.gguf["blocks"] == 2

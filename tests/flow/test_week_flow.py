@@ -5,11 +5,10 @@ import shutil
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from flows import opened
 from typer.testing import CliRunner
 
 from graftwork.cli.main import make_app
-from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserError
 from graftwork.records.plan import Plan
@@ -37,7 +36,7 @@ def schedule(model):
 @pytest.mark.slow
 def test_a_session_trains_here_and_its_model_is_judged_and_released(small_project, change_settings):
     change_settings(small_project, fleet={"places": {"here": {"place": "local", "speed": 1.0}}})
-    with use_project(open_project(small_project), NullReporter()) as work:
+    with opened(small_project) as work:
         with pytest.raises(UserError, match="no week is planned"):
             ProjectWeek(work).load()
         write_schedule(small_project / "week.json", schedule(work.settings.main_model))
@@ -67,7 +66,7 @@ class Heard(NullReporter):
 def test_a_week_goes_on_with_the_data_that_it_began_with_and_the_next_one_takes_the_new_logs(small_project):
     heard = Heard()
     monday = datetime(2026, 11, 16, tzinfo=UTC)
-    with use_project(open_project(small_project), heard) as work:
+    with opened(small_project, heard) as work:
         main = work.settings.main_model
         week = WeekData(work, monday, [main])
         before = week.outputs_of(main)
@@ -85,7 +84,7 @@ def test_a_week_goes_on_with_the_data_that_it_began_with_and_the_next_one_takes_
 
 
 def test_data_of_a_week_that_were_deleted_are_made_again(small_project):
-    with use_project(open_project(small_project), NullReporter()) as work:
+    with opened(small_project) as work:
         main = work.settings.main_model
         week = WeekData(work, datetime(2026, 11, 16, tzinfo=UTC), [main])
         before = week.outputs_of(main)
