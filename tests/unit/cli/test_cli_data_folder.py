@@ -116,18 +116,6 @@ def test_an_ambiguous_hash_is_a_mistake(data, project, dataset):
         data("trace", "train:0", "-d", dataset.name[:8], "-C", project)
 
 
-def test_a_trace_in_words_says_file_line_split_and_text(data, prepared):
-    out = data("trace", "train:0:0", "-C", prepared)
-    for word in ("log.jsonl:1", "the log line is unchanged", "train", "not trained", "<|user|>"):
-        assert word in out
-
-
-def test_a_trace_of_a_drop_says_the_step_and_what_was_kept(data, prepared):
-    out = data("trace", "log.jsonl:4", "-C", prepared)
-    for word in ("left out", "duplicate", "the same as log.jsonl:1", "kept instead"):
-        assert word in out
-
-
 def test_a_token_is_traced_even_where_the_base_model_is_gone(data, prepared):
     (prepared / "base" / "tokenizer.json").unlink()
     out = data("trace", "train:0:0", "-C", prepared, "--json")

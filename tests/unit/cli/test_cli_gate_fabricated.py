@@ -104,12 +104,22 @@ def tried(right, seconds, *, memory=8.0, n=300, timed=31):
         (tried(300, 10.0), 0, "deploy"),
         (tried(300, 15.0), 10, "iterate"),
         (tried(270, 10.0), 10, "iterate"),
+        (tried(300, 25.0), 10, "iterate"),
         (tried(300, 10.0, memory=11.0), 10, "iterate"),
         (tried(270, 25.0), 11, "abort"),
         (tried(31, 10.0, n=31), 12, "not_enough_evidence"),
         (tried(300, 10.0, timed=5), 12, "not_enough_evidence"),
     ],
-    ids=["all three", "too slow", "not good enough", "too large", "worse on both", "31 cases", "5 requests"],
+    ids=[
+        "all three",
+        "too slow",
+        "not good enough",
+        "slower and as good",
+        "too large",
+        "worse on both",
+        "31 cases",
+        "5 requests",
+    ],
 )
 def test_the_teams_rules_give_the_verdicts_and_exit_codes_of_the_docs(bench, tmp_path, found, code, decision):
     bench.write(**TEAM)
@@ -167,12 +177,6 @@ def train_sessions(bench, *sessions, n=400, losses=(1.0, 0.9)):
     return seen
 
 
-def test_the_first_session_is_held_against_the_base(bench):
-    code, found = train_sessions(bench, 300)
-    assert (code, found["start"], found["certain"]) == (0, "this", True)
-    assert found["adapter_folder"] == str(bench.folder / "adapter-1")
-
-
 def test_a_session_that_harmed_nothing_is_continued_from(bench):
     code, found = train_sessions(bench, 380, 384)
     assert (code, found["start"], found["certain"]) == (0, "this", True)
@@ -188,15 +192,6 @@ def test_a_session_that_made_it_worse_is_gone_back_behind(bench):
     assert output.exit_code == 1
     assert "START FROM THE PREVIOUS CHECKPOINT" in output.stdout
     assert f"train.start_from: {bench.folder / 'adapter-1'}" in output.stdout
-
-
-@pytest.mark.parametrize(
-    ("losses", "code", "start"), [((1.0, 0.9), 0, "this"), ((1.0, 1.2), 1, "before")], ids=["fell", "rose"]
-)
-def test_too_few_cases_are_settled_by_the_validation_loss(bench, losses, code, start):
-    seen, found = train_sessions(bench, 9, 9, n=10, losses=losses)
-    assert (seen, found["start"], found["certain"]) == (code, start, False)
-    assert found["cases_needed"] > 10
 
 
 def test_a_first_session_that_harmed_goes_back_to_the_base_and_says_how(bench):

@@ -13,7 +13,6 @@ from graftwork.cli.progress import (
     PLAIN_SECONDS,
     LossTrend,
     RichReporter,
-    describe_detail,
     sparkline,
 )
 from graftwork.train.runs import Event
@@ -52,13 +51,6 @@ def test_the_trend_counts_a_step_once_and_forgets_nothing_of_its_shape():
     assert list(course.trend) == sorted(course.trend, reverse=True)
 
 
-def test_the_line_below_the_bar_says_loss_speed_gradient_memory_and_the_plan():
-    text = describe_detail(DETAIL, LossTrend(), total=100)
-    for part in ("loss 1.250", "12,346 tokens/s", "gradient 0.5", "7.9 GiB", "0.5 s per step"):
-        assert part in text
-    assert "plan: 0.4 s, 40 s in total" in text
-
-
 def test_a_terminal_gets_the_bar_and_one_line_below_it():
     out = io.StringIO()
     console = Console(file=out, width=120, force_terminal=True)
@@ -84,13 +76,6 @@ def test_a_file_gets_one_plain_line_in_a_while():
     assert len(lines) == 9
     assert lines[0].startswith("  training 10/100, 5.0 s left, loss 1.250")
     assert "\x1b" not in out.getvalue()
-
-
-def test_a_quick_action_shows_no_progress():
-    out = io.StringIO()
-    with RichReporter(Console(file=out, force_terminal=False), clock=lambda: 0.0) as reporter:
-        reporter.progress("training", 1, 2, seconds_left=None, detail={})
-    assert out.getvalue().strip() == ""
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graftwork.cli.main import main, make_app
+from graftwork.model import probe
 from graftwork.records.errors import pip_install
 from tickets import write_tickets
 
@@ -171,6 +172,13 @@ def test_init_writes_a_project_that_loads_and_never_overwrites(graft, tmp_path):
     assert path.read_text() == "mine"
 
 
+@pytest.fixture
+def quick_probe(monkeypatch):
+    """The machine is not measured."""
+    monkeypatch.setattr("graftwork.project.init.probe_device", probe.describe_device)
+
+
+@pytest.mark.usefixtures("quick_probe")
 def test_init_in_a_folder_with_logs_reads_them(graft, tmp_path):
     write_tickets(tmp_path / "desk" / "logs" / "tickets.jsonl", count=60)
     code, out, _ = graft("init", tmp_path / "desk", "--no-plan", "--json")
@@ -179,6 +187,7 @@ def test_init_in_a_folder_with_logs_reads_them(graft, tmp_path):
     assert "logs: [logs/*.jsonl]" in (tmp_path / "desk" / "graft.yaml").read_text()
 
 
+@pytest.mark.usefixtures("quick_probe")
 def test_init_of_a_log_outside_the_project_names_it_whole(graft, tmp_path):
     write_tickets(tmp_path / "tickets.jsonl", count=60)
     code, _, _ = graft("init", tmp_path / "tickets.jsonl", "-C", tmp_path / "desk", "--no-plan", "--json")
@@ -310,34 +319,6 @@ def test_records_of_an_array_on_one_line_are_not_named_by_one_number_many_times(
     _, out, _ = graft("data", "audit", "log.json")
     assert "1, 1" not in out
     assert "5 rows there" in " ".join(out.split())
-
-
-def test_a_status_that_nobody_foresaw_is_named(graft, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rows = [
-        {"prompt": f"Question {n} of {n}?", "completion": f"Reply {n}.", "status": status}
-        for n, status in enumerate(["escalated", "escalated", "error"])
-    ]
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    _, out, _ = graft("data", "audit", "log.jsonl", "--json")
-    finding = next(item for item in json.loads(out)["findings"] if item["code"] == "failed_status")
-    assert (
-        finding["title"] == "3 rows state a status that does not count as success: 'escalated' 2, 'error' 1"
-    )
-
-
-def test_the_doctor_names_its_smaller_findings(graft, project):
-    (project / "graft.yaml").write_text(f"{PROJECT}train:\n  learning_rate: 0.01\n  epochs: 30\n")
-    _, out, _ = graft("doctor", "-C", project, "--json")
-    message = next(check["found"] for check in json.loads(out) if check["name"] == "configuration")
-    assert "train." in message
-    assert "smaller finding;" not in message
-
-
-def test_verbs_that_need_a_project_say_so_in_their_help(graft):
-    for verb in (["plan", "probe"], ["doctor"]):
-        _, out, _ = graft(*verb, "--help")
-        assert "project" in " ".join(out.split()).partition("Options")[0]
 
 
 @pytest.mark.parametrize(

@@ -56,30 +56,6 @@ def test_ppo_is_answered_with_the_algorithm_to_use_instead():
     assert "use grpo" in done.exception.fix
 
 
-def test_people_see_the_verdict_first_then_memory_time_and_strategy():
-    done = graft(*LARGE, "--method", "qlora")
-    assert done.exit_code == 0
-    assert done.stdout.startswith("✓ deepseek-coder-6.7b by qlora")
-    places = [done.stdout.index(word) for word in ("memory", "all of it", "tokens per second", "strategy")]
-    assert places == sorted(places)
-    assert "█" in done.stdout
-
-
-def test_a_long_run_is_reported_in_hours_and_a_short_one_in_minutes():
-    long = graft("--model", "llama-3.2-1b", *CARD, "--rows", "100000")
-    assert "hours an epoch" in long.stdout
-    short = graft("--model", "llama-3.2-1b", *CARD, "--rows", "100")
-    assert "minutes an epoch" in short.stdout
-    assert "hours" not in short.stdout
-
-
-def test_a_no_shows_what_would_make_it_fit():
-    done = graft("--model", "llama-3.2-1b", *CARD, "--method", "full", "--memory", "6", "--offload", "none")
-    assert done.exit_code == 1
-    assert done.stdout.startswith("✗ llama-3.2-1b by full")
-    assert "what would make it fit" in done.stdout
-
-
 def test_settings_are_written_where_asked(tmp_path):
     done = graft("--model", "llama-3.2-1b", *CARD, "--method", "lora", "--write", str(tmp_path / "out"))
     assert done.exit_code == 0

@@ -126,13 +126,6 @@ def test_every_model_of_a_project_is_checked_and_what_they_share_is_reported_onc
     assert found[1]["where"].endswith("graft.yaml:10")
 
 
-def test_the_help_has_an_example(graft):
-    code, out = graft("plan", "lint", "--help")
-    assert code == 0
-    assert "Example:" in out
-    assert "--json" in out
-
-
 def test_a_card_of_ones_own_catalog_is_known(graft, tmp_path):
     header = "name,memory_gib,capability,half_tflops,bandwidth_gb_s,pcie_gb_s,watts,source,dated\n"
     (tmp_path / "gpus.csv").write_text(header + "Our card,20,8.6,70,600,25,200,ours,2026-11-15\n")

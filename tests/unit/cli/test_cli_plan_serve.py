@@ -74,13 +74,6 @@ def test_a_limit_that_is_not_met_ends_with_one(graft):
     assert graft(*where, "--weights", "bf16", "--limit", "12")[0] == 1
 
 
-def test_the_table_begins_with_the_verdict(graft):
-    _, out, _ = graft(*SEED, "--gpus", "2", "--users", "6")
-    assert out.startswith("✗ does not fit")
-    assert "75.3" in out
-    assert "base + 6" in out
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

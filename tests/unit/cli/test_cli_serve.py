@@ -55,12 +55,6 @@ def test_serve_without_challenger_assigns_no_sessions(asked):
     assert "experiment" not in out
 
 
-def test_without_a_release_serve_says_that_only_the_base_answers(asked):
-    _, out = asked()
-    assert "no release yet: only the model `base` answers" in out
-    assert "no release" not in asked("--json")[1]
-
-
 def test_a_reload_without_an_endpoint_says_how_to_start_one(tmp_path):
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump({"project": "p", "data": {"logs": ["x.jsonl"]}}))
     done = CliRunner().invoke(app, ["--reload", "-C", str(tmp_path)])

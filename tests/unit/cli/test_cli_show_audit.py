@@ -67,30 +67,6 @@ def test_every_kind_of_fault_at_once_fits_on_one_screen():
     assert "must not be trained on as it is" in text
 
 
-def test_a_log_without_a_usable_row_is_not_sent_to_prepare():
-    audit = make_audit(make_finding("nothing_usable", "blocker")).model_copy(update={"rows": 1, "usable": 0})
-    text = printed(audit)
-    assert text.startswith("1 row in log.jsonl")
-    assert "nothing to train on: fix the log" in text
-    assert "must not be trained on" not in text
-
-
-def test_the_summary_of_a_finding_follows_its_severity():
-    text = printed(make_audit(make_finding("a", "blocker")))
-    assert "stop mid-reply" in " ".join(text.split())
-    assert "line 1, 2, 3, 4 …" in " ".join(text.split())
-    text = printed(make_audit(make_finding("a", "info")))
-    assert "stop mid-reply" not in text
-    assert "fit to train on as it is" in text
-
-
-def test_rows_of_several_files_are_named_with_their_file():
-    files = tuple(f"{n}.jsonl" for n in range(9))
-    text = printed(make_audit(make_finding("a", "warning", file="7.jsonl"), files=files))
-    assert "7.jsonl:1 …" in text
-    assert "and 6 more files" in text
-
-
 def test_markup_in_a_log_is_text():
     text = printed(make_audit(make_finding("a", "warning", title="[red]x[/] [/bold] [link=x]y")))
     assert "[red]x[/] [/bold] [link=x]y" in text

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from graftwork.evaluate.project import Evaluated
 from graftwork.records.report import SliceFigure
 from graftwork.views.terminal import show
 
@@ -37,10 +36,6 @@ def test_every_subject_is_in_the_table_with_interval_pairs_and_both_ps(report):
     below = text.splitlines()[text.splitlines().index(row) + 1]
     metric = report.candidate.metrics["says_six"]
     assert f"({100 * metric.low:.0f}–{100 * metric.high:.0f})" in below
-
-
-def test_the_power_of_the_cases_is_reported(report):
-    assert report.power.sentence[:60] in shown(report, width=300)
 
 
 def figure(part, before, after, *, n=20, metric="json_valid", by="group"):
@@ -88,18 +83,6 @@ def test_evaluation_shows_the_slices_that_differ_most_and_counts_the_rest(report
     assert ("(30–70)" in body) == (width == 120)
 
 
-def test_evaluation_summarizes_equal_slices_in_one_line(report):
-    text = shown(report.model_copy(update={"slices": (figure("same", 0.5, 0.5),)}))
-    assert "no slice with 5 cases or more differs; 1 figure of slices is on the page" in text
-    assert not any(line.startswith("slice") for line in text.splitlines())
-
-
-def test_evaluation_does_not_call_small_slices_equal(report):
-    text = shown(report.model_copy(update={"slices": (figure("tiny", 0.0, 1.0, n=4),)}))
-    assert "no slice has 5 cases or more; 1 figure of slices is on the page" in text
-    assert "differs" not in text
-
-
 def with_subjects(report, *names):
     """The report with more subjects, all compared with the candidate."""
     more = tuple(report.others[0].model_copy(update={"subject": name}) for name in names)
@@ -140,15 +123,6 @@ def test_no_name_and_no_p_is_cut_however_many_subjects_there_are(report, width):
     assert f"91.7 % ({100 * metric.low:.0f}–{100 * metric.high:.0f})" in line
 
 
-def test_a_line_names_the_metric_once_and_a_figure_that_all_share_takes_one_line(report):
-    bare = with_subjects(report, "champion").model_copy(update={"slices": ()})
-    lines = shown(bare, width=80).splitlines()
-    assert sum("says_six" in line for line in lines) == 1
-    cut = [line for line in lines if line.startswith("Truncated answers")]
-    assert len(cut) == 1
-    assert cut[0].split()[2:5] == ["all", "0.0", "%"]
-
-
 @pytest.mark.parametrize("width", [80, 200])
 def test_evaluation_names_metrics_without_a_figure_below_the_table(report, width):
     def without(subject):
@@ -179,79 +153,6 @@ def test_evaluation_names_metrics_without_a_figure_below_the_table(report, width
     ]
 
 
-def test_a_median_of_too_few_requests_has_no_interval_and_that_is_reported(report):
-    row = next(line for line in shown(report, width=80).splitlines() if line.startswith("Latency"))
-    assert "0.2 s" in row
-    assert "(" not in row
-    assert "Latency: the median of fewer than 6 requests has no interval" in shown(report)
-    many = report.baseline.metrics["latency_seconds"].model_copy(update={"n": 6})
-
-    def timed(subject):
-        return subject.model_copy(update={"metrics": {**subject.metrics, "latency_seconds": many}})
-
-    enough = report.model_copy(
-        update={
-            "baseline": timed(report.baseline),
-            "candidate": timed(report.candidate),
-            "others": tuple(map(timed, report.others)),
-        }
-    )
-    assert "(0.1–0.3)" in shown(enough)
-    assert "no interval" not in shown(enough)
-
-
-def test_only_who_was_shown_a_worked_example_is_reported_to_have_seen_one(report):
-    def helped(subject, example):
-        made = subject.generation.model_copy(update={"settings": {"worked_example": example}})
-        return subject.model_copy(update={"generation": made})
-
-    swapped = report.model_copy(
-        update={
-            "baseline": report.others[0],
-            "candidate": helped(report.baseline, True),
-            "others": (helped(report.candidate, False),),
-            "settings": {"worked_example": True},
-        }
-    )
-    assert shown(swapped).splitlines()[0] == "12 cases; one worked example shown to base"
-
-
-@pytest.mark.parametrize(("adapter_hash", "first"), [("abc", "12 held-out cases"), ("", "12 cases")])
-def test_only_cases_of_the_project_are_called_held_out(report, adapter_hash, first):
-    console = Console(width=80, file=StringIO())
-    evaluated = Evaluated(cases_file="cases.jsonl", folders={}, report=report, adapter_hash=adapter_hash)
-    show(console, evaluated)
-    assert console.file.getvalue().splitlines()[0] == first
-
-
-def test_evaluation_uses_the_singular_for_one(report):
-    one = report.candidate.generation.model_copy(update={"answers": 1, "tokens_per_second": 1.2})
-    metrics = {
-        name: metric.model_copy(update={"failed": 1, "why_failed": "a bug"})
-        for name, metric in report.candidate.metrics.items()
-    }
-    candidate = report.candidate.model_copy(update={"generation": one, "metrics": metrics})
-    text = shown(report.model_copy(update={"candidate": candidate, "cases": 1}), width=200)
-    assert text.splitlines()[0] == "1 case"
-    assert "adapter: 1 answer, 1 token/s" in text
-    assert "the grader failed on 1 case without a result (a bug)" in text
-
-
-def test_a_worn_test_set_is_reported_and_a_fresh_one_is_not(report):
-    assert "looked at" not in shown(report, width=300)
-    worn = shown(make_evaluation(looks=14, candidates=14).report, width=300)
-    assert "looked at 14 times, and this is evaluation 14 on its questions" in worn
-    assert "worn out" in worn
-
-
 def test_control_characters_in_a_name_are_not_obeyed(report):
     text = report.to_json().replace('"planner"', '"\\u001b[31mred[bold]"')
     assert "\x1b" not in shown(type(report).from_json(text))
-
-
-def test_notes_on_a_subject_are_shown_under_the_table_and_on_the_page(report):
-    from graftwork.views.evaluation_page import EvaluationPage, render_evaluation
-
-    remarked = report.model_copy(update={"remarks": ("The log is flattered.",)})
-    assert "The log is flattered." in shown(remarked)
-    assert "The log is flattered." in render_evaluation(EvaluationPage(project="p", report=remarked))

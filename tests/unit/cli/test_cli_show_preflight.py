@@ -34,7 +34,3 @@ def test_a_run_of_many_hours_comes_with_the_settings_that_shorten_it(hours, sett
     text = printed(**hours)
     assert setting in text
     assert "`graft plan compare` estimates it on other machines" in text
-
-
-def test_a_short_run_comes_without_advice():
-    assert "a long run" not in printed(train=1, evaluate=1)

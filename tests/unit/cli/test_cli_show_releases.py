@@ -7,12 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from graftwork.evaluate.live.ab import ABResult
 from graftwork.pipeline.status import RunStatus
 from graftwork.pipeline.steps.release import Tried, TryOut
-from graftwork.records.release import AliasMove, ReleaseEntry
+from graftwork.records.release import ReleaseEntry
 from graftwork.views.document import Document
-from graftwork.views.release import view_ab, view_entries, view_log, view_try_out
+from graftwork.views.release import view_entries, view_try_out
 from graftwork.views.status import list_runs
 from graftwork.views.terminal import fit_words, print_document, table
 
@@ -62,24 +61,6 @@ def test_a_console_that_is_too_narrow_is_not_overrun(width):
     assert ID[:6] in printed(view_entries, (entry(),), width=width)
 
 
-def test_the_log_of_an_alias_says_the_verdict_in_words_and_not_its_hash():
-    move = AliasMove(
-        alias="champion",
-        release_id=ID,
-        previous=OTHER,
-        who="ada",
-        when="2026-11-15T16:45:00+00:00",
-        why=f"rollback of {OTHER[:12]} after a complaint",
-        rollback=True,
-        verdict_hash="81cb995c" + "0" * 56,
-    )
-    text = printed(view_log, "champion", (move,), decisions={ID: "not_enough_evidence"})
-    assert "81cb995c" not in text
-    assert "evidence" in text.split()
-    assert text.split().count(OTHER[:12]) == 2
-    assert "unknown" in " ".join(printed(view_log, "champion", (move,), width=120).split())
-
-
 def run_standing(**fields):
     known = {"id": "63accaf0a3ed", "state": "failed", "updated_at": "2026-11-15T04:25:09+00:00"}
     return RunStatus(**{**known, **fields})
@@ -87,12 +68,6 @@ def run_standing(**fields):
 
 def show_runs(*runs):
     return printed(lambda: Document(parts=[list_runs(runs)]))
-
-
-def test_runs_that_do_not_run_take_no_columns_for_what_they_cannot_say():
-    text = show_runs(run_standing(), run_standing(state="done"))
-    assert "2026-11-15 04:25:09" in text
-    assert text.split()[:4] == ["run", "state", "last", "change"]
 
 
 def test_a_run_with_everything_to_say_breaks_no_time_on_80_columns():
@@ -124,52 +99,6 @@ def test_words_are_cut_only_where_they_do_not_fit_side_by_side(rows):
     longest = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
     if sum(max(width, 5) for width in longest) <= 60 - 11:
         assert {word for cells in rows for cell in cells for word in cell.split()} <= set(text.split())
-
-
-def compared(**fields):
-    known = {
-        "a": ID,
-        "b": OTHER,
-        "metric": "feedback",
-        "traffic": "captures",
-        "winner": None,
-        "used": 8,
-        "ungraded": 6,
-        "asked": 0,
-        "counts": {"a_successes": 3, "a_failures": 1, "b_successes": 2.5, "b_failures": 1.5},
-        "e_value": 0.808,
-        "p_value": 1.0,
-        "low": -0.9,
-        "high": 0.8,
-        "confidence": 0.95,
-        "sentence": "not decided",
-    }
-    return ABResult(**{**known, **fields})
-
-
-def said_of(**fields):
-    console = Console(width=200, file=StringIO())
-    print_document(console, view_ab(compared(**fields)))
-    return console.file.getvalue()
-
-
-def test_a_comparison_names_what_it_counted_and_how_much_evidence_decides():
-    text = said_of()
-    assert "A right 3, wrong 1; B right 2.5, wrong 1.5; ungraded 6" in text
-    assert "e-value 0.81, decided at 20" in text
-
-
-def test_a_comparison_on_cases_says_which_of_the_two_was_better():
-    text = said_of(traffic="cases", asked=6, counts={"wins": 3, "losses": 1, "ties": 2})
-    assert "B better 3, A better 1, tied 2; ungraded 6; cases answered 6" in text
-
-
-@pytest.mark.parametrize(
-    ("evidence", "output"),
-    [(20.4, "e-value 20, decided at 20"), (1e300, "e-value over 1,000,000, decided at 20")],
-)
-def test_a_decided_comparison_says_what_decided_it(evidence, output):
-    assert output in said_of(winner="B", e_value=evidence)
 
 
 def test_line_feeds_of_an_untrained_base_do_not_fill_the_terminal():

@@ -70,30 +70,9 @@ def test_rows_to_ask_are_listed_first_and_states_are_words():
     assert "answered before" in text
 
 
-def test_rows_that_are_not_asked_have_their_reason():
-    text = printed(plan(row(1, "ask"), row(2, "skipped", why="a usable row answers it")))
-    assert "1 not needed: a usable row answers it" in text
-
-
-def test_a_role_that_gets_rows_is_not_suggested_again():
-    small = {"reviewer": 1, "tester": 2}
-    added = row(1, "ask", fault="augment", group="reviewer")
-    text = printed(plan(added, small_groups=small))
-    assert "role=reviewer adds" not in text
-    assert "tester has 2 usable rows" in text
-    assert "reviewer has 1 usable row;" in printed(plan(small_groups=small))
-
-
 def test_small_sums_are_not_rounded_to_nothing():
     assert "estimated cost: $0.0036, at most $1.50" in printed(plan())
     assert "1,584 out, $0.0036" in printed(outcome())
-
-
-def test_rows_that_prepare_would_drop_for_their_length_are_said_before_and_after_asking():
-    said = "longer than data.max_tokens, and `graft data prepare` drops such rows; raise data.max_tokens"
-    assert said in printed(plan(overlong=3))
-    assert said in printed(outcome(overlong=3))
-    assert "too long" not in printed(plan()) + printed(outcome())
 
 
 def test_a_spent_budget_is_not_answered_with_the_same_command():

@@ -32,12 +32,6 @@ def test_a_comparison_shows_both_shares_and_the_interval_of_their_difference():
     assert "better" in text
 
 
-def test_nothing_compared_shows_the_remark_alone():
-    text = printed(copies=0, sessions=0, checks=(), remarks=("no copies yet",))
-    assert "! no copies yet" in text
-    assert "check" not in text
-
-
 @pytest.mark.parametrize(
     ("low", "high", "outcome"), [(0.1, 0.2, "better"), (-0.2, -0.1, "worse"), (-1.0, 0.1, "open")]
 )

@@ -156,50 +156,6 @@ def test_questions_that_only_ask_alike_leak_too():
     assert "split_leak" not in codes(audit_rows(rows, assignment=Dealing(np.array([0, 1]))))
 
 
-def test_one_side_of_a_split_alone_says_what_is_missing():
-    found = audit_rows(good_rows(file="ours_train.jsonl"))
-    assert "held-out file" in next(n.why for n in found.not_looked_for if n.code == "split_leak")
-
-
-def test_a_finding_is_not_also_reported_as_unchecked():
-    rows = [
-        *good_rows(file="ours_train.jsonl", model="smol"),
-        *(make_row("Who are you?", f"Number {n}.", file="ours_train.jsonl", model="large") for n in range(9)),
-        make_row("How many?", "<think>Two.</think>Two.", file="ours_train.jsonl"),
-    ]
-    found = audit_rows(rows, conflicts="keep_all")
-    assert not {"split_leak", "foreign_model"} & {item.code for item in found.not_looked_for}
-    assert "add the held-out file" in finding(found, "split_leak").title
-    models = next(f for f in found.findings if f.code == "foreign_model" and f.severity == "info")
-    assert "no base is named" in models.title
-
-
-def test_reasoning_without_names_of_models_says_that_those_are_missing():
-    found = audit_rows(with_more(make_row("How many?", "<think>Two.</think>Two.")))
-    assert "no row names the model" in finding(found, "foreign_model").title
-    assert "foreign_model" not in {item.code for item in found.not_looked_for}
-
-
-@pytest.mark.parametrize(
-    ("split_by", "bond"), [("session", "of its session"), ("customer.id", "have its `customer.id`")]
-)
-def test_a_leak_is_reported_by_what_the_rows_are_split_by(split_by, bond):
-    rows = [make_row(f"What is {n}?", f"It is {n}.", line=n, session="s") for n in range(1, 21)]
-    together = Dealing(np.zeros(20, dtype=np.int64))
-    leak = finding(audit_rows(rows, assignment=together, split_by=split_by), "split_leak")
-    assert bond in leak.title
-    assert "splits by question" not in leak.fix
-    sides = [
-        make_row("What is it?", "This.", file="train.jsonl"),
-        make_row("Who is it?", "She.", file="test.jsonl"),
-    ]
-    leak = finding(
-        audit_rows(sides, assignment=Dealing(np.zeros(2, dtype=np.int64)), split_by=split_by), "split_leak"
-    )
-    assert bond in leak.title
-    assert "splits by question" not in leak.fix
-
-
 def test_rows_are_unreadable_for_many_reasons_and_each_is_counted():
     def fault(line, message, code="parse_error"):
         return Fault(Origin(file="log.jsonl", line=line), code, message)
@@ -298,19 +254,6 @@ def test_rare_and_dominant_roles_and_domains_are_named():
 def test_a_reply_to_everything_is_an_imbalance():
     rows = [make_row(f"Is {n} prime, and why?", "I cannot say.", line=n) for n in range(1, 31)]
     assert "30 of 30 usable rows have the same reply" in finding(audit_rows(rows), "imbalance").title
-
-
-def test_rules_that_need_labels_say_so():
-    assert {n.code for n in audit_rows(good_rows()).not_looked_for} == {
-        "failed_status",
-        "rare_group",
-        "imbalance",
-        "foreign_model",
-    }
-    labelled = good_rows(status="ok", group="a", model="m")
-    assert [n.code for n in audit_rows(labelled).not_looked_for] == ["foreign_model"]
-    context = AuditContext(settings=DataSettings(), base="m")
-    assert audit_rows(labelled, context=context).not_looked_for == ()
 
 
 def test_rows_of_other_models_than_the_base_are_counted_by_model():

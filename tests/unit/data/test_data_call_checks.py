@@ -158,30 +158,3 @@ def test_a_broken_call_before_the_reply_is_context_and_not_trained_on():
     assert [answer.reply for answer in list_trained(row, every)] == [LOOP[0][1], row.reply]
     assert len(list_trained(row, every.model_copy(update={"drop_broken_calls": False}))) == 3
     assert list_trained(row, DataSettings()) == [(row.messages, row.reply)]
-
-
-@pytest.mark.parametrize(
-    ("changes", "fix"),
-    [
-        ({}, "with `data.train_on: last` these calls are context, and never trained on"),
-        (
-            {"train_on": "every"},
-            "`graft data prepare` does not train on these calls (data.drop_broken_calls)",
-        ),
-    ],
-)
-def test_the_finding_of_earlier_calls_says_what_prepare_does(tmp_path, changes, fix):
-    broken = [{"type": "tool_use", "id": "a", "name": "run_sql", "input": {"limit": 3}}]
-    answer = [{"type": "tool_result", "tool_use_id": "a", "content": "error"}]
-    messages = [
-        {"role": "user", "content": "How many rides?"},
-        {"role": "assistant", "content": broken},
-        {"role": "user", "content": answer},
-        {"role": "assistant", "content": "There is one ride."},
-    ]
-    log = tmp_path / "log.jsonl"
-    tools = [{"name": "run_sql", "input_schema": SCHEMA}]
-    log.write_text(json.dumps({"messages": messages, "tools": tools}) + "\n")
-    audit = audit_files([str(log)], DataSettings(**changes))
-    (finding,) = [finding for finding in audit.findings if finding.code == "broken_earlier_call"]
-    assert (finding.count, finding.fix, audit.usable) == (1, fix, 1)

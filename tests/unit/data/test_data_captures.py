@@ -7,7 +7,7 @@ from graftwork.data.audit.row_checks import AuditContext, find_refusal, is_confi
 from graftwork.data.inspect import trace
 from graftwork.data.prepare import PrepareJob, audit_files, prepare
 from graftwork.data.settings import CaptureSettings, DataSettings
-from graftwork.files.dataset import iterate_drops, read_manifest, read_rows
+from graftwork.files.dataset import iterate_drops, read_rows
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import NegativeResult
 from graftwork.records.interaction import TRY_OUT_SESSION, Capture, CaptureOrigin
@@ -255,9 +255,3 @@ def test_the_audit_names_negative_captures_and_unconfirmed_ones(tmp_path):
     assert found["negative_feedback"].count == 1
     assert found["unconfirmed_captures"].count == 6
     assert found["unconfirmed_captures"].severity == "info"
-
-
-def test_a_dataset_without_captures_says_nothing_of_them(tmp_path):
-    make(tmp_path, [chat("Is it far from here?", "It is.")])
-    [folder] = (tmp_path / "out").iterdir()
-    assert "captures" not in read_manifest(folder).settings

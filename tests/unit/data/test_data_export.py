@@ -2,7 +2,6 @@
 
 import json
 import re
-from itertools import pairwise
 
 import pytest
 import yaml
@@ -230,38 +229,6 @@ def test_huggingface_card_describes_the_files_that_are_there(folder, tmp_path):
         }
         for data_file in config["data_files"]:
             assert list((tmp_path / "out").glob(data_file["path"]))
-
-
-@pytest.mark.parametrize(
-    ("settings", "output"),
-    [
-        ({}, "; rows that ask alike are in one split."),
-        ({"split_by": "session"}, "rows that ask alike or are of one session are in one split."),
-        ({"split_by": "customer.id"}, "rows that ask alike or have the same `customer.id` are in one split."),
-        ({"redact": False}, "not redacted"),
-    ],
-)
-def test_huggingface_card_says_how_the_rows_were_split(tmp_path, settings, output):
-    made = write_dataset(tmp_path / "ds", train=[row("one?", "1")], settings=settings)
-    export(made, tmp_path / "out", "huggingface")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert output in card
-    assert "`completion`" in card
-    assert "`chosen`" not in card
-
-
-def test_huggingface_card_of_preference_pairs_names_no_completion(tmp_path):
-    made = write_dataset(tmp_path / "ds", train=[row("one?", "1", rejected="2")])
-    export(made, tmp_path / "out", "huggingface")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "completion" not in card
-    assert "`chosen` is preferred to `rejected`" in card
-
-
-def test_kaggle_title_made_of_a_short_name_is_long_enough(folder, tmp_path):
-    export(folder, tmp_path / "out", "kaggle", options=ExportOptions(name="team/abc"))
-    metadata = json.loads((tmp_path / "out" / "dataset-metadata.json").read_text())
-    assert metadata["title"] == "Abc dataset"
 
 
 def test_large_tables_become_several_files_with_their_number(tmp_path):
@@ -505,11 +472,3 @@ def test_an_empty_split_is_nothing_to_export(tmp_path):
     folder = write_dataset(tmp_path, train=[row("q")])
     with pytest.raises(UserError, match="nothing to export"):
         export(folder, tmp_path / "out", "openai", splits=["validation"])
-
-
-def test_formats_say_the_rows_in_the_order_of_the_dataset(folder, tmp_path):
-    export(folder, tmp_path / "out", "sagemaker")
-    lines = [
-        int(line["id"].rpartition(":")[2]) for line in read_lines(tmp_path / "out" / "train" / "train.jsonl")
-    ]
-    assert all(before < after for before, after in pairwise(lines))

@@ -1,7 +1,6 @@
 import subprocess
 import sys
 
-import numpy as np
 from data_rows import THINGS, make_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +17,6 @@ from graftwork.data.dedup.fingerprints import (
 )
 from graftwork.data.settings import DataSettings
 
-SETTINGS = DataSettings()
 LONG = " ".join(f"word{n}" for n in range(60))
 
 
@@ -125,10 +123,3 @@ def test_prints_are_the_same_in_another_process():
         for seed in ("1", "2")
     }
     assert len(output) == 1
-
-
-def test_every_column_has_a_value_for_every_row():
-    fixed, ragged = compute_fingerprints([make_row(thing) for thing in THINGS], settings=SETTINGS)
-    assert {len(column) for column in fixed.values()} == {len(THINGS)}
-    assert {column.dtype for column in fixed.values()} == {np.dtype(np.uint64)}
-    assert {len(offsets) for _, offsets in ragged.values()} == {len(THINGS) + 1}

@@ -8,7 +8,6 @@ from data_rows import make_row
 from memory_corpus import audit_rows
 
 from graftwork.data.audit.labels import find_labels, wilson
-from graftwork.records.dataset import Audit
 
 WORDS = {
     "billing": ["invoice", "charged", "twice", "refund", "payment", "card", "amount", "receipt", "tax"],
@@ -153,40 +152,3 @@ def test_an_interval_without_a_single_error_starts_at_zero():
     none = wilson(0, 150)
     assert none.value == none.low == 0
     assert 0 < none.high < 0.03
-
-
-def shown_as_text(audit):
-    from io import StringIO
-
-    from rich.console import Console
-
-    from graftwork.views.terminal import show
-
-    console = Console(file=StringIO(), width=160)
-    show(console, audit)
-    return console.file.getvalue()
-
-
-def test_the_terminal_and_the_page_show_the_estimate_and_rows_to_review():
-    from graftwork.views.audit import make_audit_page
-
-    found = audit_rows(tickets()[0])
-    first = found.label_noise.suspicious[0]
-    for shown in (shown_as_text(found), make_audit_page(found)):
-        assert f"{100 * queue_noise(found).rate.value:.1f} %" in shown
-        assert str(first.origin) in shown
-        assert "probably" in shown
-
-
-def test_the_terminal_and_the_page_say_why_nothing_was_estimated():
-    from graftwork.views.audit import make_audit_page
-
-    rows = [make_row(f"What about {n}?", f"It is number {n} of them.", line=n + 1) for n in range(100)]
-    found = audit_rows(rows)
-    assert "not estimated: replies are free text" in shown_as_text(found)
-    assert "Not estimated: replies are free text" in make_audit_page(found)
-
-
-def test_an_audit_of_an_older_version_is_read():
-    found = audit_rows(tickets(60)[0]).model_dump(mode="json", exclude={"label_noise"})
-    assert Audit.model_validate(found).label_noise.fields == ()

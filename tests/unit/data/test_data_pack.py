@@ -25,14 +25,6 @@ def test_every_row_is_in_exactly_one_sequence_and_no_sequence_is_too_long(length
     assert all(rows and sum(lengths[row] for row in rows) <= length for rows in sequences)
 
 
-@settings(max_examples=100, deadline=None)
-@given(lengths=LENGTHS)
-def test_the_same_lengths_pack_alike_as_a_list_or_an_array(lengths):
-    first = pack_rows(lengths, length=64)
-    again = pack_rows(np.array(lengths, dtype=np.int32), length=64)
-    assert [array.tolist() for array in first] == [array.tolist() for array in again]
-
-
 def fit_slowly(lengths, length):
     """Best fit decreasing by looking at every sequence."""
     rooms = []
@@ -52,17 +44,6 @@ def test_packing_is_best_fit_decreasing(lengths):
     assert sorted(64 - sum(lengths[row] for row in rows) for rows in sequences) == fit_slowly(lengths, 64)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 99), max_size=8), min_size=1, max_size=30))
-def test_rows_that_fill_n_sequences_exactly_take_at_most_11_ninths_of_n(cuts):
-    """The bound of best fit decreasing, on rows whose best packing is known: full sequences, cut up."""
-    lengths = []
-    for places in cuts:
-        borders = [0, *sorted({place for place in places if place}), 100]
-        lengths += [b - a for a, b in itertools.pairwise(borders)]
-    assert len(rows_of(pack_rows(lengths, length=100))) <= 11 / 9 * len(cuts) + 6 / 9
-
-
 def test_nothing_packs_into_nothing():
     packed = pack_rows([], length=8)
     assert rows_of(packed) == []
@@ -79,12 +60,6 @@ def test_two_hundred_thousand_rows_fill_their_sequences():
     lengths = np.random.default_rng(0).integers(16, 1024, 200_000)
     packed = pack_rows(lengths, length=2048)
     assert lengths.sum() / (len(rows_of(packed)) * 2048) > 0.995
-
-
-@settings(max_examples=100, deadline=None)
-@given(lengths=st.lists(st.integers(1, 9), max_size=20))
-def test_boundaries_are_the_running_sum_of_the_lengths(lengths):
-    assert boundaries(lengths).tolist() == [sum(lengths[:n]) for n in range(len(lengths) + 1)]
 
 
 def test_documents_in_one_sequence_do_not_see_each_other(tiny_base):

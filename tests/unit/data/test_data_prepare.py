@@ -484,23 +484,12 @@ def test_a_key_to_split_by_that_no_row_has_is_refused_with_those_they_have(tmp_p
 def test_settings_that_name_what_no_row_has_are_pointed_out(tmp_path):
     rows = [{**row, "agent": "coder"} for row in good_rows()]
     write_log(tmp_path / "log.jsonl", [*rows[:40], *({**row, "team": "x"} for row in rows[40:])])
-    (tmp_path / "work").mkdir()
-    done = prepare(
-        PrepareJob(
-            AuditContext(
-                settings=DataSettings(
-                    logs=("log.jsonl",), test=0.3, split_by="team", system_prompts={"codr": "Write code."}
-                )
-            ),
-            base="base",
-            base_fingerprint="f",
-            renderer=WordRenderer(),
-            work=tmp_path / "work",
-            out=tmp_path / "out",
-            root=tmp_path,
-            models={"main": ModelSettings(curriculum=True, weights={"tester": 2})},
-        ),
-        processes=1,
+    done = preparation(
+        tmp_path,
+        models={"main": ModelSettings(curriculum=True, weights={"tester": 2})},
+        validation=0.1,
+        split_by="team",
+        system_prompts={"codr": "Write code."},
     )
     assert done.warnings == [
         "data.split_by: 40 rows have no 'team'; they are split by question",
@@ -508,14 +497,6 @@ def test_settings_that_name_what_no_row_has_are_pointed_out(tmp_path):
         "data.system_prompts: no kept row has the role 'codr'",
         "models.main.curriculum: no kept row has a stage",
     ]
-
-
-def test_progress_is_reported_by_step(tmp_path):
-    seen = []
-    run_all(tmp_path, good_rows(), on_progress=lambda *output: seen.append(output))
-    assert seen[0][0] == "read and sift"
-    assert ("render", 42, 42) in seen
-    assert all(done <= total for _, done, total in seen)
 
 
 def test_the_audit_and_the_preparation_agree(tmp_path):
@@ -566,15 +547,4 @@ def test_rows_with_tool_calls_are_named_where_the_template_has_no_form_for_them(
     rows = good_rows()
     for number, row in enumerate(rows):
         row["messages"][-1]["content"] = call.format(number)
-    write_log(tmp_path / "log.jsonl", rows)
-    (tmp_path / "work").mkdir()
-    job = PrepareJob(
-        AuditContext(settings=DataSettings(logs=("log.jsonl",), validation=0.2, test=0.3)),
-        base="base",
-        base_fingerprint="f",
-        renderer=WordRenderer(),
-        work=tmp_path / "work",
-        out=tmp_path / "out",
-        root=tmp_path,
-    )
-    assert any("rows call tools" in warning for warning in prepare(job, processes=1).warnings)
+    assert any("rows call tools" in warning for warning in preparation(tmp_path, rows).warnings)

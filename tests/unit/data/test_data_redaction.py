@@ -110,15 +110,15 @@ def put(text, places):
     )
 
 
-@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", PLANTED)
-def test_a_planted_value_of_any_kind_is_found_in_any_place(kind, place):
+def test_a_planted_value_of_any_kind_is_found_in_any_place(kind):
     text, secret = plant(kind, "x1Y2z3Q4" if kind != "aws_access_key" else "X1Y2Z3Q4")
-    redacted = redact_row(put(text, {place}))
-    shown = redacted.row.model_dump_json()
-    assert escape(secret) not in shown
-    assert escape(escape(secret)) not in shown
-    assert redacted.counts == {kind: 1}
+    for place in PLACES:
+        redacted = redact_row(put(text, {place}))
+        shown = redacted.row.model_dump_json()
+        assert escape(secret) not in shown, place
+        assert escape(escape(secret)) not in shown, place
+        assert redacted.counts == {kind: 1}, place
 
 
 # No repetitions: a value of few different signs is rather a word than a secret.

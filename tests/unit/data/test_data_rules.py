@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from graftwork.data.audit.corpus_findings import expect_leaks, name_side
 from graftwork.data.audit.findings import MOST_EXAMPLES, MOST_ROWS, NoteCounts, shorten
-from graftwork.data.audit.report import LENGTH_EDGES
 from graftwork.data.audit.row_checks import EXCERPT_CHARACTERS, AuditContext, Note, check_row, redact_row
 from graftwork.data.audit.row_findings import is_same_model
 from graftwork.data.settings import DataSettings
@@ -164,11 +163,6 @@ def test_a_logged_name_is_compared_with_the_base_by_what_it_means(model, same):
 def test_a_random_split_would_leak_twins():
     assert expect_leaks(np.array([1, 1, 1]), held_out=0.2) == 0
     assert expect_leaks(np.array([2]), held_out=0.5) == pytest.approx(0.5)
-
-
-def test_the_edges_of_lengths_ascend_and_begin_at_nothing():
-    assert LENGTH_EDGES[0] == 0
-    assert list(LENGTH_EDGES) == sorted(set(LENGTH_EDGES))
 
 
 @given(st.text(max_size=2000), st.integers(30, 700))

@@ -91,12 +91,6 @@ def test_a_token_is_reported_with_its_text_and_whether_it_is_trained(project, fo
         assert str(one.place.origin) == "logs/a b.jsonl:1"
 
 
-def test_without_a_decoder_a_token_has_no_text(project, folder):
-    (one,) = trace(folder, "train:0:0", root=project).rows
-    assert one.token is not None
-    assert (one.token.token, one.token.text) == (256, None)
-
-
 def test_a_row_is_found_by_its_id_and_by_the_beginning_of_it(project, folder):
     assert trace(folder, "id-3", root=project).rows[0].place.split == "test"
     assert trace(folder, "id-3#2", root=project).rows[0].place.number == 3

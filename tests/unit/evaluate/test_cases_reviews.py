@@ -35,11 +35,5 @@ def test_a_mark_survives_the_dataset_and_reaches_the_case():
     assert (case.reward, case.rejected) == (0.75, "no idea")
 
 
-def test_rows_of_a_dataset_without_marks_still_read():
-    values = as_stored(row())
-    del values["reward"]
-    assert row_from_values(values).reward is None
-
-
 def test_a_mark_does_not_make_it_another_test_set():
     assert hash_cases(choose_cases([row()])) == hash_cases(choose_cases([row(reward=0.5)]))

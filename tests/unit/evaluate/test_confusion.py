@@ -11,7 +11,6 @@ from graftwork.evaluate.report import OTHER, UNREADABLE, confuse
 from graftwork.grading.checks import GradeCheck
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case
-from graftwork.views.evaluation_page import EvaluationPage, render_evaluation
 
 DUE = ["billing"] * 30 + ["access"] * 20 + ["sales"] * 10
 SAID = [*["billing"] * 18, *["access"] * 12, *["access"] * 20, *["sales"] * 7, *["lunch"] * 2, "no JSON"]
@@ -79,13 +78,6 @@ def evaluated():
     )
     made = confuse(cases, {"base": answers(lambda _: "no"), "adapter": answers()}, checks=[QUEUE])
     return report.model_copy(update={"confusions": made})
-
-
-def test_the_page_shows_each_class_and_the_matrix():
-    page = render_evaluation(EvaluationPage(project="p", report=evaluated()))
-    assert "Classes" in page
-    assert "60 %" in page or "60.0 %" in page
-    assert OTHER in page
 
 
 def test_advice_names_confused_labels_before_it_asks_for_more_cases():

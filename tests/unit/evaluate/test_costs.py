@@ -257,12 +257,3 @@ def test_a_log_without_times_needs_the_volume():
     stated = savings(undated, host=hosting(), requests_per_month=100_000)
     assert stated.logged_usd_per_month.value == pytest.approx(1000.0)
     assert stated.saved_usd_per_month.value == pytest.approx(900.0)
-
-
-def test_one_day_of_logs_says_that_days_may_differ():
-    assert any("one day" in note for note in savings(days(1, costed=1000, cost=1.0)).notes)
-
-
-def test_hosting_that_costs_more_than_the_log_is_said_so():
-    assert "costs $" in savings(days(5, costed=1000, cost=0.1), host=hosting(500.0)).sentence
-    assert "more" in savings(days(5, costed=1000, cost=0.1), host=hosting(500.0)).sentence

@@ -114,11 +114,3 @@ def test_a_rule_that_matches_everything_is_named_and_one_that_matches_nothing_is
     nothing = rules["rule 2 (to storage) matches some requests and not all"]
     assert nothing.outcome == "pass"
     assert "nothing here shows that it can match" in nothing.sentence
-
-
-def test_a_chain_that_fails_says_why():
-    chains = {"trio": chain_answers("step trio/b failed: the endpoint remote is not ready")}
-    rules, _ = judge(router_accuracy=None, before=[], after=answers("main", 5), chains=chains)
-    assert rules["the chain trio answers"].sentence.endswith(
-        "4 of 5 requests: step trio/b failed: the endpoint remote is not ready"
-    )

@@ -19,7 +19,7 @@ from graftwork.grading.interface import FailedGrade
 from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, PERPLEXITY, TRUNCATED
 from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Answer, Case, Comparison, Generation, Metric, Report, SubjectReport
+from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport
 
 SETTINGS = EvaluateSettings(metrics=("json_valid",))
 RIGHT = '{"answer": "yes", "citations": [1]}'
@@ -312,11 +312,3 @@ def test_a_report_puts_the_candidate_first_and_holds_the_others():
     assert report.power is not None
     assert "20 cases, worth" in report.power.sentence
     assert Report.from_json(report.to_json()) == report
-
-
-def test_records_from_before_these_fields_still_load():
-    metric = Metric.model_validate({"name": "m", "kind": "rate", "value": 1, "low": 0, "high": 1, "n": 1})
-    old = {"metric": "m", "baseline": "a", "candidate": "b", "n": 1, "wins": 0, "losses": 0}
-    old |= {"difference": 0.0, "low": -1.0, "high": 1.0, "p_value": 1.0}
-    assert metric.clusters == 0
-    assert Comparison.model_validate(old).non_inferior is None

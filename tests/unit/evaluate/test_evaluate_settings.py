@@ -104,14 +104,6 @@ def test_contradictory_settings_are_refused(wrong, reported):
         EvaluateSettings.model_validate(wrong)
 
 
-def test_old_settings_still_mean_the_same():
-    settings = EvaluateSettings.model_validate({"max_new_tokens": 56, "metrics": ["json_valid"]})
-    assert settings.graded == ("json_valid",)
-    assert (settings.repeats, settings.sampling.temperature, settings.judge) == (1, 0.0, None)
-    EvaluateSettings.model_validate({"repeats": 3, "sampling": {"temperature": 0.7}})
-    EvaluateSettings.model_validate({"subjects": ["log", "release:abc", "http://host:1/v1#model"]})
-
-
 def test_the_graft_yaml_in_the_docs_can_be_loaded(load):
     shown = [block for block in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL) if "evaluate:" in block]
     assert len(shown) >= 2

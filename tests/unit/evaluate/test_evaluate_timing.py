@@ -14,7 +14,7 @@ from graftwork.evaluate.ask.worker import evaluate
 from graftwork.evaluate.cases import cases_to_time
 from graftwork.evaluate.project import ask_everybody
 from graftwork.evaluate.subjects import Lineup, Subject, share_engine, timed_together
-from graftwork.records.report import Endpoint, Generation, TimingJob
+from graftwork.records.report import Endpoint, TimingJob
 
 
 class BusyMachine:
@@ -128,19 +128,6 @@ def test_subjects_timed_in_turn_have_the_times_of_the_same_cases(tmp_path, subje
         assert report.timed_cases == tuple(case.id for case in cases_to_time(cases, most=3))
         assert report.timed_group == group
     assert made[0].answers == made[1].answers == 4
-
-
-def test_a_generation_of_an_older_version_is_read():
-    old = Generation(
-        subject="base",
-        answers=1,
-        seconds=1,
-        tokens_per_second=1,
-        single_latency_seconds=(1.0,),
-        peak_memory_gib=0,
-        settings={},
-    ).model_dump(mode="json", exclude={"timed_cases", "timed_group"})
-    assert Generation.model_validate(old).timed_group == ""
 
 
 def make_subject(job, name, **changes):

@@ -33,32 +33,6 @@ def test_every_rule_in_the_docs_can_be_read(block):
     EvaluateSettings.model_validate(block.get("evaluate", {}))
 
 
-def test_fast_enough_good_enough_and_small_enough_is_deployed():
-    verdict = decide(tried(300, 10.0), TEAM)
-    assert verdict.decision == "deploy"
-    assert verdict.exit_code == 0
-
-
-def test_worse_on_both_speed_and_quality_is_aborted():
-    verdict = decide(tried(270, 25.0), TEAM)
-    assert verdict.decision == "abort"
-    assert verdict.exit_code == 11
-    assert "Worse than the log's answers on all of: Latency" in verdict.reason
-    assert "Task success" in verdict.reason
-
-
-@pytest.mark.parametrize(
-    ("right", "seconds", "memory"),
-    [(300, 15.0, 8.0), (270, 10.0, 8.0), (300, 25.0, 8.0), (300, 10.0, 11.0)],
-    ids=["too slow", "not good enough though faster", "slower and as good", "too large"],
-)
-def test_anything_else_is_iterated_with_advice(right, seconds, memory):
-    verdict = decide(tried(right, seconds, memory=memory), TEAM)
-    assert verdict.decision == "iterate"
-    assert verdict.exit_code == 10
-    assert verdict.advice
-
-
 def test_31_right_of_31_are_not_98_percent_and_the_docs_say_how_many_cases_are():
     verdict = decide(tried(31, 10.0, n=31), TEAM)
     assert verdict.decision == "not_enough_evidence"

@@ -7,7 +7,6 @@ from gate_samples import marks, report, simple, subject
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.comparison import wear_of
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.figures import percentile, times_for_percentile
 from graftwork.evaluate.gate.settings import GateRule, GateSettings
@@ -77,14 +76,6 @@ def test_a_rule_bound_to_the_value_says_that_luck_is_not_ruled_out():
     verdict = decide(simple(marks(20, 31), marks(31, 31)), GateSettings(rules=(rule,)))
     assert verdict.decision == "deploy"
     assert "luck" in verdict.notes[0]
-
-
-def test_a_worn_out_test_set_is_reported():
-    rules = GateSettings(rules=(GateRule(metric="json_valid", over=0.5),))
-    found = simple(marks(9, 99), marks(99, 99), looks=25)
-    worn, fresh = (found.model_copy(update={"wear": wear_of(found, candidates=n, look=n)}) for n in (25, 1))
-    assert worn.wear.sentence in decide(worn, rules).notes
-    assert decide(fresh, rules).notes == ()
 
 
 @pytest.mark.parametrize(
