@@ -85,7 +85,7 @@ _CARDS = TypeAdapter(tuple[ScoreCard, ...])
 
 
 class GenerationGlance(Record):
-    """One line of the list; `problem` says why it cannot be read."""
+    """One line of the list; `problem` says why it could not be read."""
 
     name: str
     """The folder, relative to the project."""
@@ -121,7 +121,7 @@ class GenerationView(Record):
     glance: GenerationGlance
     components: tuple[ComponentLine, ...]
     compared: tuple[dict[str, Any], ...] = ()
-    """pass@1 by stage, before and after, where another generation is named."""
+    """pass@1 by stage, before and after, if another generation is compared."""
 
 
 class ComponentTry(Record):

@@ -1,7 +1,8 @@
 """The training cycle of `graft up`, and the week that was planned: what a page shows and asks of them.
 
-In: a project. Out: the status of the cycle, the state after a decision; the schedule of the file that `graft
-plan week --out week.json` writes, None if there is none. Starts no coordinator; `try_terms` writes nothing.
+Input: a project. Output: the status of the cycle, the state after a decision; the schedule of the file that
+`graft plan week --out week.json` writes, None if there is none. Starts no coordinator; `try_terms` writes
+nothing.
 """
 
 import math
@@ -100,7 +101,7 @@ def try_terms(
 
 
 def read_terms(dials: Sequence[WeekDial], texts: Mapping[str, str]) -> WeekTerms:
-    """What differs from the week as it is. Zero is a value like others."""
+    """Return the terms that differ from the current week. Zero counts as a value."""
     found: dict[str, float] = {}
     for dial in dials:
         if texts[dial.name]:

@@ -174,9 +174,8 @@ def read_row(project: Project, name: str, row_id: str, *, by_token: bool = False
 def list_drops(
     project: Project, name: str = "", *, step: str = "", reason: str = "", page: int = 1
 ) -> tuple[Page[Drop], dict[str, int], dict[str, int]]:
-    """A page of the rows that were left out; of one step, or for one kind of reason.
-
-    Also how many there are by the step that did it and by the kind of reason.
+    """List a page of the rows that were left out: by one step, or for one kind of reason. Also their number
+    by step and by kind of reason.
     """
     folder = _find(project, name)
     dataset = read_manifest(folder)
@@ -224,7 +223,7 @@ def show_log_lines(project: Project, found: Trace) -> dict[str, str]:
 
 
 def _lay_out(line: str) -> str:
-    """JSON with one value per line; other text, and very long lines, unchanged."""
+    """Format JSON with one value per line; other text, and very long lines, stay unchanged."""
     if len(line) <= LONGEST_LOG_LINE:
         with suppress(ValueError):
             return json.dumps(json.loads(line), indent=2, ensure_ascii=False)
@@ -258,7 +257,7 @@ class ReviewTurn(Record):
     item: ReviewItem | None
     waiting: int
     decided: int
-    """Decisions that hold, of all reviewers."""
+    """Decisions that are in effect, of all reviewers."""
     mine: int
     last: ReviewDecision | None
     """This reviewer's last decision that can still be taken back."""
@@ -269,7 +268,7 @@ class ReviewTurn(Record):
 _listed: dict[str, tuple[float, tuple[ReviewItem, ...]]] = {}
 """By project: the queue, and when it was listed."""
 _held: dict[tuple[str, str], tuple[str, float]] = {}
-"""By project and row: who looks at it, and since when."""
+"""By project and row: the reviewer who looks at it, and since when."""
 _lock = threading.Lock()
 
 

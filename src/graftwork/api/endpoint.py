@@ -24,7 +24,7 @@ from graftwork.store.captures import FeedbackStore
 
 ASK_SECONDS = 120.0
 LIST_SECONDS = 10.0
-"""An endpoint on a busy machine answers late; where none listens, that is known at once."""
+"""Timeout for an endpoint on a busy machine; if none listens, that is known at once."""
 SHOWN_HEADERS = (
     "x-graft-release",
     "x-graft-route",
@@ -198,9 +198,8 @@ class Traffic(Record):
 def list_captures(
     project: Project, *, text: str = "", release: str = "", page: int = 1
 ) -> tuple[Page[Capture], dict[str, int]]:
-    """A page of captures, the newest first; those that hold `text`, those of a release.
-
-    Also how many there are of each release.
+    """List a page of captures, newest first, optionally those that contain `text` or belong to a release.
+    Also the number of captures per release.
     """
     with project.open() as work:
         total = work.captures.count(text=text, release=release)
@@ -231,12 +230,12 @@ def read_traffic(project: Project) -> Traffic:
 
 
 def read_capture_totals(project: Project) -> CaptureTotals | None:
-    """What became of all exchanges that were to be captured; None if nothing was served yet."""
+    """Count what became of all exchanges that were to be captured; None if nothing was served yet."""
     return read_totals(project.folder.serving)
 
 
 def summarize_traffic(captures: Sequence[Capture]) -> Traffic:
-    """`captures` are the newest first."""
+    """Summarize captures, given newest first."""
     if not captures:
         return Traffic()
     first_tokens = [capture.first_token_ms for capture in captures if capture.first_token_ms is not None]

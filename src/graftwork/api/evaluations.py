@@ -1,7 +1,7 @@
 """Evaluations to look at: the report, the verdict, and cases page by page, two subjects side by side.
 
-In: a project, a filter. Out: records. What is read from files is kept until another evaluation is done, so
-that ten thousand cases are parsed once.
+Input: a project, a filter. Output: records. What is read from files is kept until another evaluation is done,
+so that ten thousand cases are parsed once.
 """
 
 import threading
@@ -30,7 +30,7 @@ Outcome = Literal["won", "lost", "both_right", "both_wrong", "same", "ungraded"]
 
 
 class EvaluationView(Record):
-    """The last evaluation that the gate decides on, and its verdict. `missing` names what is gone."""
+    """The last evaluation that the gate decides on, and its verdict. `missing` names deleted parts."""
 
     evaluated: Evaluated
     finished_at: str
@@ -39,7 +39,9 @@ class EvaluationView(Record):
 
 
 class CaseQuery(Record):
-    """Which cases, of which two subjects, by which metric. Empty values mean the default or all."""
+    """A query for cases: which ones, which two subjects, which metric. Empty values mean the default or
+    all.
+    """
 
     left: str = ""
     right: str = ""
@@ -106,7 +108,7 @@ class _Loaded(NamedTuple):
 
 
 _loaded: OrderedDict[tuple[str, ...], _Loaded] = OrderedDict()
-"""The last evaluations that were read, by what identifies them."""
+"""The last evaluations that were read, by identity."""
 _lock = threading.Lock()
 
 

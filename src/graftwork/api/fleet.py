@@ -1,6 +1,7 @@
 """Jobs at other places: places, the ledger, one job with its log, offers for the project's run.
 
-In: a project. Out: records. Asking a place may go over the network; the ledger is read from the database.
+Input: a project. Output: records. Asking a place may go over the network; the ledger is read from the
+database.
 """
 
 from graftwork.api.project import Project

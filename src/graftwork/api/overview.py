@@ -1,7 +1,7 @@
 """A project at a glance: what is live, what runs, what failed last, what was spent.
 
-In: a project. Out: an `Overview` that is cheap to read, whatever the size of the project; and, apart from it,
-what takes longer: which steps are out of date, and what the endpoint says.
+Input: a project. Output: an `Overview` that is cheap to read, whatever the size of the project; and, apart
+from it, what takes longer: which steps are out of date, and what the endpoint says.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ class Overview(Record):
     base: str
     models: tuple[str, ...]
     steps: tuple[StepState, ...]
-    """Whether they were done; whether they are up to date is a question of its own."""
+    """Whether each is done; whether it is up to date is checked separately."""
     live: tuple[LiveRelease, ...]
     runs: tuple[RunStatus, ...]
     last_run: RunEntry | None
@@ -72,14 +72,14 @@ class Overview(Record):
     """The last run that failed."""
     costs: CostSummary
     verdict: Verdict | None
-    """The last one of the gate, whether it led to a release or not."""
+    """The gate's last verdict, whether it led to a release or not."""
     sessions: tuple[ShownSession, ...]
     """The next sessions of the planned week."""
     captures: int
     releases: int
     traffic: Traffic
     challenger: str | None
-    """The challenger's alias and share, where graft.yaml sets up an experiment."""
+    """The challenger's alias and share, if graft.yaml sets up an experiment."""
     working: bool
     cycle: CoordinatorState
     """The open cycle of `graft up`, or why none continues."""
@@ -154,16 +154,15 @@ def check_endpoint(project: Project) -> EndpointStatus:
 
 
 NEEDED_STEPS = {step.name: tuple(step.needs) for step in STEPS}
-"""By step, those that it needs."""
+"""For each step, the steps that it needs."""
 
 WATCHED_FILES = ("heartbeat.json", "steps.jsonl", "evaluations.jsonl", "saved.jsonl", "messages.jsonl")
 MOST_WATCHED = 4
 
 
 def mark_project(project: Project) -> str:
-    """A text that changes with every change of the database, of graft.yaml or of a running job.
-
-    Only reads files, and is cheap enough to call every second.
+    """Return a text that changes with every change of the database, of graft.yaml or of a running job. Only
+    reads files, and is cheap enough to call every second.
     """
     folder = project.folder
     parts = [_mark_of(folder.file), *_mark_database(folder.database_url)]
@@ -187,12 +186,12 @@ def _mark_of(path: Path) -> str:
 
 @lru_cache(maxsize=1)
 def _watched_server(url: str) -> Database:
-    """Kept open, because it is queried every second."""
+    """Connection that is kept open, because it is queried every second."""
     return open_database(url)
 
 
 def _mark_database(url: str) -> list[str]:
-    """For SQLite, its files. Readers empty the log, so only a log with content counts."""
+    """Return the state of SQLite's files. Readers empty the WAL, so only a WAL with content counts."""
     if not url.startswith("sqlite:///"):
         return [str(_watched_server(url).count_written_rows())]
     path = Path(url.removeprefix("sqlite:///"))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Record)
 ANY_GPU = "H100 SXM"
-"""Completes a question that no GPU is asked about."""
+"""GPU for questions that do not name one."""
 ELECTRICITY_USD = 0.30
 
 

@@ -273,7 +273,7 @@ class Project:
             return evaluate_asked(work, asked)
 
     def savings(self) -> "Savings | None":
-        """What the model saves a month at the logged volume; None where the log has no calls of it."""
+        """What the model saves a month at the logged volume; None if the log has no calls of it."""
         from graftwork.evaluate.project import savings_of
         from graftwork.pipeline.table import run_pipeline
 
@@ -292,10 +292,9 @@ class Project:
         max_rate: float | None = None,
         prefix_tokens: int | None = None,
     ) -> "EscalationForecast":
-        """What happens if the small model answers first, and the large one where a check fails.
-
+        """Predict what happens if the small model answers first and the large one if a check fails.
         `max_rate` also chooses a threshold of log-probabilities on the validation cases. `prefix_tokens`
-        predicts streams that are judged by so many tokens.
+        predicts streams that are judged after this many tokens.
         """
         from graftwork.evaluate.measure_escalation import predict_escalation
 
@@ -318,7 +317,9 @@ class Project:
             return measure_live(work)
 
     def calibrate(self, *, limit: int | None = None) -> "CalibratedJudge":
-        """Compare the judge of graft.yaml with people's labels. The gate asks for this before it counts."""
+        """Compare the judge of graft.yaml with people's labels. The gate requires this before it uses a
+        judge.
+        """
         from graftwork.data.review import calibrate_judge
 
         with self.open() as work:
@@ -335,7 +336,7 @@ class Project:
     def gate_engine(
         self, engine: "EngineSettings | None" = None, *, release: str | None = None, update: bool = False
     ) -> Verdict:
-        """Decide whether an engine may serve the last adapter, or a release. It answers the cases."""
+        """Decide whether an engine may serve the last adapter, or a release. The engine answers the cases."""
         from graftwork.evaluate.commands import gate_engine
 
         with self.open() as work:
@@ -409,7 +410,7 @@ class Project:
         return self.run_to(None)
 
     def run_to(self, step: str | None) -> "StepOutputs":
-        """Run one step and the steps that it needs, where they are out of date; all steps for None."""
+        """Run one step and the steps that it needs, if they are out of date; all steps for None."""
         from graftwork.pipeline.table import run_pipeline
 
         with self.open() as work:
@@ -437,7 +438,7 @@ class Project:
             return read_status(work)
 
     def shadow(self) -> "ShadowSummary | None":
-        """Compare the challenger of `serve.shadow` with what users got; None where no shadow is set up."""
+        """Compare the challenger of `serve.shadow` with what users got; None if no shadow is set up."""
         from graftwork.evaluate.live.shadow import summarize_shadow
 
         with self.open() as work:
@@ -483,7 +484,7 @@ class Project:
         budget: "KeyBudget | None" = None,
         expires: str | None = None,
     ) -> "tuple[ApiKey, str]":
-        """Create an API key of the endpoint. Returns also its secret, which is stored nowhere."""
+        """Create an API key of the endpoint. Also returns its secret, which is stored nowhere."""
         from graftwork.serve.project import create_key
 
         with self.open() as work:
@@ -594,7 +595,7 @@ def remove_model(name: str) -> base_models.RemovedModels:
 
 
 def changed_at(path: "Path | os.DirEntry[str]") -> float:
-    """When a file or a folder was last changed, in seconds since 1970; 0 where it is gone."""
+    """When a file or a folder was last changed, in seconds since 1970; 0 if it is gone."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -1,7 +1,7 @@
 """Releases to look at and to move: their list, one with lineage and verdict, two compared, aliases.
 
-In: a project, an alias, a version or an id. Out: records. Promotions and rollbacks are logged with who and
-why.
+Input: a project, an alias, a version or an id. Output: records. Promotions and rollbacks are logged with who
+and why.
 """
 
 from contextlib import suppress

@@ -1,7 +1,7 @@
 """Training runs to look at: their list, one run with its curves and events, and two runs compared.
 
-In: a project and the id of a run. Out: records. A run whose folder is incomplete is shown as far as it can be
-read. Starting a run in the background and stopping one are here too; nothing else changes anything.
+Input: a project and the id of a run. Output: records. A run whose folder is incomplete is shown as far as it
+can be read. Starting a run in the background and stopping one are here too; nothing else changes anything.
 """
 
 import sys
@@ -170,7 +170,7 @@ def compare_runs(project: Project, a: str, b: str) -> TwoCompared:
 
 
 def list_differences(section: str, left: dict[str, Any], right: dict[str, Any]) -> list[Difference]:
-    """Every value that at least one of the two has."""
+    """List every value that at least one of the two has, with both values."""
     differences = []
     for name in dict.fromkeys((*left, *right)):
         a, b, better = left.get(name), right.get(name), ""

@@ -1,9 +1,9 @@
 """`graft worker --stdio`: one run that another program drives over standard input and output.
 
-In: two streams. Out: an exit code of the design; messages on a stream, written by a thread that never waits
-for the client. While more messages than the window are without an ack, progress is combined to the newest and
-logs are counted instead of sent; all other messages are kept in order. The end of the input is a request to
-stop: a client that dies leaves a checkpoint, and its next start resumes from there.
+Input: two streams. Output: an exit code of the design; messages on a stream, written by a thread that never
+waits for the client. While more messages than the window are without an ack, progress is combined to the
+newest and logs are counted instead of sent; all other messages are kept in order. The end of the input is a
+request to stop: a client that dies leaves a checkpoint, and its next start resumes from there.
 
 The messages are version 1 of a protocol, records with a JSON Schema.
 """
@@ -212,8 +212,9 @@ def protocol_schema() -> dict[str, Any]:
 
 CLOSING_SECONDS = 30.0
 LAST_ACK_SECONDS = 5.0
-"""How long a worker stays for the ack of its last message. A client whose acks meet a closed pipe may lose
-what it has not read yet, so a worker with a window leaves after its client has taken everything."""
+"""How long a worker waits for the ack of its last message. A client whose acks meet a closed pipe may lose
+what it has not read yet, so a worker with a window exits after its client has received everything.
+"""
 
 
 class MessageOutbox:
@@ -255,7 +256,7 @@ class MessageOutbox:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Send what is queued, unless the client does not take it, and wait a moment for the last ack."""
+        """Send what is queued, unless the client has stopped reading, and wait a moment for the last ack."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -283,7 +284,7 @@ class MessageOutbox:
                 return
 
     def _next(self) -> WorkerMessage | None:
-        """The next message with its number: from here on it waits for an ack."""
+        """Return the next message with its number; from here on it waits for an ack."""
         with self._changed:
             while True:
                 if self._kept:
@@ -302,7 +303,7 @@ class MessageOutbox:
 
 LOOK_SECONDS = 0.2
 BUSY_SECONDS = 60.0
-"""A worker whose client died may still write its checkpoint: a new one waits for it."""
+"""A worker whose client died may still write its checkpoint: a new worker waits this long for it."""
 
 
 class PortReporter(NullReporter):
@@ -407,7 +408,7 @@ class WorkerSession:
         return code
 
     def _set_busy(self, busy: bool) -> None:
-        """A signal is only sent while the work can handle it."""
+        """Signals are only delivered while the work can handle them."""
         with self._guard:
             self._busy = busy
 
@@ -451,7 +452,7 @@ class WorkerSession:
         self._events = events
 
     def _listen(self) -> None:
-        """Requests until the end of the input, which counts as the last request."""
+        """Read requests until the end of the input, which counts as the last request."""
         try:
             for text in read_messages(self._read, self._framing):
                 self._take(text)
@@ -482,7 +483,7 @@ class WorkerSession:
                 self._outbox.send(HeartbeatMessage(busy=self._busy))
 
     def _refuse(self, why: str) -> None:
-        """Handle a message that cannot be read: before the start, exit; later, log a remark."""
+        """Handle a message that cannot be read: exit before the start, log a remark later."""
         if self._start is None and self._mistake is None:
             self._mistake = UserError(
                 "the message cannot be read",
@@ -532,7 +533,7 @@ FAILURE_FIELDS = ("error", "what", "why", "fix", "where")
 
 
 def _run(work: OpenProject, start: StartRequest) -> tuple[dict[str, Any], int]:
-    """The result as JSON, and the exit code."""
+    """Return the result as JSON, and the exit code."""
     if start.command == "cycle":
         from graftwork.cycle.session import run_once
 

@@ -52,7 +52,9 @@ Engine = Annotated[
 
 
 def has_subcommand(context: typer.Context) -> bool:
-    """Whether a command of the group follows. Options of the group before it would be ignored: refused."""
+    """Return whether a command of the group follows. Options of the group before it would be ignored, so they
+    are refused.
+    """
     if context.invoked_subcommand is None:
         return False
     for parameter in context.command.params:
@@ -113,7 +115,7 @@ def print_record(record: "Record", *, as_json: bool, **more: bool) -> None:
 
 
 def start_detached(command: str, *, project: Path | None, model: str | None, as_json: bool) -> None:
-    """Start `graft COMMAND` in the background, and print which run it is and how to follow it."""
+    """Start `graft COMMAND` in the background, and print the id of the run and how to follow it."""
     from graftwork.api.runs import start_in_background
 
     with reporting(project, model) as found:

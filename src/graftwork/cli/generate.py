@@ -105,7 +105,7 @@ def generate(
 
 
 def _warn(spec: Path, cases: Path | None) -> None:
-    """What `graft spec check` finds, in one line."""
+    """Summarize in one line what `graft spec check` finds."""
     from graftwork.components.check import check_file
 
     report = check_file(spec, cases)
@@ -119,7 +119,7 @@ def _warn(spec: Path, cases: Path | None) -> None:
 def _settings(
     project: Path | None, *, progress: bool = False
 ) -> "Iterator[tuple[GenerateSettings, OpenProject | None, OnProgress]]":
-    """Settings of the project where there is one, else the defaults."""
+    """Return the settings of the project if there is one, else the defaults."""
     from graftwork.cli.progress import RichReporter
     from graftwork.components.settings import GenerateSettings
     from graftwork.process.worker import stoppable

@@ -109,7 +109,7 @@ def _reflow_help(app: typer.Typer) -> None:
 
 
 def reflow(text: str) -> str:
-    """Each paragraph on one line; examples and exit codes start a line of their own."""
+    """Put each paragraph on one line; examples and exit codes start a new line."""
     return re.sub(r"(?<!\n)\n(?!\n|Example:|Exit code)", " ", text)
 
 
@@ -125,7 +125,9 @@ def _without_commands(group: typer.Typer) -> typer.Typer:
 
 
 def make_needed_app(arguments: Sequence[str]) -> typer.Typer:
-    """The command that is asked for; all names for help, options and mistyped names; all for completion."""
+    """Build the app for the requested command only; with all names for help, options and mistyped names, and
+    everything for completion.
+    """
     if any(name.endswith("_COMPLETE") and name.startswith("_") for name in os.environ):
         return make_app()
     first = arguments[0] if arguments else ""
@@ -221,7 +223,7 @@ def repeat_lost_interrupts() -> None:
 
 
 def _exit_quietly() -> NoReturn:
-    """Discard what is still buffered, so that the interpreter does not complain at exit."""
+    """Discard buffered output, so that the interpreter does not complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(0)
 
@@ -237,7 +239,7 @@ def _run() -> object:
 
 @contextmanager
 def _log_to_stderr() -> Iterator[None]:
-    """Prints which project is used, if it is not in the working directory: once, on standard error."""
+    """Print which project is used, once, on standard error, if it is not in the working directory."""
     log = logging.getLogger("graftwork.project")
     handler = _StderrHandler()
     level = log.level
@@ -265,7 +267,7 @@ class _StderrHandler(logging.Handler):
 
 
 def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The traceback of a bug, without secrets that the message of a library may contain."""
+    """Print the traceback of a bug, without secrets that the message of a library may contain."""
     from graftwork.text.redact import hide_in_tracebacks
 
     hide_in_tracebacks()

@@ -22,7 +22,7 @@ from graftwork.views.document import quote, safe
 from graftwork.views.terminal import print_line, show
 
 PLAIN_SECONDS = 10.0
-"""Between two lines of progress in a log file or a pipe, where there is no bar."""
+"""Seconds between two lines of progress in a log file or a pipe, which have no bar."""
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 20
@@ -113,7 +113,7 @@ class RichReporter:
         self._printed_at: float | None = None
         self._trend = LossTrend()
         self._shown: set[object] = set()
-        """The texts of the results that were printed: a remark does not repeat them."""
+        """The texts of the results that were printed, so that remarks do not repeat them."""
         self._bar = _Bar(
             SpinnerColumn(),
             TextColumn("{task.description}"),

@@ -100,7 +100,7 @@ def _show(proposal: "Proposal", started: "Started") -> None:
 
 
 def describe_counts(proposal: "Proposal", started: "Started") -> str:
-    """How many rows each step leaves, and which command says more about the others."""
+    """Describe how many rows each step keeps, and which command shows more about the others."""
     read, usable, kept = started.rows_read, started.rows_usable, proposal.rows
     text = f"{read:,} rows read, {usable:,} usable"
     if usable < read:

@@ -206,7 +206,7 @@ def _send(
     mlflow: str | None,
     alias: str | None,
 ) -> tuple[dict[str, Any], str]:
-    """What was done: as JSON and as text."""
+    """Wait until a command that was just started in the background registers its run."""
     from graftwork.registry import deploy
 
     body: dict[str, Any]

@@ -165,7 +165,7 @@ def _has_ended(work: "OpenProject", run: "RunEntry") -> bool:
 
 
 def _report_end(run: "RunEntry", *, as_json: bool) -> None:
-    """How the run ended; exits with its code."""
+    """Print how the run ended, and exit with its code."""
 
     error = run.error or {}
     code = {"done": 0, "stopped": EXIT_RESUME}.get(run.state, int(error.get("exit_code", EXIT_ENVIRONMENT)))

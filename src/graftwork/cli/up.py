@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Action(StrEnum):
-    """What can be asked of the coordinator."""
+    """Requests to the coordinator."""
 
     status = "status"
     week = "week"

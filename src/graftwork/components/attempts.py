@@ -1,10 +1,9 @@
-"""Attempts at one component and stage: asked once, verified once, kept for good.
+"""Attempts at one component and stage: each is asked and verified only once.
 
-In: a component, a stage, what was accepted before. Out: candidates with verdicts and evidence. A prompt shows
-only the cases that may be shown. Whatever is in the journal already is neither asked nor verified again:
-every prompt, answer, verdict and decision is on the disk before the next step, and each entry names the hash
-of the one before it. Who answers is any inference engine, a child process with one, or answers that were
-recorded before.
+Input: a component, a stage, what was accepted before. Output: candidates with verdicts and evidence. A prompt
+shows only the cases that may be shown. Nothing in the journal is asked or verified again: every prompt,
+answer, verdict and decision is on the disk before the next step, and each entry names the hash of the one
+before it. Answers come from any inference engine, a child process with one, or a recording.
 """
 
 import json
@@ -126,7 +125,7 @@ def entry_hash(entry: dict[str, Any]) -> str:
 
 
 def check_chain(entries: list[dict[str, Any]]) -> str:
-    """What breaks the chain; empty if nothing does."""
+    """Return what breaks the chain; empty if it is intact."""
     previous = FIRST
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict) or "hash" not in entry:
@@ -140,7 +139,7 @@ def check_chain(entries: list[dict[str, Any]]) -> str:
 
 
 class GenerationJournal:
-    """One writer at a time. `find` looks an entry up by its kind and key."""
+    """Journal with one writer at a time. `find` looks up an entry by its kind and key."""
 
     def __init__(self, folder: Path) -> None:
         self._journal = Journal(folder / JOURNAL_FILE)
@@ -185,24 +184,23 @@ _HEADING = re.compile(r"^Component (?P<id>.+?) · (?P<function>\w+) · stage (?P
 
 
 class ComponentModel(NamedTuple):
-    """A model that is asked for components."""
+    """A model that writes components."""
 
     label: str
-    """How people know it."""
+    """Name for people."""
     identity: str
     """The hash of its weights or of its address."""
     ask: Callable[[tuple[Message, ...], DecodingSettings], EngineReply]
-    """Raises EngineUnavailable where another attempt would not help now."""
+    """Raises EngineUnavailable if another attempt would not help now."""
     at_once: int = 1
-    """Questions that it answers at a time."""
+    """Number of prompts that it answers in parallel."""
     give_up: Callable[[], object] = lambda: None
-    """Ends what it is answering, where that costs nothing but time."""
+    """Cancel running requests, if that costs nothing but time."""
 
 
 class RecordedAnswers:
-    """Answers from a file, one JSON object per line: component, stage, text, and sample where it matters.
-
-    Stands in for a large model: the file is what such a model answered, or what a person wrote in its place.
+    """Answers from a file, one JSON object per line: component, stage, text, and sample if it matters.
+    Replaces a large model: the answers were recorded from one or written by a person.
     """
 
     def __init__(self, path: Path) -> None:
@@ -292,7 +290,7 @@ class Budget:
         self._began = clock()
 
     def require(self) -> None:
-        """GracefulStop once it is spent."""
+        """Raise GracefulStop once the budget is spent."""
         most, minutes = self._max_tokens, self._max_minutes
         if most is not None and self.tokens >= most:
             raise _stopped(
@@ -326,7 +324,7 @@ class Attempts:
         self._settings, self.budget, self._progress = settings, budget, on_progress
 
     def ask(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
-        """The entry of each answer, from the journal if it is there."""
+        """Return the entry of each answer, from the journal if it is there."""
         identity = self._model.identity
         missing = [each for each in questions if self._journal.find(ANSWER, each.key(identity)) is None]
         for each in missing:
@@ -362,7 +360,7 @@ class Attempts:
         return [entry for entry in entries if entry is not None]
 
     def _ask_one(self, question: Question) -> tuple[EngineReply, float]:
-        """The reply, and how many seconds it took."""
+        """Return the reply, and how many seconds it took."""
         self.budget.require()
         # The first sample is greedy; each has a seed of its own.
         seed = question.round * self._settings.samples + question.sample
@@ -400,7 +398,7 @@ class Attempts:
         return [SourceVerdict.model_validate(entry["verdict"]) for entry in entries if entry is not None]
 
     def note(self, answer: str, submission: Submission, verdict: SourceVerdict) -> None:
-        """Tie an answer to its verdict."""
+        """Link an answer to its verdict."""
         about = {
             "component": submission.component.id,
             "stage": submission.stage,

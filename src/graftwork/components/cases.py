@@ -1,7 +1,7 @@
 """Cases of components: calls with their results, properties, limits, and the file that holds them.
 
-In: a case file, or a requirement in words. Out: a `CaseFile`; what requirements state as cases, which cases
-cover them, and which are hidden from the model that writes the code.
+Input: a case file, or a requirement in words. Output: a `CaseFile`; what requirements state as cases, which
+cases cover them, and which are hidden from the model that writes the code.
 """
 
 import json
@@ -35,9 +35,9 @@ class CallCase(Record):
     raises: str | None = Field(None, pattern=MODULE)
     stage: Stage = 1
     hidden: bool | None = None
-    """Whether the case is kept out of prompts. None: every second call of a stage is."""
+    """Whether the case is kept out of prompts. None: every second call of a stage is hidden."""
     covers: tuple[str, ...] = ()
-    """Requirements of the node that the case decides, as they are written there."""
+    """Requirements of the node that the case decides, verbatim."""
 
     @model_validator(mode="before")
     @classmethod
@@ -85,7 +85,7 @@ class InputRule(Record):
 
 
 class PropertyCase(Record):
-    """Something that holds for every input: drawn inputs, and what is checked on each result."""
+    """A property of every input: drawn inputs, and what is checked on each result."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")
     inputs: tuple[InputRule, ...] = ()
@@ -94,9 +94,9 @@ class PropertyCase(Record):
     holds: str | None = Field(None, max_length=1000)
     """A Python expression over the parameters, `result` and `error`, the name of an exception or None."""
     idempotent: bool = False
-    """Whether the function gives its own result back for it."""
+    """Whether applying the function to its own result changes nothing."""
     raises_only: tuple[str, ...] | None = None
-    """The exceptions that it may raise; empty: none."""
+    """The only exceptions that it may raise; empty: none."""
     inverse: str | None = None
     """The id of a component that turns the result back into the first argument."""
     stage: Stage = 4
@@ -120,12 +120,12 @@ class PropertyCase(Record):
 
 
 class ComponentLimits(Record):
-    """What all calls of a component together may use."""
+    """Limits on all calls of a component together."""
 
     events: int | None = Field(None, ge=1)
-    """Lines that are executed."""
+    """Executed lines."""
     memory_kib: int | None = Field(None, ge=1)
-    """The peak of what it allocates."""
+    """Peak of allocated memory."""
 
 
 class ComponentCases(Record):
@@ -207,9 +207,8 @@ _KNOWN = (
 
 
 def case_from_requirement(text: str, functions: Collection[str]) -> CallCase | PropertyCase | None:
-    """The case that a requirement states, or None if it states none that can be run.
-
-    `functions` are the names of the component: a call of anything else states no case of it.
+    """Return the case that a requirement states, or None if it states none that can be run. `functions` are
+    the names of the component: calls of other functions do not count.
     """
     if len(text) > LONGEST_REQUIREMENT:
         return None
@@ -231,7 +230,7 @@ def case_from_requirement(text: str, functions: Collection[str]) -> CallCase | P
 def with_requirements(
     cases: ComponentCases, requirements: list[str], functions: Collection[str]
 ) -> ComponentCases:
-    """The cases, and those that requirements state which no case covers yet."""
+    """Return the cases, and those stated by requirements that no case covers yet."""
     calls, properties = list(cases.calls), list(cases.properties)
     covered = covered_by(cases)
     for text in requirements:
@@ -248,13 +247,13 @@ def covered_by(cases: ComponentCases) -> set[str]:
 
 
 def case_covers(cases: ComponentCases) -> dict[str, tuple[str, ...]]:
-    """Requirements by the id of the case that decides them."""
+    """Return the requirements by the id of the case that decides them."""
     covers = {call.id: call.covers for call in cases.calls}
     return covers | {rule.id: rule.covers for rule in cases.properties}
 
 
 def hidden_ids(cases: ComponentCases) -> frozenset[str]:
-    """Cases that no prompt shows: those marked so, else every second call of a stage."""
+    """Return the cases that no prompt shows: those marked so, else every second call of a stage."""
     hidden = {rule.id for rule in cases.properties if rule.hidden}
     for stage in (1, 2, 3, 4):
         calls = [call for call in cases.calls if call.stage == stage]

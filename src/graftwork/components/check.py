@@ -1,7 +1,7 @@
-"""What is wrong with a specification, and which of its requirements can be run.
+"""Findings about a specification, and which of its requirements can be run.
 
-In: a tree and its cases. Out: a report of findings by line, and of requirements with and without a case.
-Changes nothing and stops at nothing.
+Input: a tree and its cases. Output: a report of findings by line, and of requirements with and without a
+case. Changes nothing and reports everything.
 """
 
 import json
@@ -124,7 +124,7 @@ def check_file(path: Path, cases: Path | None = None) -> SpecReport:
 
 @dataclass(frozen=True)
 class CheckedSpecs:
-    """Several files: their reports, those that are no specification, and copies of others."""
+    """Several files: their reports, files that are not specifications, and copies of others."""
 
     reports: tuple[SpecReport, ...]
     refused: tuple[GraftError, ...]
@@ -140,7 +140,9 @@ class CheckedSpecs:
 
 
 def check_files(files: Sequence[Path], cases: Path | None = None) -> CheckedSpecs:
-    """Check files, and all specifications in folders. A single file that is none raises its error."""
+    """Check files, and all specifications in folders. A single file that is not a specification raises its
+    error.
+    """
     paths = [path for file in files for path in _list_specs(file) if not path.name.endswith(".cases.yaml")]
     if not paths:
         raise UserError(

@@ -1,6 +1,6 @@
 """Elixir components against the cases of their plan, in the sandbox.
 
-In: sources of modules. Out: verdicts, as for Python. The BEAM starts in the sandbox for every source;
+Input: sources of modules. Output: verdicts, as for Python. The BEAM starts in the sandbox for every source;
 arguments go in as literals, values come out as JSON and are compared here. The tests that are shipped, ExUnit
 files, run in the sandbox too.
 """
@@ -251,7 +251,7 @@ IO.puts("\n{\"total\":#{total},\"failures\":#{failures}}")
 
 ERLANG, ELIXIR = "/usr/lib/erlang", "/usr/lib/elixir"
 LEAST_SECONDS, LEAST_MEMORY = 30.0, 1024 * MIB
-"""The BEAM takes most of a second to start, and sets addresses aside."""
+"""Time and memory limits for the BEAM, which takes most of a second to start and reserves address space."""
 ALLOWED = (
     "Enum", "String", "List", "Map", "Regex", "Integer", "Float", "Tuple", "Keyword", "MapSet", "Stream",
     "Kernel", "Range", "Bitwise", "Base", "URI", "Date", "DateTime", "Time", "Access", "Function", "Logger",
@@ -297,7 +297,7 @@ def to_literal(value: Any) -> str:
 
 
 class ElixirVerifier(Verifier):
-    """Elixir components of one plan. Expressions of properties are Python here too."""
+    """Elixir components of one plan. Expressions of properties are in Python here too."""
 
     def __init__(self, plan: ComponentPlan, sandbox: Sandbox, *, at_once: int | None = None) -> None:
         super().__init__(plan, sandbox, at_once=at_once)
@@ -313,7 +313,7 @@ class ElixirVerifier(Verifier):
         self._beam = Sandbox(sandbox.kind, limits, sandbox.packages)
 
     def measure(self, submissions: Sequence[Submission]) -> list[Evidence | None]:
-        """Reductions, the BEAM's own count of work; lines are not counted."""
+        """Measure reductions, the BEAM's own unit of work; lines are not counted."""
         calls = [calls_of(submission.component, submission.stage) for submission in submissions]
         evidence: list[Evidence | None] = []
         for result in self.run_sources(submissions, calls):
@@ -384,7 +384,7 @@ class ElixirVerifier(Verifier):
 
 
 def write_stub(plan: ComponentPlan, component: Component) -> str:
-    """A module that knows the values of its cases."""
+    """Write a module that returns the values of its cases."""
     clauses = [
         f"  def {component.function}({', '.join(map(to_literal, call.args))}), do: {to_literal(call.gives)}"
         for call in component.cases.calls

@@ -1,7 +1,7 @@
 """The program that runs next to a generated component in the sandbox: reads, calls, counts, mutates it.
 
-In: one task as JSON. Out: a line with facts about the source, written before any of it has run, and a line
-with what the calls gave; or a line with its mutants, none of which is run. Expected values are not here.
+Input: one task as JSON. Output: a line with facts about the source, written before any of it has run, and a
+line with what the calls gave; or a line with its mutants, none of which is run. Expected values are not here.
 Imports nothing of ours: its text is sent to the sandbox.
 """
 
@@ -78,7 +78,7 @@ def main(text: str) -> None:
 
 
 def refuse(facts: dict[str, Any], allowed: set[str]) -> str:
-    """Why a source is not run at all; empty if it is."""
+    """Return why a source is not run at all; empty if it may be run."""
     if facts["syntax"]:
         return f"is not Python: {facts['syntax']}"
     beyond = [name for name in facts["imports"] if name not in allowed]
@@ -171,7 +171,7 @@ def _names_plainly(call: ast.Call) -> bool:
 
 
 def refuse_reach(source: str, own_module: str, allowed: set[str]) -> str:
-    """Why a source gets from the modules that it may import to others; empty if it does not."""
+    """Return how a source reaches other modules through those that it may import; empty if it does not."""
     reach = _ImportReach(ast.parse(source), own_module.partition(".")[0], allowed)
     return f"reaches {', '.join(dict.fromkeys(reach.beyond))} through an import" if reach.beyond else ""
 
@@ -207,7 +207,7 @@ class _ImportReach(ast.NodeVisitor):
                 self.beyond.append(inner)
 
     def _members(self, module: str) -> set[str] | None:
-        """Public names; None for a module that is not here."""
+        """Public names; None for a module that is not installed."""
         if self._is_own(module):
             tree, names = _read_own(module), set()
             for node in ast.walk(tree):
@@ -240,7 +240,7 @@ class _ImportReach(ast.NodeVisitor):
         self.beyond += filter(None, (self._follow(origin, parts) for origin in self._modules[base.id]))
 
     def _follow(self, module: str, parts: list[str]) -> str:
-        """The dotted name that is beyond what is allowed; empty if the parts lead to a plain member."""
+        """Return the first dotted name that is not allowed; empty if the parts lead to a plain member."""
         for part in parts:
             inner = f"{module}.{part}"
             if any(f"{allowed}.".startswith(f"{inner}.") for allowed in self._allowed):
@@ -415,7 +415,7 @@ QUALITY_RULES = 9
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """The value as JSON has it, of exactly these types: an object that only looks like one is refused."""
+    """Convert a value to JSON, for exactly these types: an object that only looks like one is refused."""
     if depth > DEEPEST:
         raise ValueError("too deep")
     kind = type(value)
@@ -616,7 +616,7 @@ class _Mutate(ast.NodeTransformer):
         return node
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        """The text of a message is not behavior that a case decides."""
+        """The text of a message is not behavior that a case tests."""
         return ast.copy_location(ast.Pass(), node) if self._is_target(node) else node
 
 

@@ -1,8 +1,8 @@
 """Components: nodes of a tree and their cases, with everything that generation needs, in the order to build.
 
-In: a tree and its case file (`cases.py`). Out: components, dependencies before what uses them. A node is a
-component if it is a leaf or has cases. A cycle, or two components of one name, is a UserError that names the
-nodes.
+Input: a tree and its case file (`cases.py`). Output: components, dependencies before what uses them. A node
+is a component if it is a leaf or has cases. A cycle, or two components of one name, is a UserError that names
+the nodes.
 """
 
 import keyword
@@ -98,7 +98,7 @@ def load_plan(spec: Path, cases: Path | None = None) -> ComponentPlan:
 
 
 def make_plan(tree: SpecTree, cases: CaseFile, *, where: str) -> ComponentPlan:
-    """UserError, with the node and its line, for what no order of building can be found for."""
+    """Raises UserError, with the node and its line, if no build order exists."""
     _require_ids(tree, cases, where=where)
     nodes = component_nodes(tree, cases)
     uses = dependencies_by_id(tree, cases)
@@ -143,7 +143,7 @@ def resolve_names(tree: SpecTree) -> dict[str, str]:
 
 
 def _require_ids(tree: SpecTree, cases: CaseFile, *, where: str) -> None:
-    """Cases and dependencies name nodes by their ids: each component has one of its own."""
+    """Cases and dependencies refer to nodes by id, so each component needs its own."""
     lines: dict[str, int] = {}
     for node in tree.walk():
         if not node.id and node.is_leaf:
@@ -170,7 +170,7 @@ def _require_ids(tree: SpecTree, cases: CaseFile, *, where: str) -> None:
 
 
 def dependencies_by_id(tree: SpecTree, cases: CaseFile) -> dict[str, tuple[str, ...]]:
-    """What each component uses, by id: what it names, else the components directly below it."""
+    """Return what each component uses, by id: what it names, else the components directly below it."""
     nodes, by_name = component_nodes(tree, cases), resolve_names(tree)
     identifiers = {node.id for node in nodes}
     dependencies: dict[str, tuple[str, ...]] = {}

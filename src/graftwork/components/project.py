@@ -1,7 +1,7 @@
 """Component generation connected to models, judges, sandboxes and projects.
 
-In: a spec file, the name of a model. Out: a package, its verification, episodes for training. A project is
-needed only where the model is one of its own, and gives settings where there is one.
+Input: a spec file, the name of a model. Output: a package, its verification, episodes for training. A project
+is needed only where the model is one of its own, and gives settings if there is one.
 """
 
 import tempfile

@@ -1,6 +1,6 @@
 """Specifications in YAML, outlines, JSON Schema and OpenAPI: recognized by content and read into a tree.
 
-In: paths or text. Out: trees, or UserError with the reason and the line. Free text is refused, never
+Input: paths or text. Output: trees, or UserError with the reason and the line. Free text is refused, never
 guessed at. A tree is written back as YAML or as an outline.
 
 YAML: nested mappings with id, name, metadata and children. A scalar is a number or a truth value only if YAML
@@ -110,7 +110,7 @@ class _Reader:
 
 
 def plain_scalar(text: str, kind: str) -> Any:
-    """The value, or the text itself where writing the value would give other text."""
+    """Return the value, or the text itself if writing the value would give other text."""
     if kind == "null":
         return None
     if kind == "bool" and text in ("true", "false"):
@@ -125,7 +125,7 @@ def plain_scalar(text: str, kind: str) -> Any:
 
 
 def read_yaml_tree(text: str, *, where: str) -> SpecTree:
-    """UserError with its line where this is not YAML or not a tree."""
+    """Raises UserError with the line if this is not YAML or not a tree."""
     document = parse_yaml(text, where=where)
     if not isinstance(document.root, yaml.MappingNode):
         raise UserError("this is not a mapping", fix="begin with id, name and children", where=where)
@@ -156,7 +156,7 @@ def _dump(value: Any) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes every value out: aliases say nothing in a specification."""
+    """Writes every value out: aliases have no meaning in a specification."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -285,7 +285,7 @@ def split_title(title: str) -> tuple[str, str]:
 
 
 def _read_text(title: str, body: str, *, expected: str, where: str, line: int) -> SpecNode:
-    """`expected` is the id by the number of the heading."""
+    """Read the text; `expected` maps the number of a heading to the id."""
     name, tail = split_title(title)
     if not body.startswith(_BLOCK_START):
         return SpecNode(id=expected, name=name, tail=tail, body=body, line=line)
@@ -311,7 +311,9 @@ def _read_text(title: str, body: str, *, expected: str, where: str, line: int) -
 
 
 def _nest(root: SpecNode, nodes: list[tuple[int, SpecNode]]) -> SpecNode:
-    """Each heading below the last one before it with fewer numbers. `nodes` come with that number."""
+    """Nest each heading below the last one before it with fewer numbers. `nodes` are paired with those
+    numbers.
+    """
     open_: list[tuple[int, SpecNode, list[SpecNode]]] = [(0, root, [])]
 
     def close(depth: int) -> None:
@@ -327,7 +329,7 @@ def _nest(root: SpecNode, nodes: list[tuple[int, SpecNode]]) -> SpecNode:
 
 
 def write_outline(tree: SpecTree) -> str:
-    """UserError for a single node: an outline is known by its headings."""
+    """Raises UserError for a single node: an outline is recognized by its headings."""
     if tree.root.is_leaf:
         raise UserError(
             "a tree of one node has no outline form",
@@ -344,7 +346,7 @@ def write_outline(tree: SpecTree) -> str:
 
 
 def _numbered(node: SpecNode) -> list[tuple[int, SpecNode]]:
-    """Children with the numbers that their own ids end with where those rise, else counted."""
+    """Children with the numbers that their own ids end with if those ascend, else counted."""
     numbered, last = [], 0
     for child in node.children:
         end = child.id.rpartition(".")[2]
@@ -383,7 +385,9 @@ def _write_node(node: SpecNode, path: tuple[int, ...], *, is_last: bool) -> str:
 
 
 def _is_plain_body(body: str, *, is_last: bool) -> bool:
-    """Whether text below a heading is read back as it is: no headings, no open fence, no block of ours."""
+    """Return whether text below a heading is read back unchanged: no headings, no open fence, no `spec`
+    block.
+    """
     if body.startswith(_BLOCK_START) or not (is_last or not body or body.endswith("\n")):
         return False
     lines = split_lines(body if not body or body.endswith("\n") else body + "\n")

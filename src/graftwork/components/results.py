@@ -1,11 +1,11 @@
-"""What a generation yields: score cards, a package of components with their tests, and training data.
+"""The results of a generation: score cards, a package of components with their tests, and training data.
 
 Every figure of a score card is computed from evidence; a judge's mark is shown next to the figures and
 decides nothing alone (docs/components.md defines each). A package is written whole or not at all, its
-manifest last, and a file that an earlier generation did not write is never overwritten. Whether a package is
-what its journal says is checked link by link: spec → prompt → model → answer → verdicts → file. Attempts
-become interactions with stage, reward and verdicts; components that are held out become evaluation cases and
-nothing else.
+manifest last, and a file that an earlier generation did not write is never overwritten. A package is checked
+against its journal link by link: spec → prompt → model → answer → verdicts → file. Attempts become
+interactions with stage, reward and verdicts; components that are held out become evaluation cases and nothing
+else.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ WEAK_TESTS = 0.8
 
 
 class ScoreCard(Record):
-    """The figures of one component, None if there is no evidence for one."""
+    """The figures of one component; None for a figure without evidence."""
 
     component: str
     function: str
@@ -66,7 +66,7 @@ class ScoreCard(Record):
     notes: tuple[str, ...] = ()
     judge: float | None = None
     pass_at_1: dict[str, float] = {}
-    """By stage: the share of its samples that held every case."""
+    """By stage: the share of its samples that passed every case."""
 
     @property
     def ok(self) -> bool:
@@ -122,7 +122,9 @@ def score_component(
 
 
 def atomicity(facts: SourceFacts) -> float:
-    """One public callable, no effect on import, no complexity over 10, at most 40 lines, allowed imports."""
+    """One public callable, no effect on import, no complexity over 10, at most 40 lines, allowed imports
+    only.
+    """
     checks = (
         len(facts.public) == 1,
         not facts.effects,
@@ -144,9 +146,8 @@ def compliance(component: Component, verdict: SourceVerdict) -> float:
 
 
 def has_signature(component: Component, facts: SourceFacts) -> bool:
-    """The parameters of the spec by name and in order; further ones need not be given.
-
-    A language whose arguments have places only gives no names.
+    """Return whether the parameters match the spec by name and in order; further ones must be optional. For a
+    language with positional arguments only, names do not count.
     """
     if not component.parameters:
         return True
@@ -160,7 +161,7 @@ def has_signature(component: Component, facts: SourceFacts) -> bool:
 
 
 def integration(component: Component, built: BuiltComponent) -> float:
-    """The share of its cases that hold with real dependencies; with a stand-in for any, none does."""
+    """Share of its cases that pass with real dependencies; zero if any is a stand-in."""
     real = 1 - len(built.stubs) / len(component.dependencies) if component.dependencies else 1.0
     return built.stages[-1].verdict.share if real == 1.0 else 0.0
 
@@ -178,7 +179,7 @@ def performance(component: Component, evidence: Evidence | None) -> float | None
 
 
 def apply_gates(scores: dict[str, float | None], thresholds: ScoreThresholds) -> dict[str, bool]:
-    """A figure without evidence fails its gate, unless the question does not arise."""
+    """Apply the gates. A figure without evidence fails its gate, unless it does not apply."""
     gates = {}
     for name, least in thresholds.model_dump().items():
         if least is not None:
@@ -282,7 +283,7 @@ def find_handwritten(out: Path, plan: ComponentPlan) -> dict[str, str]:
 
 
 def require_free(out: Path, plan: ComponentPlan, ids: Collection[str]) -> None:
-    """Raise UserError where the package would overwrite a file that no generation wrote."""
+    """Raise UserError if the package would overwrite a file that no generation wrote."""
     components = [component for component in plan.components if component.id in ids]
     shared = (
         ("mix.exs", "test/test_helper.exs") if plan.language == "elixir" else (f"{plan.package}/__init__.py",)
@@ -295,7 +296,7 @@ def require_free(out: Path, plan: ComponentPlan, ids: Collection[str]) -> None:
 def _require_own(
     out: Path, files: Mapping[str, str | None], digests: dict[str, set[str]], *, handwritten: set[str]
 ) -> None:
-    """Every file is absent, written by a generation, or what is about to be written (None: not known yet)."""
+    """Every file is absent, written by a generation, or about to be written (None: not known yet)."""
     for name, text in files.items():
         path = out / name
         if name in handwritten or not path.exists():
@@ -314,7 +315,7 @@ def _require_own(
 def write_package(
     out: Path, files: dict[str, str], manifest: PackageManifest, *, handwritten: set[str]
 ) -> PackageManifest:
-    """Refuses before the first byte is written."""
+    """Checks everything before it writes the first byte."""
     generated = _generated_hashes(out)
     _require_own(out, {**files}, generated, handwritten=handwritten)
     package_texts = {name: text for name, text in files.items() if name not in handwritten}
@@ -427,7 +428,7 @@ GENERATION = "generation"
 
 
 class ProvenanceReport(Record):
-    """Links that were checked, and what is wrong with those that do not hold."""
+    """Links that were checked, and what is wrong with the broken ones."""
 
     package: str
     model: str
@@ -455,7 +456,7 @@ class _Links:
 
 
 def verify_package(out: Path, *, plan: ComponentPlan | None = None) -> ProvenanceReport:
-    """UserError where this is not the folder of a generation."""
+    """Raises UserError if this is not the folder of a generation."""
     manifest = read_manifest(out)
     if manifest is None:
         raise UserError(
@@ -562,7 +563,7 @@ class EpisodeFiles(Record):
     cases: int
     held_out: tuple[str, ...] = ()
     left_out: int = 0
-    """Episodes whose prompt a project holds out."""
+    """Episodes whose prompt is held out by a project."""
     with_dependencies: int = 0
     """Components that are not prompts for rollouts: their calls need other components."""
     files: dict[str, str] = {}
@@ -634,15 +635,14 @@ def to_rows(episodes: Collection[Episode]) -> tuple[list[dict[str, Any]], int]:
 
 
 REWARDED_STAGES: tuple[Stage, ...] = (1, 2, 4)
-"""Stages whose calls decide alone. Stage 3 also asks for less work, which no call shows."""
+"""Stages decided by calls alone. Stage 3 also asks for less work, which no call shows."""
 
 
 def list_cases(
     plan: ComponentPlan, journal: GenerationJournal, component: Component
 ) -> list[tuple[str, dict[str, Any]]]:
-    """A component as one case for each stage that was asked: for evaluation, or for rollouts with rewards.
-
-    Each comes with the hash of its prompt.
+    """Return a component as one case for each stage that was attempted: for evaluation, or for rollouts with
+    rewards. Each has the hash of its prompt.
     """
     accepted = {
         entry["stage"]["stage"]: entry["stage"]["source"]

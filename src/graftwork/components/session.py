@@ -1,6 +1,7 @@
 """One generation from beginning to end: hacks, stages, scores, package. The same call resumes it.
 
-In: a plan, a model, a folder. Out: the package in that folder, its journal below `generation/`, an outcome.
+Input: a plan, a model, a folder. Output: the package in that folder, its journal below `generation/`, an
+outcome.
 """
 
 from collections import defaultdict
@@ -64,7 +65,7 @@ class StageRate(Record):
     answers: int
     passed: int
     solved: int
-    """Components with at least one answer that held every case."""
+    """Components with at least one answer that passed every case."""
 
     @property
     def pass_at_1(self) -> float:
@@ -141,11 +142,11 @@ def compare_rates(before: tuple[StageRate, ...], after: tuple[StageRate, ...]) -
 
 HACKS = "hacks"
 TRIED_TOGETHER = 4
-"""Components: their hacks are one batch, and one step of progress."""
+"""Number of components whose hacks are tried in one batch and one step of progress."""
 
 
 def list_hacks(component: Component) -> dict[str, str]:
-    """Sources that deserve nothing, by name; the last two look at the shown cases."""
+    """List sources that deserve no reward, by name; the last two look at the shown cases."""
     hacks = {name: text.format(name=component.function) for name, text in PROGRAMS.items()}
     hacks |= {name: extract_code(text) for name, text in TEXTS.items()}
     calls = shown_calls(component, 4)
@@ -218,13 +219,13 @@ def require_no_hack(accepted: dict[str, list[str]]) -> None:
 GENERATION_FOLDER = "generation"
 STARTED, MUTATION, JUDGED, EXUNIT = "started", "mutation", "judged", "exunit"
 SECONDS, MEMORY_MIB = 4.0, 256
-"""What the cases of one source may take."""
+"""Time and memory limits for the cases of one source."""
 MUTATED_TOGETHER = 4
-"""Components: their mutants are one batch, and one step of progress."""
+"""Number of components whose mutants are run in one batch and one step of progress."""
 
 
 class GenerateJob(NamedTuple):
-    """What is generated, by whom, and where to."""
+    """What is generated, by which model, and into which folder."""
 
     plan: ComponentPlan
     model: ComponentModel
@@ -235,7 +236,7 @@ class GenerateJob(NamedTuple):
     stages: tuple[Stage, ...] = STAGES
     judge: Rater | None = None
     verifier: Verifier | None = None
-    """Without one, the sandbox."""
+    """Defaults to the sandbox."""
     sandbox: SandboxSettings = SandboxSettings()
     max_total_tokens: int | None = None
     """Limit on the tokens of all runs together, input and output."""
@@ -332,7 +333,7 @@ def _require_cases(plan: ComponentPlan, chosen: set[str], handwritten: Mapping[s
 
 
 def open_verifier(plan: ComponentPlan, settings: SandboxSettings) -> Verifier:
-    """EnvironmentFailure where the language of the plan cannot run here."""
+    """Raises EnvironmentFailure if the language of the plan cannot run here."""
     sandbox = open_sandbox(settings.model_copy(update={"seconds": SECONDS, "memory_mib": MEMORY_MIB}))
     if plan.language == "python":
         return Verifier(plan, sandbox)
@@ -399,7 +400,7 @@ def _mutate(
 def _judge(
     job: GenerateJob, judge: Rater, submission: Submission, journal: GenerationJournal
 ) -> float | None:
-    """A judge's mark for a source, shown next to the figures. One that gives none changes nothing."""
+    """A judge's mark for a source, shown next to the figures. A judge without a mark changes nothing."""
     key = submission_key(submission)
     entry = journal.find(JUDGED, key)
     if entry is None:
@@ -420,7 +421,7 @@ def _run_exunit(
     verifier: Verifier,
     journal: GenerationJournal,
 ) -> list[ScoreCard]:
-    """The shipped tests of an Elixir package, run on it as a whole: a gate of every component."""
+    """Run the tests of an Elixir package on the whole package: a gate for every component."""
     if not isinstance(verifier, ElixirVerifier) or not any(card.built for card in cards):
         return cards
     files = package_files(job.plan, list(built), [])

@@ -1,8 +1,8 @@
 """Components of a plan through the four stages, in the order of their dependencies.
 
-In: a plan, a model, a verifier, a journal. Out: what was accepted for every component, or why nothing was. A
-stage accepts the best of n answers that hold every case so far and keep to the method; what passed once never
-fails later. The same call resumes a run that was killed.
+Input: a plan, a model, a verifier, a journal. Output: what was accepted for every component, or why nothing
+was. A stage accepts the best of n answers that hold every case so far and keep to the method; what passed
+once never fails later. The same call resumes a run that was killed.
 
 Whether a stage kept to the method is checked on sources, values and counts, never judged: stage 1 has no
 optimization, stage 2 changes nothing that passed, stage 3 gives the same values for less, stage 4 adds only
@@ -34,7 +34,7 @@ from graftwork.records.base import Record, fingerprint
 from graftwork.text.wording import plural
 
 HANDLING = frozenset({"Raise", "Return", "Assert", "If", "Import", "ImportFrom", "Pass", "Continue", "Break"})
-"""Statements that stage 4 may add; besides them calls of a logger."""
+"""Statements that stage 4 may add, in addition to calls of a logger."""
 KEPT_SHARE = 0.5
 """Share of the statements of stage 3 that stage 4 keeps word for word."""
 
@@ -48,7 +48,7 @@ class StageState(Record):
 
 
 def check_stage(stage: Stage, before: StageState | None, after: StageState) -> dict[str, bool]:
-    """The checks of a stage by name. An unchanged source keeps to every method."""
+    """Check a stage; results by name. An unchanged source complies with every method."""
     facts = after.verdict.facts
     if stage == 1 or before is None:
         return {"stage 1 has no optimisation": not facts.optimisations}
@@ -71,7 +71,7 @@ def check_stage(stage: Stage, before: StageState | None, after: StageState) -> d
 
 
 def keeps_interface(before: SourceFacts, after: SourceFacts) -> bool:
-    """The same public names; the same parameters first, and new ones need not be given."""
+    """Whether the public names are the same, the parameters start the same, and new ones are optional."""
     count = len(before.parameters)
     same = after.parameters[:count] == before.parameters and before.public == after.public
     return same and not any(parameter["needed"] for parameter in after.parameters[count:])
@@ -122,13 +122,13 @@ class AcceptedStage(Record):
     samples: int = 0
     passed: int = 0
     alike: int = 0
-    """Samples of the accepting round, those that held every case, and those that behaved like this one."""
+    """Samples of the accepting round, those that passed every case, and those that behaved like this one."""
     held_back: float | None = None
     """Mean share of hidden cases that pass, over samples that pass every shown case."""
 
 
 class BuiltComponent(Record):
-    """A component and its stages; `failed` says at which stage and why there is none."""
+    """A component and its stages; if it failed, `failed` says at which stage and why."""
 
     id: str
     function: str
@@ -137,7 +137,7 @@ class BuiltComponent(Record):
     failed: str = ""
     handwritten: bool = False
     stubs: tuple[str, ...] = ()
-    """Dependencies that were stand-ins."""
+    """Dependencies that were replaced by stand-ins."""
 
     @property
     def source(self) -> str | None:
@@ -165,9 +165,8 @@ class ComponentBuilder:
     def run(
         self, wanted_ids: Sequence[str], *, stages: Sequence[Stage] = STAGES, recalled: Collection[str] = ()
     ) -> list[BuiltComponent]:
-        """These components and everything that they depend on.
-
-        `recalled` are built as far as the journal knows them; nothing is asked for them.
+        """Build these components and everything that they depend on. `recalled` are rebuilt from the journal
+        alone, without prompts.
         """
         chosen_ids = with_dependencies(self._plan, wanted_ids)
         for wave in self._plan.waves():
@@ -199,7 +198,7 @@ class ComponentBuilder:
         return [self.built[component.id] for component in self._plan.components if component.id in self.built]
 
     def _recall(self, component: Component) -> None:
-        """What earlier runs accepted for it, by the same specification and with the same dependencies."""
+        """Return what earlier runs accepted for it, with the same specification and dependencies."""
         started = BuiltComponent(id=component.id, function=component.function)
         if any(self._source(dependency) is None for dependency in component.dependencies):
             return
@@ -216,7 +215,7 @@ class ComponentBuilder:
             del self.built[component.id]
 
     def _take_handwritten(self, component: Component, started: BuiltComponent, source: str) -> BuiltComponent:
-        """A file that a person wrote is verified and used, never replaced."""
+        """Verify and use a file that a person wrote; never replace it."""
         submission = self._submit(component, source, 4)
         [verdict] = self._attempts.verify([submission])
         if not verdict.ok:
@@ -239,7 +238,9 @@ class ComponentBuilder:
         return self.built[identifier].source if identifier in self.built else None
 
     def modules_for(self, component: Component) -> tuple[tuple[str, str], ...]:
-        """Files of everything that a component depends on, stand-ins for what is not built."""
+        """Return the files of everything that a component depends on, with stand-ins for what is not
+        built.
+        """
         files: dict[str, str] = {}
         waiting = [*component.dependencies, *component.after]
         while waiting:
@@ -300,7 +301,7 @@ class ComponentBuilder:
             self._give_up(component, stage, tried[component.id])
 
     def _before(self, component: Component, stage: Stage) -> StageState | None:
-        """What was accepted last, verified by the cases of this stage."""
+        """Return what was accepted last, verified by the cases of this stage."""
         stages = self.built[component.id].stages
         if not stages:
             return None
@@ -310,14 +311,14 @@ class ComponentBuilder:
         return StageState(source=stages[-1].source, verdict=verdict, evidence=evidence)
 
     def _stage_key(self, component: Component, stage: Stage, source: str | None) -> str:
-        """`source` is what was accepted before."""
+        """Return the key of a stage; `source` is what was accepted before."""
         content = component.model_dump(mode="json", exclude={"line"})
         return fingerprint([content, stage, source or "", self.modules_for(component)])[:24]
 
     def _keep(
         self, component: Component, stage: Stage, before: StageState, attempts: Sequence[Attempt] = ()
     ) -> None:
-        """`asked` are the answers of the first round, none of which is better."""
+        """Keep the accepted source; `asked` are the answers of the first round, none of which is better."""
         state = AcceptedStage(
             component=component.id,
             stage=stage,

@@ -88,7 +88,7 @@ class Parameter(NamedTuple):
 
 
 def content_of(node: SpecNode) -> dict[str, Any]:
-    """The node as plain data without places: what two equal trees have in common."""
+    """The node as plain data without positions: what two equal trees have in common."""
     return {
         "id": node.id,
         "name": node.name,
@@ -100,7 +100,7 @@ def content_of(node: SpecNode) -> dict[str, Any]:
 
 
 def same_tree(tree: SpecTree, other: SpecTree) -> bool:
-    """Whether two trees are equivalent, regardless of position and dialect."""
+    """Return whether two trees are equivalent, regardless of position and dialect."""
     return content_of(tree.root) == content_of(other.root)
 
 
@@ -153,7 +153,7 @@ DEPENDENCIES = ("dependencies", "deps", "depends_on")
 
 
 def dependencies_of(node: SpecNode) -> list[tuple[str, int]]:
-    """What the node says that it uses, each with its line: a list, a mapping by name, or one name."""
+    """Dependencies that the node declares, each with its line: a list, a mapping by name, or one name."""
     dependencies = []
     for key in DEPENDENCIES:
         content, path = metadata_of(node).get(key), _path_of(node, key)
@@ -176,8 +176,9 @@ _TEXT_KEYS = ("text", "description", "requirement")
 
 
 def requirements_of(node: SpecNode) -> list[tuple[str, int]]:
-    """What must hold, in the words of the author, each with its line, below the node, its metadata or its
-    `testing`."""
+    """Requirements in the author's words, each with its line, from the node, its metadata or its
+    `testing`.
+    """
     requirements = []
     for path, content in _requirement_lists(node):
         items = content
@@ -241,13 +242,13 @@ class SpecChange(Record):
     node: str
     name: str
     key: str = ""
-    """What of a changed node is different."""
+    """What changed in the node."""
     old: Any = None
     new: Any = None
 
 
 def diff_trees(old: SpecTree, new: SpecTree) -> list[SpecChange]:
-    """Nodes are matched by id. A node whose parent is another one is moved."""
+    """Compare nodes by id. A node with a different parent counts as moved."""
     before, after = _by_id(old), _by_id(new)
     changes = []
     for identifier, (node, parent) in before.items():
@@ -290,7 +291,7 @@ def diff_trees(old: SpecTree, new: SpecTree) -> list[SpecChange]:
 
 
 def _by_id(tree: SpecTree) -> dict[str, tuple[SpecNode, str]]:
-    """Nodes without an id, or with one that is used twice, are known by their place."""
+    """Nodes without an id, or with one that is used twice, are identified by position."""
     by_id: dict[str, tuple[SpecNode, str]] = {}
     waiting = [(tree.root, "", "0")]
     while waiting:

@@ -1,6 +1,7 @@
 """Types of parameters as specifications write them: `list(string)`, `String.t()`, `int | None`.
 
-In: text, in words of several languages. Out: a `Shape`, the words that are no Python, whether a value fits.
+Input: text, in words of several languages. Output: a `Shape`, the words that are no Python, whether a value
+fits.
 """
 
 import re
@@ -25,7 +26,7 @@ _OTHER_WORDS: dict[Kind, tuple[str, ...]] = {
     "any": ("json", "term", "unknown"),
 }  # fmt: skip
 OTHER_WORDS: dict[str, Kind] = {word: kind for kind, words in _OTHER_WORDS.items() for word in words}
-"""Words of Elixir, JSON Schema and others. `binary` is text here: cases are JSON, which has no bytes."""
+"""Type names of Elixir, JSON Schema and others. `binary` is text here: cases are JSON, which has no bytes."""
 _OPTIONAL = re.compile(r"^optional[(\[](.*)[)\]]$", re.I)
 _OF = re.compile(r"^(?P<outer>list|array|tuple|List|Array|\w+)[(\[<](?P<inner>.*)[)\]>]$")
 _ATOM = re.compile(r"^:\w+[?!]?$")
@@ -51,7 +52,7 @@ class Shape(NamedTuple):
 
 
 def read_type(text: str) -> tuple[Shape | None, tuple[str, ...]]:
-    """The type, None if no Python type is known, and the words of other languages in it."""
+    """Return the type, None if it maps to no Python type, and the words of other languages in it."""
     foreign: list[str] = []
     return _read(text.strip(), foreign), tuple(dict.fromkeys(foreign))
 
@@ -84,7 +85,7 @@ def _read_word(text: str, foreign: list[str]) -> Shape | None:
 
 
 def _read_outer(text: str, foreign: list[str]) -> Shape | None:
-    """A type with others inside: list(string), [string], Optional[int], {:ok, term}."""
+    """Read a type that contains others: list(string), [string], Optional[int], {:ok, term}."""
     if optional := _OPTIONAL.match(text):
         return _or_none(_read(optional[1].strip(), foreign))
     if text.startswith(("{", "[")) and text.endswith(("}", "]")):
@@ -109,7 +110,7 @@ def _or_none(shape: Shape | None) -> Shape | None:
 
 
 def _split(text: str, mark: str) -> list[str]:
-    """At this mark outside of brackets and quotes."""
+    """Split at this separator outside of brackets and quotes."""
     depth, quote, parts, current = 0, "", [], ""
     for letter in text:
         if letter in "\"'" and quote in ("", letter):

@@ -1,8 +1,8 @@
 """Python sources against the cases of their component, many at a time.
 
-In: a component, a stage, sources, the modules that they may import. Out: a verdict for each, and evidence for
-those that hold. Sources are read, called and mutated in the sandbox; their values come out as JSON and are
-compared here, by type and value, with expectations that never go in.
+Input: a component, a stage, sources, the modules that they may import. Output: a verdict for each, and
+evidence for those that hold. Sources are read, called and mutated in the sandbox; their values come out as
+JSON and are compared here, by type and value, with expectations that never go in.
 
 Inputs of properties are drawn by the rules of a case file, else by the types of the spec: the same component,
 property and count give the same inputs on every machine; no prompt shows them.
@@ -53,7 +53,7 @@ class SourceVerdict(Record):
     cases: dict[str, str] = {}
     facts: SourceFacts = SourceFacts()
     values: str = ""
-    """A hash of what all calls gave, drawn inputs included: equal for sources that behave alike."""
+    """A hash of all results, including those for drawn inputs: equal for sources that behave alike."""
     shape_ok: bool = True
     """Whether every value has the type that the spec states."""
 
@@ -171,7 +171,7 @@ _REASONS = {
 
 
 class Submission(NamedTuple):
-    """A source that claims to be a component, the cases it is held against, and modules of dependencies."""
+    """A source for a component, the cases to check it with, and the modules of its dependencies."""
 
     component: Component
     source: str
@@ -181,7 +181,7 @@ class Submission(NamedTuple):
 
 
 class PlannedCall(NamedTuple):
-    """One call in the sandbox, and the case that its value decides; None for a free draw."""
+    """One call in the sandbox, and the case that its result decides; None for a random input."""
 
     case: str | None
     args: tuple[Any, ...]
@@ -197,7 +197,7 @@ def prelude() -> Prelude:
 
 
 def calls_of(component: Component, stage: Stage) -> list[PlannedCall]:
-    """Every call that this stage is verified by: cases up to it, draws of properties, free draws."""
+    """Return every call for this stage: cases up to it, inputs drawn for properties, random inputs."""
     calls = []
     for call in component.cases.calls:
         if call.stage <= stage:
@@ -261,7 +261,7 @@ class Verifier:
         return evidence
 
     def mutate(self, submissions: Sequence[Submission]) -> list[MutationScore]:
-        """How many mutants of passing sources fail their cases."""
+        """Count the mutants of passing sources that fail their cases."""
         tasks = [
             {"mode": "mutants", "source": submission.source, "most": MOST_MUTANTS}
             for submission in submissions
@@ -294,7 +294,7 @@ class Verifier:
     def run_sources(
         self, submissions: Sequence[Submission], calls: Sequence[list[PlannedCall]], mode: str
     ) -> list[SandboxResult]:
-        """One program for each source: it makes the calls, for their values or for what they cost."""
+        """Run one program for each source, which makes the calls: for their values or for their cost."""
         jobs, package = [], self._plan.package
         for (component, source, _, modules), planned in zip(submissions, calls, strict=True):
             used = [f"{package}.{self._plan.get(identifier).module}" for identifier in component.dependencies]
@@ -323,9 +323,8 @@ class Verifier:
     def judge(
         self, groups: list[tuple[Component, list[PlannedCall], list[dict[str, Any]]]]
     ) -> list[dict[int, bool | None]]:
-        """Expressions of properties, evaluated in a sandbox that none of the sources is in.
-
-        Several sources share a program; if that one fails, each gets its own.
+        """Evaluate the expressions of properties in a sandbox without any of the sources. Several sources
+        share a program; if that one fails, each gets its own.
         """
         questions: dict[int, dict[int, dict[str, Any]]] = {}
         for number, (component, calls, results) in enumerate(groups):
@@ -376,7 +375,7 @@ class ReadResult(NamedTuple):
 
 
 def read_result(result: SandboxResult) -> ReadResult:
-    """The first line is ours for certain: it was written before any of the source ran."""
+    """Read the result. The first line can be trusted: it was written before any of the source ran."""
     lines = result.stdout.splitlines()
     first = parse_line(lines[0]) if lines else None
     if not isinstance(first, dict) or "syntax" not in first:
@@ -427,7 +426,7 @@ def conclude(
 
 
 def _fault(call: PlannedCall, result: dict[str, Any], holds: bool | None) -> str:
-    """Why a case fails; empty if it passes."""
+    """Return why a case fails; empty if it passes."""
     arguments = json.dumps([*call.args], ensure_ascii=False)[:200]
     if call.expected is None:
         assert call.rule is not None

@@ -1,7 +1,7 @@
-"""What steps ask of the allocator, by what it is for, in the sizes that kernels allocate. Pure.
+"""Memory that a step allocates, by purpose, in the sizes that kernels allocate. Pure.
 
-In: allocations and frees, in their order, by name. Out: an `AllocationStream`, which writes them down as a
-`MemoryTrace`, and the sizes that attention, dequantizing, the loss and optimizers take.
+Input: allocations and frees, in their order, by name. Output: an `AllocationStream`, which writes them down
+as a `MemoryTrace`, and the sizes that attention, dequantizing, the loss and optimizers take.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,17 @@ class MemoryTrace(Record):
 
     peak: MemoryPeak
     sizes: tuple[int, ...]
-    """Bytes of each tensor, in the order in which they came."""
+    """Bytes of each tensor, in order of allocation."""
     events: tuple[int, ...]
-    """n: the nth tensor came; ~n: it went."""
+    """n: the nth tensor was allocated; ~n: it was freed."""
     phases: dict[str, float]
-    """The most that was held in each phase of the last step."""
+    """Peak of each phase of the last step."""
 
 
 class AllocationStream:
-    """Writes it down. Parts can be named later: a gradient is known once it hangs on its weight."""
+    """Records allocations and frees. Parts can be named later: a gradient is known once it is attached to its
+    weight.
+    """
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -57,7 +59,7 @@ class AllocationStream:
         self.marks.append((len(self.events), phase))
 
     def finish(self) -> MemoryTrace:
-        """Sum it up. The first phase is where the model is set up: no peak of training is there."""
+        """Finish the trace. The first phase is the setup of the model and contains no training peak."""
         phases: dict[str, float] = {}
         current_bytes, most, peak_index, phase = 0, -1, 0, ""
         marks = iter([*self.marks, (len(self.events) + 1, "")])
@@ -86,13 +88,15 @@ class AllocationStream:
 
 ROUND_QUERIES = 128
 CUBLAS_WORKSPACE = 32 * MIB
-"""What PyTorch gives a cuBLAS handle on Hopper; the forward and the backward thread have one each."""
+"""Workspace that PyTorch allocates per cuBLAS handle on Hopper; the forward and the backward thread have one
+each.
+"""
 QUANTIZED_BLOCK, SCALES_BLOCK = 64, 256
-"""NF4: weights that share a scale, and scales that share one of their own."""
+"""NF4: weights that share a scale, and scales that share a second-level scale."""
 
 
 class AttentionSizes(NamedTuple):
-    """One attention; `width` is the bytes of a number."""
+    """Sizes of one attention; `width` is bytes per number."""
 
     rows: int
     queries: int
@@ -108,9 +112,8 @@ MULTIPROCESSORS = 132
 
 
 def flash_backward_sizes(sizes: AttentionSizes, *, deterministic: bool = False) -> list[int]:
-    """The queries' gradients summed in float32, a row of sums; keys and values spread over the heads.
-
-    Where the order of sums is fixed, each of the blocks that share a head has sums of its own.
+    """Return the queries' gradients summed in float32, the row sums, and keys and values expanded over the
+    heads. In deterministic mode, each of the blocks that share a head has its own sums.
     """
     rows, queries, keys, heads, kv_heads, head_dim, width = sizes
     padded = -(-queries // ROUND_QUERIES) * ROUND_QUERIES
@@ -123,21 +126,23 @@ def flash_backward_sizes(sizes: AttentionSizes, *, deterministic: bool = False) 
 
 
 def dequantized_sizes(weights: int, width: int) -> list[int]:
-    """The weights in the type of the product, and the scales of their blocks in float32."""
+    """Return the weights in the type of the product, and the scales of their blocks in float32."""
     return [weights // QUANTIZED_BLOCK * 4, weights * width]
 
 
 def tile_places(rows: int, width: int, vocabulary: int) -> int:
-    """As many places that their logits take what the hidden states do, as a power of two."""
+    """Return the number of positions, a power of two, whose logits take as much memory as the hidden
+    states.
+    """
     share = -(-rows // -(-vocabulary // width))
     return min(1 << (share - 1).bit_length(), rows)
 
 
 FEWEST_IN_EIGHT = 4096
-"""Weights of a tensor whose states the 8-bit optimizer keeps in 8 bits."""
+"""Smallest tensor, in weights, whose optimizer states the 8-bit optimizer keeps in 8 bits."""
 STATES_BLOCK = 256
 Weight = tuple[int, int]
-"""Elements, and bytes of one."""
+"""Number of elements, and bytes per element."""
 
 
 def keep_states(stream: AllocationStream, weights: Sequence[Weight], optimizer: Optimizer) -> None:
@@ -160,7 +165,7 @@ def keep_states(stream: AllocationStream, weights: Sequence[Weight], optimizer: 
 
 
 def take_step(stream: AllocationStream, weights: Sequence[Weight], optimizer: Optimizer) -> None:
-    """Allocations and frees of a step."""
+    """Record the allocations and frees of a step."""
     if optimizer == "adamw_foreach":
         for width in {width for _, width in weights}:
             stream.use_together([count * width for count, kind in weights if kind == width])

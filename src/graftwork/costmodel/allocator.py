@@ -1,10 +1,10 @@
 """PyTorch's caching allocator of CUDA memory, replayed. Pure.
 
-In: allocations and frees, in their order (`allocations.py`). Out: allocated and reserved bytes, their peaks,
-and whether a limit was passed. Follows `c10/cuda/CUDACachingAllocator.cpp` of torch 2.11: sizes in blocks of
-512 bytes; up to 1 MiB from a pool of small blocks; the best fitting free block first. Without expandable
-segments memory comes in pieces of 2 MiB (small), 20 MiB (below 10 MiB) or the size rounded up to 2 MiB; with
-them each pool is one range that grows by pages of 2 and 20 MiB. Does not know streams or events.
+Input: allocations and frees, in their order (`allocations.py`). Output: allocated and reserved bytes, their
+peaks, and whether a limit was passed. Follows `c10/cuda/CUDACachingAllocator.cpp` of torch 2.11: sizes in
+blocks of 512 bytes; up to 1 MiB from a pool of small blocks; the best fitting free block first. Without
+expandable segments memory comes in pieces of 2 MiB (small), 20 MiB (below 10 MiB) or the size rounded up to 2
+MiB; with them each pool is one range that grows by pages of 2 and 20 MiB. Does not know streams or events.
 """
 
 from bisect import bisect_left, insort
@@ -61,7 +61,7 @@ class Pool:
 
 
 class Allocator:
-    """`alloc` gives a block, `free` takes it back. A recorded graph has a `pool` of its own."""
+    """`alloc` returns a block, `free` releases it. A recorded graph has its own `pool`."""
 
     def __init__(self, *, expandable: bool = True, limit: int | None = None) -> None:
         self.expandable, self.limit = expandable, limit
@@ -119,7 +119,9 @@ class Allocator:
         self.allocated_peak, self.reserved_peak = self.allocated, self.reserved
 
     def copy_without_handles(self) -> "Allocator":
-        """An allocator that goes on from here. What is in use stays so: it takes back no block given here."""
+        """Return a copy of the current state. Blocks in use stay allocated: the copy cannot free blocks of
+        the original.
+        """
         other = Allocator(expandable=self.expandable, limit=self.limit)
         other.allocated, other.reserved = self.allocated, self.reserved
         other.allocated_peak, other.reserved_peak = self.allocated_peak, self.reserved_peak
@@ -142,7 +144,7 @@ class Allocator:
         return block
 
     def _fresh(self, pool: Pool, size: int) -> MemoryBlock | None:
-        """Memory from the GPU; None if the limit has no room for it."""
+        """Allocate memory from the GPU; None if that would exceed the limit."""
         segment_bytes = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
         if size >= OWN_SEGMENT:
             segment_bytes = -(-size // ROUND_LARGE) * ROUND_LARGE
@@ -156,7 +158,7 @@ class Allocator:
         return block
 
     def _grown(self, pool: Pool, size: int) -> MemoryBlock:
-        """The lowest range that is free or has nothing mapped yet, mapped as far as needed."""
+        """Return the lowest range that is free or unmapped, mapped as far as needed."""
         for _, hole in pool.unmapped:
             first = hole.before if hole.before is not None and not hole.before.used else hole
             room, block = 0, first
@@ -184,7 +186,7 @@ class Allocator:
         return first
 
     def _map(self, pool: Pool, hole: MemoryBlock, size: int) -> None:
-        """Pages from the start of a hole; the last may reach a little beyond the limit."""
+        """Map pages from the start of a hole; the last may exceed the limit slightly."""
         size = min(-(-size // pool.page) * pool.page, hole.size)
         pool.unmapped.pop(bisect_left(pool.unmapped, (hole.start,)))
         if hole.size > size:
@@ -196,7 +198,7 @@ class Allocator:
         self._reserve(size)
 
     def _unmap(self, block: MemoryBlock) -> None:
-        """The whole pages within a free block become a hole; what is left at its ends stays free."""
+        """Unmap the whole pages within a free block; the remainders at its ends stay free."""
         pool = block.pool
         first_page = -(-block.start // pool.page) * pool.page
         end = (block.start + block.size) // pool.page * pool.page
@@ -218,7 +220,7 @@ class Allocator:
 
     @staticmethod
     def _cut(block: MemoryBlock, size: int) -> MemoryBlock:
-        """What follows the first `size` bytes, as a block of its own."""
+        """Split off what follows the first `size` bytes as a separate block."""
         remainder = MemoryBlock(block.pool, block.start + size, block.size - size, mapped=block.mapped)
         _link_after(block, remainder)
         block.size = size
@@ -230,7 +232,7 @@ class Allocator:
 
 
 def _copy_pool(pool: Pool) -> Pool:
-    """With neighbours in use as one block, and without segments that are in use as a whole."""
+    """Copy a pool, with adjacent blocks in use merged, and without segments that are fully in use."""
     other = Pool(small=pool.small, expandable=False)
     visited = set[MemoryBlock]()
     for block in (*(entry[2] for entry in pool.free), *(entry[1] for entry in pool.unmapped)):

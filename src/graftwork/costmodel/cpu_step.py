@@ -1,6 +1,6 @@
 """A training step on a CPU: memory, FLOPs and seconds, of graft's own step and of the plain one. Pure.
 
-In: a shape, the work, the machine's memory and matrix rate. Out: bytes by parts, seconds by parts, how
+Input: a shape, the work, the machine's memory and matrix rate. Output: bytes by parts, seconds by parts, how
 many rows at a time fit, and where the step written for CPUs caches the output of frozen blocks.
 """
 
@@ -19,7 +19,7 @@ from graftwork.records.base import GIB, NF4_BYTES
 from graftwork.records.plan import CpuStepPlan, ModelShape, PlainStep, Workload
 
 WIDTH = 4
-"""It works in float32 alone."""
+"""Bytes per number: it computes in float32 only."""
 MEMORY_SHARE = 1 / 8
 """Share of the machine's memory for packed weights, and again for hidden states."""
 DISK_SHARE = 1 / 4
@@ -28,7 +28,7 @@ OPERATIONS_PER_SECOND = 6e10
 """Floating-point rate of one thread; only used to detect a disk that is slower than recomputing."""
 MEMORY_BYTES_PER_SECOND = 2e9
 FILE_BYTES_PER_SECOND = 2e8
-"""Cautious: what a slow disk gives. Behind a fast one the file is only better than expected."""
+"""Write rate of a slow disk, a conservative estimate. A fast disk is only better than expected."""
 
 
 class TrunkTokens(NamedTuple):
@@ -39,9 +39,8 @@ class TrunkTokens(NamedTuple):
 
 
 def packed_bytes(shape: ModelShape, *, adapted: int, method: str) -> int:
-    """One copy of each frozen weight, two where the gradient comes back: the adapted blocks and the head.
-
-    Weights in four bits are opened for each product instead.
+    """Bytes of one copy of each frozen weight, two if gradients flow back through it: the adapted blocks and
+    the head. 4-bit weights are dequantized for each product instead.
     """
     block = sum(inputs * outputs for inputs, outputs in linear_sizes(shape).values())
     block = 0 if method == "qlora" else block
@@ -63,7 +62,7 @@ def choose_kept(
     disk_bytes: float,
     threads: int,
 ) -> Literal["memory", "file", "nowhere"]:
-    """The nearest place that is large enough and faster than computing again."""
+    """Choose the nearest storage that is large enough and faster than recomputing."""
     block = sum(inputs * outputs for inputs, outputs in linear_sizes(shape).values())
     again = 2.0 * block * (shape.layers - adapted) / (threads * OPERATIONS_PER_SECOND)
     a_token, size = states_bytes(shape, 1), states_bytes(shape, tokens.distinct)
@@ -79,21 +78,22 @@ def choose_kept(
 ADAM_STATES = 2
 
 RUNTIME_GIB = 0.50
-"""Interpreter, torch and transformers, resident, before the model is loaded (measured on CPU)."""
+"""Resident memory of the interpreter, torch and transformers before the model is loaded (measured on CPU)."""
 CPU_RUNTIME_GIB = 0.60
-"""The same once a batch went through: buffers of the products and of the C library (measured)."""
+"""The same after the first batch: buffers of the products and of the C library (measured)."""
 FRAGMENTATION = 1.35
-"""What the C library's allocator takes beyond the activations asked of it (measured on CPU)."""
+"""Memory that the C library's allocator takes, relative to the activations requested (measured on CPU)."""
 HEAP_GIB, MOST_HEAP_SHARE = 0.18, 0.5
-"""What the heap keeps of tensors that are gone, for the step that is written for CPUs: about the same
-whatever its activations are (measured with SmolLM2: 0.12 to 0.23 GiB at 0.6 to 1.3 GiB of activations), and
-no more than a share of them."""
+"""Freed memory that the heap retains, for the step that is written for CPUs: about constant, whatever the
+activations (measured with SmolLM2: 0.12 to 0.23 GiB at 0.6 to 1.3 GiB of activations), and at most a share of
+them.
+"""
 UNEVEN_REPLIES = 2.0
 """How much more than its share of a step's replies some rows of it may have (guessed)."""
 HOST_SPREAD = 1.2
 """Factor on the computed peak of the host."""
 MOST_SCATTERED = 2.0
-"""Not measured beyond 36 batches an epoch: there, earlier runs must say it."""
+"""Upper bound of `scattered`. Not measured beyond 36 batches an epoch; earlier runs correct it."""
 
 
 def training_memory(
@@ -105,9 +105,8 @@ def training_memory(
     width: int,
     checkpointed: bool = False,
 ) -> dict[str, float]:
-    """Bytes at the peak, which is where the loss meets the longest batch, by what they are for.
-
-    `checkpointed`: blocks of the plain step keep only their input, and one at a time has the rest.
+    """Return the bytes at the peak, which is where the loss of the longest batch is computed, by purpose.
+    `checkpointed`: blocks of the plain step keep only their input, and are recomputed one at a time.
     """
     longest = sorted(work.lengths)[-work.batch_size :]
     mean_replies = work.trained_tokens / max(len(work.lengths), 1) * len(longest)
@@ -137,7 +136,7 @@ def _step_bytes(
     width: int,
     checkpointed: bool,
 ) -> dict[str, float]:
-    """What depends on the kind of step."""
+    """Return the bytes that depend on the kind of step."""
     cpu_step = work.cpu_step
     if cpu_step is None:
         padded = (max(longest) - work.shared_tokens) * len(longest) + work.shared_tokens
@@ -162,18 +161,16 @@ def _step_bytes(
 
 
 def scattered(steps: int) -> float:
-    """Heap that activations take over what is asked for, where cached states are allocated between them.
-
-    Measured: 1.49 when six batches had left their states, 1.85 when 36 had, in two runs.
+    """Return the factor by which the heap exceeds the activations, if cached states are allocated between
+    them. Measured: 1.49 after six batches had left their states, 1.85 after 36, in two runs.
     """
     return min(1.07 + 0.216 * math.log(1 + steps), MOST_SCATTERED)
 
 
 def cpu_activations(shape: ModelShape, work: Workload, longest: list[int], *, replies: float) -> float:
-    """What the CPU's step keeps of a batch for its way back, tensor by tensor, in float32.
-
-    Rows are packed without padding, after their shared prefix; the last token of a row is not
-    read; the last block is followed only where a reply is predicted.
+    """Activations that the CPU step saves for the backward pass, tensor by tensor, in float32. Rows are
+    packed without padding, after their shared prefix; the last token of a row is not read; the last block is
+    only computed where a reply is predicted.
     """
     h, i = shape.hidden_size, shape.intermediate_size
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -190,7 +187,9 @@ def cpu_activations(shape: ModelShape, work: Workload, longest: list[int], *, re
 
 
 def weight_bytes(shape: ModelShape, work: Workload, *, parameters: int, width: int) -> float:
-    """The base as it is held: in `width` bytes, in 4 bits but for embeddings, or in float32 to be learned."""
+    """Bytes of the base in memory: `width` bytes per weight, 4 bits except for embeddings, or float32 if it
+    is trained.
+    """
     if work.method == "full":
         return parameters * 4
     if work.method != "qlora":
@@ -200,7 +199,7 @@ def weight_bytes(shape: ModelShape, work: Workload, *, parameters: int, width: i
 
 
 def layer_bytes(shape: ModelShape, work: Workload, *, width: int) -> float:
-    """What one token leaves in one adapted layer for the backward pass."""
+    """Bytes that one token saves in one adapted layer for the backward pass."""
     h, i = shape.hidden_size, shape.intermediate_size
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     norms = 4 * h  # input and normed hidden state, twice a layer
@@ -213,19 +212,22 @@ def layer_bytes(shape: ModelShape, work: Workload, *, width: int) -> float:
 EFFICIENCY = 0.55
 """Share of the measured matrix rate that the plain step reaches (measured)."""
 OWN_EFFICIENCY, OWN_SHARED_EFFICIENCY = 0.95, 0.72
-"""The same for the step that is written for CPUs: of one core (measured: 1.0 of passes in a loop, 5 % less in
-runs), and of two that share it (measured in one run)."""
+"""The same for the step that is written for CPUs: on one core (measured: 1.0 for passes in a loop, 5 % less
+in runs), and on two that share it (measured in one run).
+"""
 PASS_TOKENS = 95
-"""A pass costs as much as this many tokens more, however short it is: weights are read from memory and small
-operations are called (measured: passes of 392 to 872 tokens)."""
+"""Overhead of a pass in tokens: weights are read from memory and small operations are called (measured:
+passes of 392 to 872 tokens).
+"""
 
 
 PEAK_SHARE = 0.6
 """Share of the theoretical peak (clock × width) that large products reach over all cores (derived)."""
 SERIAL_SHARE, OWN_SERIAL_SHARE = 0.1, 0.02
-"""What each core beyond those of the measurements adds to a step that it shares: many operations are small,
-and all cores wait at the end of each. Fitted to one published run of transformers (Qwen3-8B with LoRA on the
-48 cores of an EPYC 9454P: 35.8 minutes for a step of 20k tokens); that of graft's own step is a guess."""
+"""What each core beyond the measured ones adds to a step: many operations are small, and all cores wait at
+the end of each. Fitted to one published run of transformers (Qwen3-8B with LoRA on the 48 cores of an EPYC
+9454P: 35.8 minutes for a step of 20k tokens); the value for graft's own step is a guess.
+"""
 MEASURED_CORES = 2
 
 
@@ -240,8 +242,9 @@ def flops_by_part(shape: ModelShape, work: Workload) -> dict[str, float]:
 
 
 def _plain_flops(shape: ModelShape, work: Workload) -> dict[str, float]:
-    """Forward through all layers, backward through the adapted ones; weights that are frozen need no gradient
-    of their own. The head only where a reply token is predicted."""
+    """Forward through all layers, backward through the adapted ones; frozen weights need no gradient. The
+    head only where a reply token is predicted.
+    """
     tokens, layer = _read_tokens(work), active_layer_parameters(shape)
     backward = 4.0 if work.method == "full" else 2.0
     return {
@@ -252,8 +255,9 @@ def _plain_flops(shape: ModelShape, work: Workload) -> dict[str, float]:
 
 
 def _own_flops(shape: ModelShape, work: Workload, cpu_step: CpuStepPlan) -> dict[str, float]:
-    """The step written for CPUs: frozen blocks once a row and not once an epoch where their output is
-    cached; the last block beyond keys and values only where a reply is predicted; adapters besides."""
+    """Operations of the step written for CPUs: frozen blocks once per row instead of once per epoch if their
+    output is cached; the last block beyond keys and values only where a reply is predicted; adapters on top.
+    """
     tokens, layer, scores = _read_tokens(work), layer_parameters(shape), _scores(shape, work)
     replies = work.trained_tokens * work.epochs
     frozen = shape.layers - work.adapted_layers
@@ -310,7 +314,7 @@ def _scores(shape: ModelShape, work: Workload) -> float:
 def seconds_per_token(
     shape: ModelShape, work: Workload, *, gflops: float, cores: float = MEASURED_CORES
 ) -> dict[str, float]:
-    """Seconds of a trained token on a CPU with this matrix rate, by what they are spent on."""
+    """Return the seconds of a trained token on a CPU with this matrix rate, by purpose."""
     flops = flops_by_part(shape, work)
     if work.cpu_step is not None:
         flops["passes"] = _pass_flops(shape, work, work.cpu_step)
@@ -330,7 +334,7 @@ def reached_share(work: Workload, cores: float) -> float:
 
 
 def _pass_flops(shape: ModelShape, work: Workload, cpu_step: CpuStepPlan) -> float:
-    """What all passes of a run cost besides their tokens, as operations."""
+    """Return the fixed cost of all passes of a run, as operations."""
     frozen = shape.layers - work.adapted_layers if cpu_step.kept == "nowhere" else 0
     a_token = layer_parameters(shape) * (4.0 * work.adapted_layers + 2.0 * frozen)
     return PASS_TOKENS * a_token * math.ceil(len(work.lengths) / work.batch_size) * work.epochs
@@ -339,7 +343,9 @@ def _pass_flops(shape: ModelShape, work: Workload, cpu_step: CpuStepPlan) -> flo
 def choose_host_micro_batches(
     shape: ModelShape, work: Workload, *, limit_gib: float, width: int, checkpointed: bool = False
 ) -> PlainStep | None:
-    """As many rows at a time as memory has room for; None if that is all rows of a step."""
+    """Return the largest number of rows per micro-batch that fits into memory; None if all rows of a step
+    fit.
+    """
     rows, trainable = work.batch_size, trained_by(shape, work)
     while True:
         parts = training_memory(
@@ -359,6 +365,6 @@ def choose_host_micro_batches(
 
 
 def with_rows(work: Workload, rows: int) -> Workload:
-    """The work as the memory of one pass of `rows` rows sees it."""
+    """Return the work with `rows` rows per pass, for estimates of memory."""
     share = min(1.0, UNEVEN_REPLIES * rows / work.batch_size)
     return work.model_copy(update={"batch_size": rows, "most_replies": round(work.most_replies * share)})

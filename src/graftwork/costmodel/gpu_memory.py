@@ -1,9 +1,8 @@
 """The memory of graft's own step on a GPU. Pure.
 
-In: a decoder's shape, a tuning, what is trained. Out: `gpu_peak`, the peak of allocated and reserved
-bytes and its parts, by replaying gpu_step.py through the allocator; `count_by_levels`, the same count
-summed block by block, fast enough to rank hundreds of settings. Knows neither the CUDA context nor other
-processes.
+Input: a decoder's shape, a tuning, what is trained. Output: `gpu_peak`, the peak of allocated and reserved
+bytes and its parts, by replaying gpu_step.py through the allocator; `count_by_levels`, the same count summed
+block by block, fast enough to rank hundreds of settings. Knows neither the CUDA context nor other processes.
 """
 
 import math
@@ -34,7 +33,7 @@ WIDTH = 2
 """Bytes of an activation."""
 
 SLACK = 1.04
-"""What the allocator holds beyond what is asked of it: its pages, and holes between what is kept."""
+"""Allocator overhead relative to the requested bytes: its pages, and holes between saved tensors."""
 
 
 class PieceBytes(NamedTuple):
@@ -45,7 +44,7 @@ class PieceBytes(NamedTuple):
 
 
 def kept_bytes(shape: ModelShape, level: str) -> float:
-    """What one token leaves in one block between the passes; thin products are not counted."""
+    """Bytes that one token saves in one block between the passes; thin products are not counted."""
     h, i = shape.hidden_size, shape.intermediate_size
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     if level == "again":
@@ -60,13 +59,13 @@ def kept_bytes(shape: ModelShape, level: str) -> float:
 
 
 def peak_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> float:
-    """All of it, as the allocator holds it. Blocks below the first adapted one keep nothing."""
+    """Return all of it, as the allocator holds it. Blocks below the first adapted one save nothing."""
     count = count_by_levels(shape, tuning, trainable=trainable, adapted=adapted)
     return count(tuning.keep, tuning.lean).held
 
 
 class StepBytes(NamedTuple):
-    """Bytes that last from step to step, and the most that a pass asks for beyond them."""
+    """Bytes that last from step to step, and the peak of a pass beyond them."""
 
     standing: int
     passing: int
@@ -77,14 +76,16 @@ class StepBytes(NamedTuple):
 
     @property
     def held(self) -> float:
-        """The same, including what the allocator adds to a pass."""
+        """The same, including the allocator's overhead for a pass."""
         return self.standing + SLACK * self.passing
 
 
 def count_by_levels(
     shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int
 ) -> Callable[[int, int], StepBytes]:
-    """The peak as a function of (keep, lean), all else as in the tuning: quick to ask many times."""
+    """Return the peak as a function of (keep, lean), with everything else as in the tuning; cheap to call
+    often.
+    """
     walk = step_recipe(shape, tuning, trainable=trainable, adapted=adapted)
     # What is there before and after every step: one block's, as many times as there are blocks.
     tied, on_host = shape.tied_embeddings, tuning.host_embedding
@@ -112,7 +113,7 @@ def _loaded(s: StepSizes, layers: int, tied: bool, on_host: bool) -> int:
 
 @lru_cache(maxsize=1024)
 def _learned(s: StepSizes) -> int:
-    """Adapters of one block, their gradients and states."""
+    """Bytes of the adapters of one block, their gradients and optimizer states."""
     tally = ByteTally()
     for size in adapter_sizes(s, 1):
         tally.alloc(size)
@@ -123,7 +124,7 @@ def _learned(s: StepSizes) -> int:
 
 
 def _most_by_levels(walk: StepRecipe) -> Callable[[int, int], int]:
-    """The most beyond the lasting bytes, over forward pass, loss and backward pass."""
+    """Return the peak beyond the lasting bytes, over forward pass, loss and backward pass."""
     tuning, s, adapted = walk.tuning, walk.sizes, walk.adapted
     tokens, chunk = tuning.micro_tokens, tuning.chunk_tokens
     tally = ByteTally()
@@ -191,7 +192,7 @@ def extra_bytes(shape: ModelShape, level: str) -> float:
 
 
 def weights_again(shape: ModelShape, levels: tuple[int, int], adapted: int) -> float:
-    """Weights that are multiplied once more because something was not kept."""
+    """Weights whose products are recomputed because an activation was not saved."""
     keep, lean = levels
     sizes, layout = linear_sizes(shape), layout_of_shape(shape)
     names = [path.rsplit(".", 1)[-1] for path in (*layout.gate_up, layout.down)]
@@ -214,10 +215,9 @@ def gpu_peak(
     even: bool = True,
     expandable: bool = True,
 ) -> MemoryPeak:
-    """The most that a run of such steps takes. `places` of a pass predict; `even`: rows of one length.
-
-    Under a limit that has no room the allocator gives back what it only kept: where that is enough, the
-    reserved bytes stay within the limit; where it is not, they are those that a larger GPU would show.
+    """Return the peak of a run of such steps. `places`: positions of a pass that predict; `even`: rows of one
+    length. Under a limit that is too low the allocator releases its cache: if that suffices, the reserved
+    bytes stay within the limit; if not, they are those of a larger GPU.
     """
     walk = step_recipe(shape, tuning, trainable=trainable, adapted=adapted, places=places, even=even)
     top = count(walk)
@@ -229,7 +229,7 @@ def gpu_peak(
 
 
 def reserved_within(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> int | None:
-    """The reserved bytes that `gpu_peak` states where the limit has room for them; None if it has not."""
+    """Return the reserved bytes that `gpu_peak` reports if they fit the limit; None if they do not."""
     walk = step_recipe(shape, tuning, trainable=trainable, adapted=adapted)
     return _reserved_within(walk, expandable=True)
 
@@ -243,7 +243,7 @@ def _reserved_within(walk: StepRecipe, *, expandable: bool) -> int | None:
 
 
 def load_peak(shape: ModelShape, tuning: Tuning) -> int:
-    """The most that is allocated while weights come onto the GPU."""
+    """Return the peak while weights are loaded onto the GPU."""
     tally, walk = ByteTally(), step_recipe(shape, tuning, trainable=0, adapted=0)
     _load(tally, walk)
     return tally.most
@@ -258,7 +258,7 @@ class Top(NamedTuple):
 
 
 def count(walk: StepRecipe) -> Top:
-    """The peak of a step that is not the first, and what it is made of."""
+    """Replay a step after the first, and return its peak and what it consists of."""
     tally, parts, before = ByteTally(), dict[str, float](), 0
 
     def note(name: str) -> None:
@@ -333,9 +333,8 @@ def _hold_all(memory: TensorMemory, sizes: list[int]) -> None:
 
 
 def _replay(walk: StepRecipe, *, expandable: bool, limit: int | None) -> int:
-    """Loading, the first step, whose gradients and states are new, and one after it.
-
-    The limit holds from the first step on: that is when an engine sets it.
+    """Replay loading, the first step, which allocates gradients and states, and one after it. The limit
+    applies from the first step on, when an engine sets it.
     """
     recorded = walk.tuning.compiled or walk.tuning.recorded
     allocator = _after_loading(
@@ -375,7 +374,9 @@ def _after_loading(
     recorded: bool,
     expandable: bool,
 ) -> Allocator:
-    """Before the first step. A search of the fastest tuning replays many steps after the same load."""
+    """The state before the first step. A search for the fastest tuning replays many steps after the same
+    load.
+    """
     allocator = Allocator(expandable=expandable)
     learned = adapter_sizes(sizes, adapted)
     load(allocator, sizes, layers=layers, tied=tied, on_host=on_host)

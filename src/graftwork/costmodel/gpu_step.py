@@ -1,7 +1,7 @@
 """The memory of graft's own step on a GPU: loading, blocks, loss, gradients, update. Pure.
 
-In: something that gives memory, a decoder's shape, a tuning. Out: the same allocations, in the same order,
-that `train/gpu` makes. The caller counts them or replays them through the allocator. A block mirrors
+Input: something that gives memory, a decoder's shape, a tuning. Output: the same allocations, in the same
+order, that `train/gpu` makes. The caller counts them or replays them through the allocator. A block mirrors
 `train/gpu/block.py` and the order in which `train/gpu/decoder.py` calls it: a tensor lives as long as a name
 holds it. Where it is compiled, only what one kernel hands to the next is allocated, and freed after its last
 use.
@@ -30,7 +30,7 @@ from graftwork.records.plan import ModelShape, Tuning
 
 @dataclass
 class SavedActivationBytes:
-    """What the second half of a block leaves for its backward pass."""
+    """Tensors that the second half of a block saves for its backward pass."""
 
     middle: Any
     gate_up: Any
@@ -38,12 +38,12 @@ class SavedActivationBytes:
     normed_after: list[Any] = field(default_factory=list)
 
     def blocks(self) -> list[Any]:
-        """In the order in which a tuple releases them: from its end."""
+        """In the order in which a tuple releases them: last first."""
         return [*self.normed_after[::-1], *self.lows[::-1], self.gate_up, self.middle]
 
 
 def _weight(memory: TensorMemory, s: StepSizes, group: LinearGroup) -> list[Any]:
-    """The frozen weight as numbers, where it is in four bits."""
+    """Dequantize the frozen weight if it is in 4 bits."""
     return [memory.alloc(HALF * group.weights)] if s.form == "four" else []
 
 
@@ -175,17 +175,17 @@ def compiled_after_attention_backward(
 Level = Literal["keep", "lean", "again"]
 
 SHOWN = 3
-"""Chunks that are gone through tensor by tensor; the others ask for the same again."""
+"""Chunks that are replayed tensor by tensor; the others allocate the same."""
 
 
 @dataclass
 class SavedBlock:
-    """What one block keeps between the passes."""
+    """Tensors that one block saves between the passes."""
 
     x: Any
-    """The block's input; none where another tensor keeps it alive longer."""
+    """The block's input; None if another tensor keeps it alive longer."""
     island: list[Any] = field(default_factory=list)
-    """Queries, keys, values, mixed values, sums."""
+    """Queries, keys, values, attention output, row sums."""
     extra: list[Any] = field(default_factory=list)
     """The thin product, and heads before their norm."""
     kept: SavedActivationBytes | None = None
@@ -254,7 +254,7 @@ def before_attention_backward(
 
 
 def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[SavedActivationBytes, Any]:
-    """Through the output product and the first half of the MLP; and the sum that the MLP is added to."""
+    """The output product and the first half of the MLP, and the sum that the MLP is added to."""
     if s.compiled:
         return compiled_middle(memory, s, tokens), None
     attended, low_out = pieces.grafted_product(memory, s, s.out, tokens)
@@ -306,7 +306,7 @@ def recompute_saved(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedAct
 def after_attention_backward(
     memory: TensorMemory, s: StepSizes, tokens: int, *, has_gate_up: bool
 ) -> tuple[list[Any], list[Any]]:
-    """(gradients of the mixed values and of the middle), and those of the adapters."""
+    """Gradients of the attention output and of the middle, and those of the adapters."""
     if s.compiled:
         return compiled_after_attention_backward(memory, s, tokens, has_gate_up=has_gate_up)
     temporaries: list[Any] = []
@@ -339,7 +339,7 @@ def after_attention_backward(
 
 
 def pass_through(memory: TensorMemory, s: StepSizes, tokens: int, chunk: int) -> Any:
-    """A block that keeps nothing."""
+    """Forward through a block that saves nothing."""
     qkv, extra = before_attention(memory, s, tokens)
     if s.qkv.rank and extra:
         memory.free(extra.pop(0))
@@ -378,7 +378,7 @@ def forward(
 def backward(
     memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, block: SavedBlock, *, wants_input: bool
 ) -> tuple[Any, list[Any]]:
-    """The gradient of the block's input and of its adapters; what the block held is given back."""
+    """Return the gradient of the block's input and of its adapters; frees what the block saved."""
     saved = block.kept
     island, extra = block.island, block.extra
     if saved is None:
@@ -406,7 +406,7 @@ def backward(
 def _in_chunks(
     memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, *, again: bool
 ) -> tuple[list[Any], list[Any]]:
-    """The second half where its widest tensors were not kept."""
+    """The second half in chunks, if its widest tensors were not saved."""
     parts, gradients = [], []
     last: SavedActivationBytes | None = None
     for index, chunk_tokens in enumerate(sizes_of_chunks := chunks(tokens, chunk)):
@@ -442,12 +442,14 @@ def chunks(tokens: int, size: int) -> list[int]:
 
 
 def is_like_others(index: int, count: int) -> bool:
-    """Neither one of the first nor the last: only what such a chunk leaves needs to be counted."""
+    """Return whether a chunk is neither one of the first nor the last: only its results need to be
+    counted.
+    """
     return SHOWN <= index < count - 1
 
 
 def compute_loss(memory: TensorMemory, s: StepSizes, tokens: int, places: int, head_tokens: int) -> Any:
-    """The loss at the places that predict: the gradient of the last block's output is left."""
+    """Compute the loss at the positions that predict; leaves the gradient of the last block's output."""
     dx = memory.alloc(HALF * tokens * s.hidden)
     last: list[Any] = []
     for chunk_tokens in chunks(places, head_tokens)[:SHOWN]:
@@ -483,7 +485,7 @@ def _chunk_loss(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
 
 NF4_BLOCK, NF4_CHUNK = 64, 256
 AT_ONCE = 2**24
-"""Elements that are put into eight or four bits in one go."""
+"""Elements that are quantized to eight or four bits at once."""
 
 
 def load(
@@ -495,9 +497,8 @@ def load(
     on_host: bool,
     note: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """All that is frozen, in the order in which it comes; `note` is called with what has just come.
-
-    `tied`: the head is the embedding; `on_host`: the embedding does not come at all.
+    """Load all frozen weights in order; `note` is called with each one. `tied`: the head is the embedding;
+    `on_host`: the embedding is not loaded.
     """
     table = s.vocabulary * s.hidden
     # A tally counts one of the blocks: they are alike.
@@ -570,7 +571,7 @@ def load_group(memory: TensorMemory, group: LinearGroup, *, form: str, turned: b
 def load_eight(
     memory: TensorMemory, outs: Sequence[int], inputs: int, *, turned: bool, bias: int = 0
 ) -> None:
-    """A weight in 8 bits, some rows at a time; a name holds the last rows until the next are there."""
+    """A weight in 8 bits, some rows at a time; the last rows stay referenced until the next are there."""
     weights = sum(outs) * inputs
     if bias:
         memory.alloc(bias)
@@ -593,7 +594,7 @@ def load_eight(
 
 
 def _load_four(memory: TensorMemory, out: int, inputs: int) -> None:
-    """A weight in 4 bits, some rows at a time; a name holds the last rows until the next are there."""
+    """A weight in 4 bits, some rows at a time; the last rows stay referenced until the next are there."""
     weights = out * inputs
     scales = WORD * weights // NF4_BLOCK
     weight = memory.alloc(HALF * weights)
@@ -654,15 +655,15 @@ def _load_scales(memory: TensorMemory, scales: int) -> None:
 
 
 WORKSPACE = 32 * MIB
-"""What cuBLAS is given on a Hopper GPU; on others 8 MiB."""
+"""Workspace of cuBLAS on a Hopper GPU; 8 MiB on others."""
 
 ID_BYTES = 8
-"""Bytes of a token's number."""
+"""Bytes of a token id."""
 
 
 @dataclass(frozen=True)
 class StepRecipe:
-    """One step's numbers."""
+    """The sizes of one step."""
 
     shape: ModelShape
     tuning: Tuning
@@ -690,7 +691,7 @@ def step_recipe(
     places: int | None = None,
     even: bool = True,
 ) -> StepRecipe:
-    """`places`: of one pass, those that predict; all of them by default."""
+    """Make the recipe of a step. `places`: positions of one pass that predict; all of them by default."""
     sizes = sizes_of(shape, tuning, trainable=trainable, adapted=adapted, even=even)
     rounded = round_places(places or tuning.micro_tokens, head_tokens=tuning.head_tokens)
     return StepRecipe(shape, tuning, sizes, adapted, trainable, rounded)
@@ -702,14 +703,14 @@ def adapter_sizes(s: StepSizes, blocks: int) -> list[int]:
 
 
 def hold_stacks(memory: TensorMemory, s: StepSizes, blocks: int) -> None:
-    """The stacked copies of the adapters that a step uses unless it is compiled."""
+    """Allocate the stacked copies of the adapters that a step uses unless it is compiled."""
     groups = [] if s.compiled else list(s.groups) * blocks
     for group in groups:
         pieces.hold_stacks(memory, group)
 
 
 def hold_states(memory: TensorMemory, s: StepSizes, blocks: int) -> None:
-    """Adam's: two for each learned tensor, and the count of its steps."""
+    """Allocate Adam's states: two for each trained tensor, and the step count."""
     for size in adapter_sizes(s, blocks):
         memory.alloc(WORD)
         memory.alloc(size)
@@ -747,7 +748,7 @@ class Pass:
         self.batch += [*turns, self.x]
 
     def forward(self, level: Level | None) -> None:
-        """One block; no level: it is below all adapters."""
+        """Run one block forward; no level means that it is below all adapters."""
         tuning, first = self.walk.tuning, self.x is self.batch[-1]
         # The first input is held by the call itself, to the end.
         x = None if first else self.x
@@ -769,7 +770,7 @@ class Pass:
         self.x = dx
 
     def backward(self) -> None:
-        """The uppermost block that is left."""
+        """Run the topmost remaining block backward."""
         tuning, saved = self.walk.tuning, self.saved_blocks.pop()
         dx, gradients = backward(
             self.memory,
@@ -794,18 +795,20 @@ class Pass:
 
 
 def hold_recording(memory: TensorMemory, walk: StepRecipe) -> None:
-    """What a recorded pass reads from: a batch of its own, and its products' own workspace."""
+    """Allocate what a recorded pass reads from: a batch of its own, and the workspace of its products."""
     for size in (_number_bytes(walk), HALF * walk.tuning.micro_tokens * walk.sizes.hidden, WORD, WORKSPACE):
         memory.alloc(size)
 
 
 def _number_bytes(walk: StepRecipe) -> int:
-    """Tokens and positions, places and targets, in one tensor; bounds of documents are few."""
+    """Bytes of tokens, positions, prediction positions and targets, in one tensor; document bounds are
+    few.
+    """
     return 2 * ID_BYTES * (walk.tuning.micro_tokens + walk.places)
 
 
 def take_pass(memory: TensorMemory, walk: StepRecipe, *, keep_gradients: bool) -> None:
-    """All of it: with `keep_gradients` the first, whose gradients stay."""
+    """Run a whole pass: with `keep_gradients` the first one, whose gradients stay allocated."""
     step_pass = Pass(memory, walk)
     step_pass.begin()
     for _ in range(walk.shape.layers - walk.adapted):

@@ -1,7 +1,7 @@
 """The tensors of graft's own step on a GPU: sizes, and what each operation allocates and frees. Pure.
 
-In: a decoder's shape, a tuning, what is trained. Out: widths and groups of products that share an input;
-and pieces (norms, frozen products, adapters, attention) that mirror `train/gpu` where nothing is
+Input: a decoder's shape, a tuning, what is trained. Output: widths and groups of products that share an
+input; and pieces (norms, frozen products, adapters, attention) that mirror `train/gpu` if nothing is
 compiled. Recipes write an operation down: `wide+4` allocates four bytes an element under a name, `wide-`
 frees them, `out` stays. What a family has besides Llama's parts is inferred from the parameters of its
 blocks.
@@ -88,22 +88,22 @@ class StepSizes:
     head_norms: Literal["none", "each", "all"]
     """Norms of queries and keys: none, of each head (Qwen3), of all heads of a token (OLMo2)."""
     norms_before: bool
-    """Norms of what goes into attention and MLP."""
+    """Norms of the inputs of attention and MLP."""
     norms_after: bool
-    """Norms of what comes out of them (OLMo2 instead of those before, Gemma 2 and 3 as well)."""
+    """Norms of the outputs of attention and MLP (OLMo2 instead of those before; Gemma 2 and 3 have both)."""
     norms: int
     """Number of norms of the hidden state in a block."""
     norm_bias: bool
     layout: BlockLayout
     even: bool
-    """All rows of a pass have one length."""
+    """All rows of a pass have the same length."""
     compiled: bool
     capped: bool = False
-    """Attention caps its scores, in kernels of our own."""
+    """Attention caps its scores, in graft's own kernels."""
 
     @property
     def changes_output(self) -> bool:
-        """What attention and MLP give is normed or scaled before it is added."""
+        """Whether the output of attention and MLP is normed or scaled before it is added."""
         return self.norms_after or self.layout.scaled_residual
 
     @property
@@ -124,8 +124,9 @@ class StepSizes:
 
 
 class NormPlaces(NamedTuple):
-    """Where a block has norms: before attention and MLP, after them, of queries and keys; and whether
-    queries, keys and values have a bias."""
+    """Where a block has norms: before attention and MLP, after them, on queries and keys; and whether
+    queries, keys and values have a bias.
+    """
 
     before: bool
     after: bool
@@ -134,7 +135,7 @@ class NormPlaces(NamedTuple):
 
 
 def norm_places(shape: ModelShape) -> NormPlaces:
-    """By the family; where the shape names none, by the parameters of a block beyond a plain Llama's."""
+    """By the family; if the shape names none, by the parameters of a block beyond a plain Llama's."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     family = find_family(shape.architecture)
     if family is None:
@@ -156,7 +157,7 @@ def norm_places(shape: ModelShape) -> NormPlaces:
 def sizes_of(
     shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int, even: bool = True
 ) -> StepSizes:
-    """Adapters are taken to be of one rank, on all linear layers of the adapted blocks."""
+    """Adapters are assumed to have one rank and to be on all linear layers of the adapted blocks."""
     linears, layout, norms = linear_sizes(shape), layout_of_shape(shape), norm_places(shape)
     widths = sum(a + b for a, b in linears.values())
     rank = max(round(trainable / max(adapted * widths, 1)), 1) if trainable else 0
@@ -209,7 +210,7 @@ UNGATED_BACKWARD = "gated+2 out+2"
 
 @lru_cache(maxsize=64)
 def _read(recipe: str) -> tuple[tuple[str, float], ...]:
-    """(name, bytes an element), or none where it is given back."""
+    """(name, bytes per element), or None if it is freed."""
     steps = []
     for token in recipe.split():
         name, _, size = token.partition("+")
@@ -218,7 +219,7 @@ def _read(recipe: str) -> tuple[tuple[str, float], ...]:
 
 
 def follow(memory: TensorMemory, recipe: str, elements: int) -> dict[str, Any]:
-    """What is left at the end, by name."""
+    """Follow a recipe; returns what is left at the end, by name."""
     blocks: dict[str, Any] = {}
     for name, size in _read(recipe):
         if size:
@@ -229,7 +230,7 @@ def follow(memory: TensorMemory, recipe: str, elements: int) -> dict[str, Any]:
 
 
 def free_all(memory: TensorMemory, blocks: Iterable[Any]) -> None:
-    """In this order; what was never there is None."""
+    """Free these in order; None entries were never allocated."""
     for block in blocks:
         if block is not None:
             memory.free(block)
@@ -241,7 +242,7 @@ def norm(memory: TensorMemory, elements: int) -> Any:
 
 
 def layer_norm(memory: TensorMemory, elements: int, rows: int, *, keeps: bool = False) -> Any:
-    """A norm of mean and variance: its result; its backward pass computes it again for the two."""
+    """A norm of mean and variance: its result; its backward pass recomputes both."""
     outputs = [memory.alloc(HALF * elements), memory.alloc(HALF * rows), memory.alloc(HALF * rows)]
     if not keeps:
         free_all(memory, outputs[1:])
@@ -252,7 +253,7 @@ def layer_norm(memory: TensorMemory, elements: int, rows: int, *, keeps: bool = 
 
 
 def numbers(memory: TensorMemory, group: LinearGroup) -> Any:
-    """A 4-bit weight as numbers."""
+    """Dequantize a 4-bit weight."""
     return memory.alloc(HALF * group.weights)
 
 
@@ -291,7 +292,7 @@ def eight_turned(memory: TensorMemory, tokens: int, wide: int, narrow: int, *, t
 def codes_turned(
     memory: TensorMemory, tokens: int, wide: int, narrow: int, codes: Any, *, turned: bool
 ) -> Any:
-    """The product of codes with a weight that is turned over for it, where it is not held so."""
+    """The product of codes with a transposed weight, which is transposed first unless it is stored so."""
     weight = None if turned else memory.alloc(wide * narrow)
     dx = memory.alloc(HALF * tokens * narrow)
     free_all(memory, [weight])
@@ -300,7 +301,7 @@ def codes_turned(
 
 
 def hold_stacks(memory: TensorMemory, group: LinearGroup) -> None:
-    """The adapters of one product, stacked in half precision, and room for their gradients in float32."""
+    """The adapters of one product, stacked in half precision, and buffers for their gradients in float32."""
     if group.rank:
         memory.alloc(HALF * group.ranks * group.inputs)
         memory.alloc(HALF * group.ranks * group.out)
@@ -312,7 +313,7 @@ def hold_stacks(memory: TensorMemory, group: LinearGroup) -> None:
 def grafted_product(
     memory: TensorMemory, sizes: StepSizes, group: LinearGroup, tokens: int
 ) -> tuple[Any, Any]:
-    """The output, and the thin product."""
+    """The output, and the thin product of the adapter."""
     y = product(memory, sizes, group, tokens)
     if not group.rank:
         return y, None
@@ -329,14 +330,15 @@ def input_gradient(
 
 
 def attend(memory: TensorMemory, sizes: StepSizes, tokens: int) -> list[Any]:
-    """The mixed values first, and the logarithm of each row's sum."""
+    """The attention output first, then the log-sum-exp of each row."""
     return [memory.alloc(HALF * tokens * sizes.q), memory.alloc(WORD * tokens * sizes.heads)]
 
 
 def attend_backward(memory: TensorMemory, sizes: StepSizes, tokens: int, sums: Any) -> list[Any]:
-    """Gradients of queries, keys and values, and what the kernel works in. cuDNN's, for rows of one length:
-    queries' gradients and sums in float32; where heads share keys and values, those of each head before they
-    are summed. Our own: a sum for each query."""
+    """Gradients of queries, keys and values, and the workspace of the kernel. cuDNN's, for rows of one
+    length: queries' gradients and sums in float32; if heads share keys and values, those of each head before
+    they are summed. graft's own kernel: one sum per query.
+    """
     gradients = [memory.alloc(HALF * tokens * width) for width in (sizes.q, sizes.kv, sizes.kv)]
     if sizes.capped or not sizes.even:
         along = memory.alloc(WORD * tokens * sizes.heads)

@@ -1,7 +1,8 @@
 """Seconds of graft's own step on a GPU: compiled, recorded as CUDA graphs, or neither. Pure.
 
-In: a decoder's shape, a Tuning, what the GPU reaches, the rows. Out: seconds by parts. A group of kernels
-takes the longest of its launches, its operations and its traffic. Packs are filled up to the recorded sizes.
+Input: a decoder's shape, a Tuning, what the GPU reaches, the rows. Output: seconds by parts. A group of
+kernels takes the longest of its launches, its operations and its traffic. Packs are filled up to the recorded
+sizes.
 """
 
 import math
@@ -15,16 +16,19 @@ from graftwork.model.shape import joined_sizes, layer_parameters, layout_of_shap
 from graftwork.records.plan import ModelShape, StepTime, Tuning
 
 ELEMENTWISE_BYTES, AGAIN_BYTES = 46, 16
-"""Traffic a token, block and unit of width besides the products where layers are compiled: norms, gates,
-sums, thin products; and what of it a block does once more that starts from its input."""
+"""Traffic per token, block and unit of width besides the products if layers are compiled: norms, gates, sums,
+thin products; and the part that a block repeats if it is recomputed from its input.
+"""
 NORM_BYTES, ROTARY_BYTES, GATE_BYTES = 70, 8, 23
-"""The same for kernels written by hand, forward and backward: a value of the hidden state, of queries, keys
-and values, of the MLP's inside."""
+"""The same for handwritten kernels, forward and backward: per value of the hidden state, of queries, keys and
+values, and of the MLP's inner state.
+"""
 OTHER_GATE = 3.0
-"""Over the gate's kernel, an activation that has none and goes operation by operation."""
+"""Cost of an activation without a fused kernel, relative to the gate's kernel."""
 THIN_BYTES, CODE_BYTES = 4.2, 2.5
-"""A value that goes into or comes out of a product: the adapters' thin products read and write it
-several times, partly in the cache; its 8-bit code is made of it."""
+"""Bytes per value that goes into or comes out of a product: the adapters' thin products read and write it
+several times, partly in the cache; its 8-bit code is made from it.
+"""
 KERNELS = {"elementwise": 13, "thin": 28, "codes": 8}
 """Kernels of a block, forward and backward. Attention has four, products eight."""
 COMPILED_KERNELS = 30
@@ -33,32 +37,32 @@ FORWARD_SHARE = 0.35
 forward.
 """
 THIN_SECONDS = 6.3e-6
-"""The least that a thin product takes: its sums are long, and few processors share them."""
+"""Minimum time of a thin product: its sums are long, and few multiprocessors share them."""
 LOGIT_BYTES, CODED_LOGIT_BYTES = 8, 6
-"""Traffic a logit: written, read twice, its gradient; and what its 8-bit code takes besides."""
+"""Traffic per logit: written, read twice, its gradient; and the extra traffic of its 8-bit code."""
 OPTIMIZER_BYTES = 28
-"""AdamW in float32: four tensors read, three written."""
+"""Bytes per parameter of AdamW in float32: four tensors read, three written."""
 HEAD_GO_SECONDS, BLOCK_GO_SECONDS = 2e-5, 3e-5
-"""More, smaller goes: the head's and the blocks' products run less full."""
+"""Overhead of more, smaller products: those of the head and the blocks fill the GPU less."""
 HOST_TABLE_SHARE = 1.0
 """Share of the transfer rate that a kernel reaches when it gathers rows of a table in pinned memory."""
 GPU_KERNELS_PER_BLOCK = 70
 """Kernels of a block in both passes when Python launches them: not compiled and not recorded."""
 HOST_OVER_LAUNCH = 1.5
-"""Seconds of the host a kernel of ours, over those of a bare launch: there is no autograd."""
+"""Host time of one of graft's kernels relative to a bare launch: there is no autograd."""
 BYTES_PER_WEIGHT = {"whole": 2, "four": 2, "eight": 1}
 ATTENTION_PASSES = 3.5
-"""One forward, two and a half backward."""
+"""Attention in forward passes: one forward, two and a half backward."""
 CAPPED_SHARE = 0.33
 """Share of the rate of fused attention that kernels with capped scores reach (Gemma 2 on an H200)."""
 ATTENTION_SECONDS = (7.5e-6, 2.2e-5)
-"""The least that it takes, forward and backward: its kernels go through rows block by block."""
+"""Minimum time of attention, forward and backward: its kernels process rows block by block."""
 
 FIXED = "beginning and end"
 
 
 class TrainedPart(NamedTuple):
-    """How many blocks have adapters, how many parameters are trained, and what the GPU reaches."""
+    """Number of blocks with adapters, number of trained parameters, and the rates of the GPU."""
 
     adapted: int
     trainable: int
@@ -66,10 +70,10 @@ class TrainedPart(NamedTuple):
 
 
 class RowStatistics(NamedTuple):
-    """What the time of a step depends on, besides its tokens."""
+    """Row statistics that the time of a step depends on, besides its tokens."""
 
     mean_length: float
-    """The mean over tokens: the length of the row that a token is in."""
+    """Mean over tokens of the length of the row that a token is in."""
     trained_share: float = 1.0
     uneven: bool = False
     """Rows differ in length."""
@@ -81,7 +85,7 @@ class RowStatistics(NamedTuple):
 
 
 def gpu_step_time(shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: RowStatistics) -> StepTime:
-    """One pass of `tuning.micro_tokens` tokens, and the optimizer's update."""
+    """Return the time of one pass of `tuning.micro_tokens` tokens and of the optimizer's update."""
     rates, adapted = part.rates, part.adapted
     blocks = block_seconds(
         shape, tuning, adapted=adapted, rates=rates, mean_length=rows.mean_length, uneven=rows.uneven
@@ -108,12 +112,12 @@ def gpu_step_time(shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: Ro
 
 
 def gpu_passes(tuning: Tuning, tokens: float) -> int:
-    """Passes of an optimizer step of `tokens` tokens."""
+    """Return the passes of an optimizer step of `tokens` tokens."""
     return max(math.ceil(tokens / tuning.micro_tokens), 1)
 
 
 def filled_tokens(tuning: Tuning, tokens: float, *, uneven: bool) -> float:
-    """Tokens of a pass with those that fill it up to the next size: half a size where steps differ."""
+    """Return the tokens of a pass, padded to the next size: half a size on average if steps differ."""
     shapes = COMPILED_SHAPES if tuning.compiled else RECORDED_SHAPES
     if not uneven:
         return round_tokens(round(tokens), room=tuning.micro_tokens, shapes=shapes)
@@ -127,7 +131,7 @@ def filled_tokens(tuning: Tuning, tokens: float, *, uneven: bool) -> float:
 def gpu_step_parts(
     shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: RowStatistics, *, tokens: float
 ) -> dict[str, float]:
-    """Seconds of an optimizer step of `tokens` tokens, by what they are spent on."""
+    """Return the seconds of an optimizer step of `tokens` tokens, by purpose."""
     passes = gpu_passes(tuning, tokens)
     filled = filled_tokens(tuning, tokens / passes, uneven=rows.uneven)
     # Tokens that fill a pack up predict nothing.
@@ -137,7 +141,7 @@ def gpu_step_parts(
 
 
 def gpu_seconds_per_token(shape: ModelShape, tuning: Tuning, part: TrainedPart) -> float:
-    """What a token costs where every row is as long as the longest and a pass is a step."""
+    """Return the cost of a token if every row is as long as the longest and a pass is a step."""
     step = gpu_step_time(shape, tuning, part, RowStatistics(tuning.longest))
     return (sum(step.parts.values()) + sum(step.once_per_step.values())) / tuning.micro_tokens
 
@@ -151,7 +155,7 @@ def block_seconds(
     mean_length: float,
     uneven: bool = False,
 ) -> dict[str, float]:
-    """The blocks alone, by parts, before what a probe says of them."""
+    """Return the time of the blocks alone, by parts, before the correction by a probe."""
     tokens, weights = tuning.micro_tokens, layer_parameters(shape)
     rate = rates.best_eight if tuning.form == "eight" else rates.half
     # All products with a block's weights, one way.
@@ -184,7 +188,7 @@ def block_seconds(
 
 
 def _elementwise(shape: ModelShape, tuning: Tuning, rates: StepRates) -> float:
-    """Seconds of a block's kernels that are neither products with its weights nor attention."""
+    """Seconds of a block's kernels other than products with its weights and attention."""
     tokens, h, i = tuning.micro_tokens, shape.hidden_size, shape.intermediate_size
     if tuning.compiled:
         traffic = ELEMENTWISE_BYTES * (h + i) * tokens / rates.bandwidth
@@ -209,7 +213,7 @@ def _elementwise(shape: ModelShape, tuning: Tuning, rates: StepRates) -> float:
 
 
 def _changing(tuning: Tuning, *, weights: int, layers: int, adapted: int, rates: StepRates) -> float:
-    """Weights turned over or opened: a block that computes again does so chunk by chunk."""
+    """Time to transpose or dequantize weights: a block that is recomputed does so chunk by chunk."""
     goes = -(-tuning.micro_tokens // tuning.chunk_tokens)
     if tuning.form == "eight" and not tuning.turned:
         turned = weights * (tuning.keep + (adapted - tuning.keep) * goes)
@@ -222,7 +226,7 @@ def _changing(tuning: Tuning, *, weights: int, layers: int, adapted: int, rates:
 
 
 def head_seconds(shape: ModelShape, tuning: Tuning, *, rates: StepRates, trained_share: float = 1.0) -> float:
-    """Logits and their gradient, a chunk at a time, where a token is predicted."""
+    """Time for logits and their gradient, a chunk at a time, at positions that predict."""
     table = shape.vocab_size * shape.hidden_size
     predicted_tokens = tuning.micro_tokens * trained_share
     goes = max(1.0, predicted_tokens / tuning.head_tokens)

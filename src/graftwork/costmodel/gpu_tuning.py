@@ -1,11 +1,11 @@
 """Chooses how graft's own step spends a GPU's memory: the fastest setting that fits. Pure.
 
-In: a decoder's shape, what is trained, the memory limit, the rates of the GPU. Out: a Tuning, or None.
-Settings are tried in the order of their seconds, which no limit changes, and a higher limit rejects none
-that a lower one accepted: more memory never gives a slower answer. A replayed allocator may succeed under
-one limit and fail under a higher one, so a setting is tried under limits of its own (`own_limits`), which
-do not depend on the GPU. The limit of the chosen tuning may be a little lower than the given one. A tuning
-that was measured (`keep_measured`) keeps more where memory is left.
+Input: a decoder's shape, what is trained, the memory limit, the rates of the GPU. Output: a Tuning, or None.
+Settings are tried in the order of their seconds, which no limit changes, and a higher limit rejects none that
+a lower one accepted: more memory never gives a slower answer. A replayed allocator may succeed under one
+limit and fail under a higher one, so a setting is tried under limits of its own (`own_limits`), which do not
+depend on the GPU. The limit of the chosen tuning may be a little lower than the given one. A tuning that was
+measured (`keep_measured`) keeps more where memory is left.
 """
 
 import heapq
@@ -42,22 +42,26 @@ from graftwork.records.base import GIB, MIB
 from graftwork.records.plan import ModelShape, Tuning
 
 WITHOUT_END = float(2**20)
-"""GiB: a limit that nothing presses against."""
+"""GiB: a limit that is never reached."""
 PARTS = 64
 BEYOND = (0, 2, 6, 14, 30, 64)
-"""How far own limits are above the one with a margin for the allocator, in parts of what a pass asks for."""
+"""Distances of candidate limits above the one with the allocator's margin, in parts of what a pass
+allocates.
+"""
 WITHIN = (0, 1, 2, 3)
-"""How far own limits are within that margin, in fourths of it."""
+"""Distances of candidate limits within that margin, in fourths of it."""
 PART_FILLED = 32 * MIB
-"""What the allocator's pages hold at the least beyond what is asked of them: such a replay is saved."""
+"""Minimum overhead of the allocator's pages: spares replays that cannot fit."""
 HUNDREDTHS = 100
-"""Own limits are in whole hundredths of a GiB, as project files state them."""
+"""Candidate limits are whole hundredths of a GiB, as project files state them."""
 
 
 def with_room(
     shape: ModelShape, tuning: Tuning, counted: StepBytes, *, trainable: int, adapted: int, scant: bool
 ) -> Tuning | None:
-    """`counted` is what the setting asks for; `scant`: it is also tried without the allocator's margin."""
+    """Add the allocator's margin. `counted`: bytes that the setting requests; `scant`: it is also tried
+    without the margin.
+    """
     limit = tuning.limit_gib
     walk, tally = step_recipe(shape, tuning, trainable=trainable, adapted=adapted), ByteTally()
     tally.alloc(WORKSPACE)
@@ -89,17 +93,17 @@ def with_room(
 
 
 def room_with_margin(remaining: float) -> float:
-    """What a pass may ask for, of what is left besides the lasting bytes, to be worth a replay."""
+    """Bytes that a pass may request, of what is left besides the lasting bytes, to be worth a replay."""
     return min(remaining / SLACK, remaining - SPARE - PART_FILLED)
 
 
 def with_margin(counted: StepBytes) -> float:
-    """The same from the other side: the least limit under which a setting is worth one."""
+    """The inverse: the lowest limit under which a setting is worth a replay."""
     return counted.standing + max(SLACK * counted.passing, counted.passing + SPARE + PART_FILLED)
 
 
 def own_limits(counted: StepBytes, *, scant: bool) -> Iterator[float]:
-    """In GiB, from the lowest on: always the same ones for what asks for the same."""
+    """Candidate limits in GiB, ascending: always the same for the same request."""
     base = with_margin(counted)
     if scant:
         least = counted.asked + SPARE
@@ -112,12 +116,13 @@ def _hundredths(limit: float) -> float:
 
 
 GRAIN = 256
-"""Passes are counted in whole pages of the allocator, and where much is lasting, in larger grains:
-what asks for hardly less than one that had no room is not replayed."""
+"""Passes are counted in whole pages of the allocator, and in larger grains if much is lasting: a request only
+slightly smaller than one that failed is not replayed.
+"""
 
 
 class TuningOption:
-    """A setting whose levels are open. Seconds are a straight line in each of the two levels."""
+    """A setting whose levels are not chosen yet. Time is linear in each of the two levels."""
 
     def __init__(self, shape: ModelShape, tuning: Tuning, trained: TrainedPart) -> None:
         self.shape, self.tuning, self.trained = shape, tuning, trained
@@ -137,7 +142,7 @@ class TuningOption:
         )
 
     def count(self, keep: int, lean: int) -> StepBytes:
-        """In whole grains."""
+        """Bytes in whole grains."""
         standing, passing = self._count(keep, lean)
         grain = _grain(standing)
         return StepBytes(standing, -(-passing // grain) * grain)
@@ -150,7 +155,7 @@ class TuningOption:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Ways of one kind load the same onto the GPU."""
+        """Settings of one kind load the same tensors onto the GPU."""
         return self.tuning.head, self.tuning.turned, self.tuning.host_embedding
 
     @property
@@ -158,7 +163,7 @@ class TuningOption:
         return self.tuning.micro_tokens, self.tuning.head_tokens, self.tuning.chunk_tokens
 
     def fullest(self) -> Iterator[tuple[int, int]]:
-        """(keep, lean) for each number of blocks that keep: as many lean ones as seem to fit."""
+        """Return (keep, lean) for each number of blocks that keep: as many lean ones as seem to fit."""
         lean = adapted = self.trained.adapted
         for keep in range(adapted + 1):
             lean = min(lean, adapted - keep)
@@ -173,13 +178,15 @@ class TuningOption:
 
     @cached_property
     def _room(self) -> float:
-        """For a pass, in whole grains: with the margin that the allocator needs at any rate."""
+        """Room for a pass, in whole grains, with the allocator's minimum margin."""
         standing = self._count(0, 0).standing
         grain = _grain(standing)
         return room_with_margin(self.tuning.limit_gib * GIB - standing) // grain * grain
 
     def replayed(self, keep: int, lean: int, *, scant: bool = False) -> Tuning | None:
-        """With what the allocator would really hold; None if that is more than there is."""
+        """Return the setting with the memory that the allocator would really hold; None if that exceeds the
+        limit.
+        """
         tuning = with_room(
             self.shape,
             self.tuning.model_copy(update={"keep": keep, "lean": lean}),
@@ -196,18 +203,18 @@ def _grain(standing: int) -> int:
 
 
 class TuningCandidate(NamedTuple):
-    """In the order of a heap: the fastest first."""
+    """Ordered for a heap: the fastest first."""
 
     seconds: float
     way: int
     keep: int
     lean: int
     opened: bool
-    """Whether these are levels that seem to fit, or all that the way could ever reach."""
+    """Whether these are levels that seem to fit, or the best that the setting could ever reach."""
 
 
 def fastest(shape: ModelShape, settings: Sequence[Tuning], trained: TrainedPart) -> Tuning | None:
-    """The fastest setting that fits, over all settings and levels."""
+    """Return the fastest setting that fits, over all settings and levels."""
     ways = [TuningOption(shape, tuning, trained) for tuning in settings]
     failed, most, least = Failed(), trained.adapted, smallest(ways)
     heap = [TuningCandidate(way.estimate(most, 0), index, most, 0, False) for index, way in enumerate(ways)]
@@ -246,10 +253,9 @@ def smallest(ways: Sequence[TuningOption]) -> set[int]:
 
 
 class Failed:
-    """What had no room. Of the same kind, what asks for no less has none either and is not replayed.
-
-    That keeps the promise of this module: under a lower limit what failed here had no room, and was asked
-    before, too, if any that asks for no less was, so that nothing is passed over here that was taken there.
+    """Settings that failed. A setting of the same kind that requests no less fails too and is not replayed.
+    This keeps the promise of this module: under a lower limit what failed here would fail as well, so nothing
+    is skipped here that would be accepted there.
     """
 
     def __init__(self) -> None:
@@ -290,15 +296,14 @@ class TuningRequest(NamedTuple):
     """Frozen weights may be multiplied in 8 bits."""
     compile: Literal["auto", "on", "off"] = "on"
     run_tokens: float = math.inf
-    """Tokens of the whole run, by which `auto` decides."""
+    """Tokens of the whole run, which `auto` decides by."""
 
 
 def choose_tuning(
     shape: ModelShape, request: TuningRequest, *, limit_gib: float, rates: StepRates
 ) -> Tuning | None:
-    """The fastest setting within the limit; None if nothing fits. `rates` are those of the GPU.
-
-    A step that is not compiled holds more at once: where it has no room, the layers are compiled.
+    """Choose the fastest setting within the limit; None if nothing fits. `rates` are those of the GPU. A step
+    that is not compiled needs more memory at once: if it does not fit, the layers are compiled.
     """
     compiled = _choose(shape, request, limit_gib=limit_gib, rates=rates, compiled=True)
     if compiled is None or request.compile == "on":
@@ -330,7 +335,7 @@ def _choose(
 
 
 def heads(shape: ModelShape, *, eight: bool) -> tuple[Literal["whole", "eight"], ...]:
-    """In which bits the head may be, the fastest first. Products in 8 bits want sizes that 16 divides."""
+    """Precisions that the head may have, fastest first. 8-bit products need sizes divisible by 16."""
     return ("eight", "whole") if eight and shape.vocab_size % 16 == 0 else ("whole",)
 
 
@@ -342,7 +347,7 @@ def _settings(
     limit_gib: float,
     compiled: bool,
 ) -> Iterator[Tuning]:
-    """Everything that is tried. A pass must hold the longest row, and no more than a step has."""
+    """All settings to try. A pass must fit the longest row, and be no larger than a step."""
     longest = request.longest
     most = max(request.step_tokens, longest)
     tokens = sorted({min(max(size, longest), most) for size in TOKENS})
@@ -372,7 +377,7 @@ def _settings(
 
 
 def best_levels(shape: ModelShape, room: float, *, tokens: int, adapted: int) -> tuple[int, int]:
-    """(keep, lean) that fit into `room` bytes and leave the least to be computed again."""
+    """Return (keep, lean) that fit into `room` bytes and need the least recomputation."""
     keeping, leaning = (extra_bytes(shape, level) * tokens for level in ("keep", "lean"))
     best, least = (0, 0), weights_again(shape, (0, 0), adapted)
     for keep in range(adapted + 1):
@@ -386,9 +391,8 @@ def best_levels(shape: ModelShape, room: float, *, tokens: int, adapted: int) ->
 
 
 def keep_measured(tuning: Tuning, shape: ModelShape, *, measured_gib: float, adapted: int) -> Tuning:
-    """The levels once more, from a step that was measured with every block starting from its input.
-
-    The room between the limit and the measured peak is what blocks may keep.
+    """Choose the levels again, from a measured step in which every block saved only its input. Blocks may use
+    the room between the limit and the measured peak.
     """
     room = (tuning.limit_gib - measured_gib) * GIB / SLACK
     keep, lean = best_levels(shape, room, tokens=tuning.micro_tokens, adapted=adapted)
@@ -396,7 +400,7 @@ def keep_measured(tuning: Tuning, shape: ModelShape, *, measured_gib: float, ada
 
 
 def describe_tuning(tuning: Tuning) -> str:
-    """In a sentence, for plans and for the message at the start of a run."""
+    """Describe a tuning in a sentence, for plans and for the message at the start of a run."""
     form = {"whole": "16 bits", "eight": "8 bits, multiplied in 8 bits", "four": "4 bits (NF4)"}[tuning.form]
     where = ", the embedding on the host" if tuning.host_embedding else ""
     return (

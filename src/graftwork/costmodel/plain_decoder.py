@@ -25,11 +25,11 @@ from graftwork.records.base import ELEMENT_BYTES
 from graftwork.records.plan import ModelShape, PlainSetup
 
 ONLY_THE_BUFFER = 2
-"""What `sys.getrefcount` returns for a storage without other references: its tensor and the call."""
+"""Return value of `sys.getrefcount` for a storage without other references: its tensor and the call."""
 
 
 class Storage:
-    """Bytes on the GPU until the last reference to them goes."""
+    """Bytes on the GPU until the last reference to them is dropped."""
 
     __slots__ = ("number", "stream")
 
@@ -46,7 +46,7 @@ Back = Callable[["list[Tensor]"], "Sequence[Tensor | None]"]
 
 
 class Node:
-    """A step of the backward pass: takes the gradients of its results, gives those of its inputs."""
+    """A node of the backward graph: takes the gradients of its results, returns those of its inputs."""
 
     __slots__ = ("back", "edges", "order")
     count = 0
@@ -61,7 +61,7 @@ class Node:
 
 
 class Tensor:
-    """`count` elements of `width` bytes. `edge` leads to what its gradient goes to, where it has one."""
+    """`count` elements of `width` bytes. `edge` leads to the node that its gradient goes to, if any."""
 
     __slots__ = ("count", "edge", "is_view", "storage", "width")
 
@@ -70,7 +70,7 @@ class Tensor:
     ) -> None:
         self.storage, self.count, self.width, self.edge = storage, count, width, edge
         self.is_view = False
-        """It is a view of another tensor, which it keeps alive: nothing can be added to it in place."""
+        """True for a view of another tensor, which it keeps alive: nothing can be added to it in place."""
 
     def seen_otherwise(self) -> "Tensor":
         self.is_view = True
@@ -78,42 +78,44 @@ class Tensor:
 
 
 class Tape:
-    """Makes tensors, and runs the backward pass."""
+    """Creates tensors, and runs the backward pass."""
 
     def __init__(self, stream: AllocationStream) -> None:
         self.stream = stream
         self.learning = True
-        """Off: nothing is kept for a backward pass."""
+        """If False, nothing is saved for a backward pass."""
         self.part = "activations"
         self.ahead: list[Tensor] = []
-        """Gradients that were there before a layer ran again: the first scale on the way back gave them."""
+        """Gradients that existed before a layer was recomputed, from the first scale in the backward pass."""
         self._going_back = False
         self._workspaces: dict[bool, Storage] = {}
         self.muted = False
-        """What is made now is never really made: running a layer again stops where nothing more is kept."""
+        """If True, tensors are not really created: recomputation stops once nothing more is saved."""
 
     def new(self, count: int, width: int, *, part: str | None = None) -> Tensor:
         size = 0 if self.muted else count * width
         return Tensor(Storage(self.stream, size, part or self.part), count, width)
 
     def multiply_matrices(self) -> None:
-        """A thread's first product takes the library's workspace, for good; backward has its thread."""
+        """A thread's first product allocates the library's workspace permanently; backward has its own
+        thread.
+        """
         if self._going_back not in self._workspaces and not self.muted:
             self._workspaces[self._going_back] = Storage(self.stream, CUBLAS_WORKSPACE, "workspace")
 
     def warm_up(self) -> None:
-        """Both threads have their workspaces, as after a first step."""
+        """Both threads have allocated their workspaces, as after a first step."""
         for backward in (False, True):
             self._workspaces[backward] = Storage(self.stream, CUBLAS_WORKSPACE, "workspace")
 
     def made(self, result: Tensor, inputs: Sequence[Tensor], back: Back) -> Tensor:
-        """`result`, with its way back to the inputs that need one."""
+        """Return `result`, linked to the inputs that need a gradient."""
         if self.learning and any(tensor.edge for tensor in inputs):
             result.edge = (Node([tensor.edge for tensor in inputs], back), 0)
         return result
 
     def leaf(self, weight: "Weight") -> Tensor:
-        """A weight as a tensor: trained ones collect their gradient."""
+        """A weight as a tensor: trained ones accumulate their gradient."""
         assert weight.storage is not None
         tensor = Tensor(weight.storage, weight.count, weight.width)
         if weight.trained and self.learning:
@@ -124,7 +126,7 @@ class Tape:
         return tensor
 
     def backward(self, root: tuple[Node, int], gradient: Tensor | None) -> None:
-        """From the root to every leaf, the latest made first."""
+        """Run from the root to every leaf, in reverse order of creation."""
         waits: dict[Node, int] = {}
         visited, stack = {root[0]}, [root[0]]
         while stack:
@@ -181,7 +183,7 @@ def _used(_: "list[Tensor]") -> "Sequence[Tensor | None]":
 
 
 class Weight:
-    """A parameter: held from the beginning, and its gradient from the backward pass to the next step."""
+    """A parameter: allocated from the start, with a gradient from the backward pass to the next step."""
 
     __slots__ = ("count", "gradient", "node", "storage", "trained", "width")
 
@@ -216,7 +218,7 @@ def clone(tape: Tape, x: Tensor) -> Tensor:
 
 
 def scale(tape: Tape, x: Tensor) -> Tensor:
-    """By a number."""
+    """Multiply by a number."""
 
     def back(grads: list[Tensor]) -> list[Tensor]:
         return [tape.ahead.pop() if tape.ahead else tape.new(grads[0].count, grads[0].width)]
@@ -225,7 +227,7 @@ def scale(tape: Tape, x: Tensor) -> Tensor:
 
 
 def turned(tape: Tape, x: Tensor) -> Tensor:
-    """A view whose gradient comes in another order and must be copied."""
+    """A view whose gradient has another layout and must be copied."""
     view = Tensor(x.storage, x.count, x.width)
     return tape.made(view, [x], lambda grads: [tape.new(grads[0].count, grads[0].width)])
 
@@ -237,7 +239,7 @@ def part_of(tape: Tape, x: Tensor, count: int) -> Tensor:
 
 
 def halves(tape: Tape, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Two halves of one split: the gradients are put together again."""
+    """Two halves of one split: their gradients are concatenated."""
     first, second = (Tensor(x.storage, x.count // 2, x.width) for _ in range(2))
     tape.made(first, [x], lambda grads: [tape.new(2 * grads[0].count, grads[0].width)])
     if first.edge is not None:
@@ -273,7 +275,7 @@ def add(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 
 
 def multiply(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
-    """Each factor is kept for the other's gradient, which is summed where the factor was spread."""
+    """Each factor is saved for the other's gradient, which is summed if the factor was broadcast."""
     result = tape.new(max(a.count, b.count), max(a.width, b.width))
     saved = (a.storage if b.edge else None, b.storage if a.edge else None)
     needed = ((a.count, a.width, a.edge is not None), (b.count, b.width, b.edge is not None))
@@ -297,7 +299,7 @@ def multiply(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 
 
 def activate(tape: Tape, x: Tensor) -> Tensor:
-    """SiLU or GELU: the input is kept."""
+    """SiLU or GELU: the input is saved."""
     saved = x.storage
 
     def back(grads: list[Tensor], _: object = saved) -> list[Tensor]:
@@ -342,9 +344,8 @@ def inverse_root(tape: Tape, x: Tensor) -> Tensor:
 def linear(
     tape: Tape, x: Tensor, weight: Tensor, *, outputs: int, bias: Tensor | None = None, last: bool = False
 ) -> Tensor:
-    """A product with a weight: the input is kept where the weight is trained, the weight where the input is.
-
-    `last`: nothing after it is kept, so that running a layer again ends here.
+    """A product with a weight: the input is saved if the weight is trained, the weight if the input needs a
+    gradient. `last`: nothing after it is saved, so that recomputation ends here.
     """
     inputs = weight.count // outputs
     tokens = x.count // inputs
@@ -384,18 +385,18 @@ FLOAT = 4
 
 
 class Machinery:
-    """What all modules of a step share: the tape, the setting, and the casts that autocast remembers."""
+    """What all modules of a step share: the tape, the setting, and the casts that autocast caches."""
 
     def __init__(self, tape: Tape, setup: PlainSetup) -> None:
         self.tape, self.setup = tape, setup
         self.low = min(ELEMENT_BYTES[setup.dtype], 2)
         self.places = setup.rows * setup.tokens
         self.again = False
-        """A layer runs a second time."""
+        """True while a layer is recomputed."""
         self._casts: dict[int, Tensor] = {}
 
     def as_low(self, weight: Weight) -> Tensor:
-        """A weight as autocast gives it to a product: casts of trained float32 ones are remembered."""
+        """A weight as autocast passes it to a product: casts of trained float32 weights are cached."""
         tensor = self.tape.leaf(weight)
         if not self.setup.autocast or weight.width == self.low:
             return tensor
@@ -419,7 +420,7 @@ class Machinery:
 
 
 class Linear:
-    """A linear layer, in four bits or not, with adapters or not."""
+    """A linear layer, optionally in 4 bits, optionally with adapters."""
 
     def __init__(
         self,
@@ -463,7 +464,7 @@ class Linear:
                 self.weights.append(self.magnitude)
 
     def run(self, shared: Machinery, hidden: Tensor) -> Tensor:
-        """What is given is held by the call until it returns."""
+        """Arguments are referenced by the call until it returns."""
         x = hidden
         result = self._base(shared, x)
         if self.adapter is None:
@@ -501,7 +502,9 @@ class Linear:
         return result
 
     def _four_bits(self, shared: Machinery, x: Tensor) -> Tensor:
-        """The weights are put in half precision on the way forward and again on the way back."""
+        """The weights are dequantized to half precision in the forward pass and again in the backward
+        pass.
+        """
         tape, weights = shared.tape, self.inputs * self.outputs
         whole = [tape.new(size, 1, part="workspace") for size in dequantized_sizes(weights, x.width)]
         result = tape.new(x.count // self.inputs * self.outputs, x.width)
@@ -517,7 +520,7 @@ class Linear:
         return tape.made(result, [x], back)
 
     def _dora(self, shared: Machinery, x: Tensor, result: Tensor) -> Tensor:
-        """The product of the adapter's factors as a whole weight, its norm, and the output scaled by both."""
+        """The adapter's product as a full weight, its norm, and the output scaled by both."""
         tape, setup = shared.tape, shared.setup
         assert self.adapter is not None
         assert self.magnitude is not None
@@ -544,7 +547,7 @@ def _detached_norm(tape: Tape, whole: Tensor, width: int) -> Tensor:
 
 
 class Norm:
-    """RMSNorm in float32. Styles differ in when the weight comes in and the result goes back to its type."""
+    """RMSNorm in float32. Styles differ in when the weight is applied and when the result is cast back."""
 
     def __init__(self, size: int, setup: PlainSetup, *, style: str = "llama", trained: bool = False) -> None:
         width = FLOAT if setup.method == "qlora" and setup.kbit_upcast else ELEMENT_BYTES[setup.dtype]
@@ -571,7 +574,7 @@ class Norm:
 
 
 def rotate(shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
-    """Positions by rotation: half of each head is turned over."""
+    """Rotary positions: half of each head is rotated."""
     tape = shared.tape
     cos, sin = waves
     first = multiply(tape, x, cos)
@@ -593,7 +596,7 @@ def rotate_part(shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> T
 def attend(
     shared: Machinery, q: Tensor, k: Tensor, v: Tensor, shape: ModelShape, *, in_order: bool = True
 ) -> Tensor:
-    """Flash attention: queries, keys, values, the output and a row of sums are kept."""
+    """Flash attention: saves queries, keys, values, the output and the row sums."""
     tape, setup = shared.tape, shared.setup
     if setup.autocast:
         q, k, v = cast(tape, q, shared.low), cast(tape, k, shared.low), cast(tape, v, shared.low)
@@ -621,7 +624,7 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def _expert_weights(shape: ModelShape, setup: PlainSetup, *, adapted: bool, trained: bool) -> list[Weight]:
-    """The experts that a token does not go through, and the adapters of all of them."""
+    """Weights of the experts that a token is not routed to, and the adapters of all of them."""
     if not shape.experts:
         return []
     idle = (shape.experts - shape.experts_used) * expert_parameters(shape) + shape.experts * shape.hidden_size
@@ -668,7 +671,7 @@ class PlainBlock:
         self.weights += _expert_weights(shape, setup, adapted=adapted and not full, trained=full)
 
     def run(self, shared: Machinery, hidden: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
-        """What is given is held by the call until it returns."""
+        """Arguments are referenced by the call until it returns."""
         residual = x = hidden
         if not self.recipe.norm_after:
             x = self.norms[0].run(shared, x)
@@ -761,7 +764,7 @@ class PlainDecoder:
         return result
 
     def plain_loss(self, shared: Machinery) -> Tensor:
-        """Logits, in float32, and their logarithms: kept until the gradient is through them."""
+        """Logits in float32 and their log-softmax, saved until their gradient is computed."""
         tape, vocabulary = shared.tape, self.shape.vocab_size
         hidden = self.hidden_states(shared)
         part, tape.part = tape.part, "logits"
@@ -783,7 +786,7 @@ class PlainDecoder:
         return loss
 
     def fused_loss(self, shared: Machinery) -> Tensor:
-        """A tile of places at a time; the gradient is made on the way."""
+        """Compute the loss one tile of positions at a time, with the gradient in the forward pass."""
         tape, shape = shared.tape, self.shape
         hidden = self.hidden_states(shared)
         head = tape.leaf(self.head)
@@ -820,7 +823,7 @@ class PlainDecoder:
 
 
 def _run_again_later(block: PlainBlock, shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
-    """Only the input is kept; the layer runs again on the way back, and then as if it had kept everything."""
+    """Save only the input; the layer is recomputed in the backward pass, and then saves everything."""
     tape = shared.tape
     tape.learning = False
     result = block.run(shared, x, waves)
@@ -857,7 +860,7 @@ def _run_again_later(block: PlainBlock, shared: Machinery, x: Tensor, waves: tup
 
 
 def _ahead_of_running(block: PlainBlock, shared: Machinery, count: int) -> list[Tensor]:
-    """A layer runs again when what it kept is first asked for: the adapter's scale comes after that."""
+    """A layer is recomputed when its saved tensors are first needed: the adapter's scale comes after that."""
     down = block.linears["down_proj"]
     if down.adapter is None or block.recipe.norm_after:
         return []

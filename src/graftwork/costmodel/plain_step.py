@@ -1,8 +1,8 @@
 """A step of transformers and PEFT on one GPU or several that share it: its seconds, and its memory. Pure.
 
-In: a decoder's shape and family, a PlainSetup, how the run is shared, what the GPU reaches. Out: seconds by
-parts, kernel group by kernel group: a group takes the longest of its launches, its operations and its
-traffic, and the host calls each kernel from Python. Peaks: allocated by what comes and goes in two steps,
+Input: a decoder's shape and family, a PlainSetup, how the run is shared, what the GPU reaches. Output:
+seconds by parts, kernel group by kernel group: a group takes the longest of its launches, its operations and
+its traffic, and the host calls each kernel from Python. Peaks: allocated by what comes and goes in two steps,
 tensor by tensor; reserved by replaying that through the allocator; `quick_peak` extrapolates from small
 cases, for searches. What GPUs that share a run hold and wait for: DDP, DeepSpeed's ZeRO-2 and ZeRO-3 with its
 default buckets, FSDP2 of torch, sharded by block, and offloading. Does not know the CUDA context, other
@@ -36,7 +36,9 @@ class Cost(NamedTuple):
 
 
 RMS_NORM = Cost(8, 14, 34, 70)
-"""To float32, squared, averaged, scaled, back, times its weight; none of it is one kernel in transformers."""
+"""Cast to float32, square, mean, scale, cast back, multiply by the weight; none of it is fused in
+transformers.
+"""
 LAYER_NORM = Cost(1, 2, 6, 14)
 ROTARY = Cost(10, 12, 20, 34)
 GATE, ACTIVATION = Cost(2, 3, 10, 18), Cost(1, 1, 4, 6)
@@ -44,30 +46,31 @@ FUSED_NORM, FUSED_ROTARY, FUSED_GATE = Cost(1, 1, 6, 10), Cost(1, 1, 8, 8), Cost
 RESIDUAL = Cost(1, 1, 6, 6)
 ATTENTION = Cost(1, 4)
 STEPWISE_ATTENTION = Cost(16, 22, 30, 42)
-"""Written out, where scores are capped: bytes are those of a score."""
+"""Attention written out, if scores are capped: bytes per score."""
 ADAPTER = Cost(8, 11)
 """Cost of one linear layer: casts of both factors and the input, two thin products, a scale, a sum; backward
 four thin products. Kernels were counted on the modules of transformers 5 and PEFT 0.21 under autocast.
 """
 ADAPTER_INPUT = (14, 22)
-"""Bytes of traffic a value of the layer's input, forward and backward."""
+"""Bytes of traffic per value of the layer's input, forward and backward."""
 ADAPTER_OUTPUT = (12, 8)
 NO_AUTOCAST_ADAPTER = Cost(4, 7)
 LOSS_BYTES = {"plain": 38, "fused": 6}
-"""Traffic a logit: the plain loss brings them to float32 and writes their gradient twice."""
+"""Traffic per logit: the plain loss casts them to float32 and writes their gradient twice."""
 OUTSIDE_KERNELS = 50
 """Embedding, positions, mask, last norm, loss."""
 CAST_BYTES = 6
 """Four read, two written."""
 HOST_OVER_LAUNCH = 4.0
-"""Seconds of the host a kernel of transformers + PEFT, over those of a bare launch: modules, hooks, autograd,
-and as many views as kernels (H200 hosts, 2026-11: 5.3 to 9.8 ms a block of a Llama, from run to
-run; chosen so that all of them are within the stated range)."""
+"""Host time of a kernel of transformers + PEFT relative to a bare launch: modules, hooks, autograd, and as
+many views as kernels (H200 hosts, 2026-11: 5.3 to 9.8 ms per block of a Llama, from run to run; chosen so
+that all of them are within the stated range).
+"""
 HOST_PER_TENSOR = 1.2e-5
-"""Seconds of the host a learned tensor: clipping, update and zeroing."""
+"""Host time per trained tensor: clipping, update and zeroing."""
 TENSORS_PER_TARGET = 2
 OVERLAP = 6.0
-"""How sharply the longer of host and GPU decides: parts of a step are bound by one, parts by the other."""
+"""How sharply the slower of host and GPU dominates: parts of a step are bound by one, parts by the other."""
 PLAIN_OPTIMIZER_BYTES = {
     "adamw_fused": 7.0,
     "adamw_foreach": 17.0,
@@ -75,9 +78,9 @@ PLAIN_OPTIMIZER_BYTES = {
     "adamw_8bit": 4.5,
     "sgd": 3.0,
 }
-"""Tensors read and written a step, of the parameter's own width."""
+"""Tensors read and written per step, each with the parameter's width."""
 LOOP_KERNELS = {"adamw_loop": 12.0}
-"""Kernels a learned tensor, where the update goes through them one by one."""
+"""Kernels per trained tensor, if the update loops over them."""
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -121,7 +124,7 @@ def plain_step(
 
 
 def longer(host: float, busy: float) -> float:
-    """The time of a pass whose host and GPU work in parallel."""
+    """Return the time of a pass whose host and GPU work in parallel."""
     most = max(host, busy)
     return (
         float(most * ((host / most) ** OVERLAP + (busy / most) ** OVERLAP) ** (1 / OVERLAP)) if most else 0.0
@@ -129,7 +132,7 @@ def longer(host: float, busy: float) -> float:
 
 
 def launches(shape: ModelShape, setup: PlainSetup, *, architecture: str = "llama") -> float:
-    """Kernels of one micro-batch that are called one by one."""
+    """Return the kernels of one micro-batch that are launched one by one."""
     forward, backward = _kernels(shape, setup, family_or_llama(architecture))
     return forward * (shape.layers + setup.checkpointed) + backward * setup.adapted_layers + OUTSIDE_KERNELS
 
@@ -151,7 +154,7 @@ def _kernels(shape: ModelShape, setup: PlainSetup, family: ModelFamily) -> tuple
 
 
 def _modules(shape: ModelShape, setup: PlainSetup, family: ModelFamily) -> list[tuple[Cost, int]]:
-    """What a block has besides its linear layers and attention, each with its width."""
+    """Return the modules of a block besides its linear layers and attention, each with its width."""
     h, q, kv = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     rms, rotary, gate = (FUSED_NORM, FUSED_ROTARY, FUSED_GATE) if setup.liger else (RMS_NORM, ROTARY, GATE)
     norm = LAYER_NORM if family.norm_bias else rms
@@ -171,7 +174,7 @@ def _targets(shape: ModelShape, setup: PlainSetup) -> list[tuple[int, int]]:
 
 
 def _rate(setup: PlainSetup, rates: StepRates) -> float:
-    """Under autocast weights in float32 are multiplied in 16 bits, once they have been brought there."""
+    """Under autocast float32 weights are cast once and multiplied in 16 bits."""
     if setup.autocast and setup.dtype == "float32":
         return rates.products("bfloat16" if rates.has_bf16 else "float16")
     return rates.products(setup.dtype)
@@ -198,7 +201,7 @@ class BothPasses(NamedTuple):
 def _elementwise(
     shape: ModelShape, setup: PlainSetup, family: ModelFamily, rates: StepRates, *, width: float
 ) -> BothPasses:
-    """Seconds of all that is no product with a weight and no attention, of one block."""
+    """Seconds of all operations of one block other than products with weights and attention."""
     used = _modules(shape, setup, family)
     tokens = setup.rows * setup.tokens
     read = sum(cost.read * size for cost, size in used)
@@ -255,7 +258,7 @@ def trained_parameters(shape: ModelShape, setup: PlainSetup) -> int:
 
 
 def expected_longest(lengths: Sequence[int], rows: int) -> float:
-    """Tokens that each row of a batch is padded to, on average: the longest of `rows` drawn ones."""
+    """Tokens that each row of a batch is padded to, on average: the longest of `rows` random rows."""
     ordered, count = sorted(lengths), len(lengths)
     total, below = 0.0, 0.0
     for rank, length in enumerate(ordered, start=1):
@@ -269,7 +272,7 @@ ADAM_TRAFFIC = 28.0
 """Bytes that Adam moves in host memory for a parameter."""
 HOST_BANDWIDTH_SHARE = 0.6
 GUESSED_HOST_GB_S = 60.0
-"""Two channels of DDR5, for machines whose CPU is not named."""
+"""Two channels of DDR5, for machines with an unnamed CPU."""
 PCIE_SHARE = 0.8
 """Share of the link's rate that pinned memory reaches."""
 LINK_SHARE = 0.6
@@ -281,14 +284,14 @@ STATES_BYTES = {"adamw_8bit": 2 * (1 + 4 / 256), "sgd": 0.0}
 """Bytes of optimizer state per trained parameter; optimizers not listed keep two numbers in float32."""
 ADAM_BYTES = 8.0
 MASTER_BYTES = 4.0
-"""The float32 copy that 16-bit weights are stepped from."""
+"""Bytes of the float32 copy of each 16-bit weight."""
 BUCKET_ELEMENTS = 5e8
-"""DeepSpeed's `reduce_bucket_size`; no more than there is to reduce."""
+"""DeepSpeed's `reduce_bucket_size`; at most the number of elements to reduce."""
 PREFETCH_ELEMENTS = 5e7
 GATHERED_BLOCKS = 2
-"""The one that works and the one that is fetched meanwhile."""
+"""The block being computed and the one being prefetched."""
 NORMED = 2
-"""Values of a hidden state's width that the learned norms of a block keep."""
+"""Saved values, in units of the hidden size, that the trained norms of a block keep."""
 HELD = ("weights", "adapters", "gradients", "optimizer")
 
 
@@ -301,15 +304,14 @@ class Distribution(NamedTuple):
 
 
 def is_cut_up(setup: PlainSetup, shared: Distribution) -> bool:
-    """Whether learned weights, with their gradients and states, are spread over the GPUs."""
+    """Return whether trained weights, with their gradients and states, are sharded over the GPUs."""
     return setup.method == "full" and shared.sharding not in ("none", "ddp")
 
 
 def passing_setup(setup: PlainSetup) -> PlainSetup:
-    """A setup whose peak is what passes through a GPU that learns all weights, and nothing of what stays.
-
-    The smallest adapters keep the same inputs of the same products; gradients and states, which would hide
-    the passes, are then too small to matter. What a trained norm keeps besides is added in `share`.
+    """Return a setup whose peak is the transient memory of a GPU that trains all weights. The smallest
+    adapters save the same inputs of the same products; their gradients and states, which would hide the
+    passes, are too small to matter. What a trained norm saves in addition is added in `share`.
     """
     computed: Precision = "bfloat16" if setup.autocast and setup.dtype == "float32" else setup.dtype
     return setup.model_copy(
@@ -327,7 +329,7 @@ def passing_setup(setup: PlainSetup) -> PlainSetup:
 def share(
     passing: MemoryPeak, shape: ModelShape, setup: PlainSetup, shared: Distribution, *, trainable: int
 ) -> MemoryPeak:
-    """The peak of each GPU. `passing` is the peak of one alone, without the optimizer's own moment."""
+    """Return the peak of each GPU. `passing` is the peak of one alone, without the optimizer's own moment."""
     if shared.sharding == "none":
         return passing
     if shared.sharding == "ddp":
@@ -353,7 +355,7 @@ def share(
 def _lasting(
     setup: PlainSetup, shared: Distribution, *, trainable: int, frozen: float, learned: float
 ) -> dict[str, float]:
-    """What is there all the time, of weights and of what is learned: the bytes of one GPU."""
+    """Lasting bytes of weights and trained state, on one GPU."""
     n, full = shared.gpus, setup.method == "full"
     weights = n if shared.sharding in ("zero3", "fsdp2") else 1
     states = trainable * STATES_BYTES.get(setup.optimizer, ADAM_BYTES)
@@ -376,7 +378,7 @@ def _lasting(
 def _buffers(
     shape: ModelShape, setup: PlainSetup, shared: Distribution, *, trainable: int, weight_bytes: float
 ) -> float:
-    """What is gathered to be worked with, and what is collected to be sent."""
+    """Buffers for gathered weights and for gradients to send."""
     learned = ELEMENT_BYTES[setup.dtype] if setup.method == "full" else ELEMENT_BYTES[setup.adapter_dtype]
     bucket = min(BUCKET_ELEMENTS, trainable) * learned
     if shared.sharding == "zero2":
@@ -395,7 +397,7 @@ def _buffers(
 
 
 class HostTransfers(NamedTuple):
-    """Seconds between GPU and host: of one pass, and of a step's end."""
+    """Seconds of transfers between GPU and host: of one pass, and of the end of a step."""
 
     a_pass: float
     a_step: float
@@ -405,7 +407,7 @@ class HostTransfers(NamedTuple):
 def transfers(
     machine: Machine, shared: Distribution, setup: PlainSetup, *, trainable: int, base_bytes: float
 ) -> HostTransfers:
-    """What offloading adds to a pass and to a step."""
+    """Return what offloading adds to a pass and to a step."""
     if shared.offload == "none" or machine.gpu is None:
         return HostTransfers(0.0, 0.0, 0.0)
     pcie = machine.gpu.pcie_gb_s * PCIE_SHARE * 1e9
@@ -422,35 +424,37 @@ def transfers(
 
 
 def adam_seconds(machine: Machine, trainable: int) -> float:
-    """All processes step at once, out of one memory."""
+    """All processes step at once and share the memory bandwidth."""
     rate = machine.cpu.bandwidth_gb_s if machine.cpu is not None else GUESSED_HOST_GB_S
     return trainable * ADAM_TRAFFIC / (rate * HOST_BANDWIDTH_SHARE * 1e9)
 
 
 class PlainRun(NamedTuple):
-    """What the cost of a plain step depends on besides how the step is set."""
+    """What the cost of a plain step depends on besides its setup."""
 
     shape: ModelShape
     architecture: str
     trainable: int
     half: Precision
-    """What products are computed in under autocast."""
+    """Precision of products under autocast."""
     rates: StepRates
     machine: Machine
     predicted: float = 1.0
     """Share of the tokens whose logits are computed."""
     correction: float = 1.0
-    """A traced peak over the computed one of the same step."""
+    """Ratio of a traced peak to the computed one of the same step."""
 
     def base_bytes(self, setup: PlainSetup) -> float:
-        """The base as it is read."""
+        """Bytes of the base as stored."""
         return float(total_parameters(self.shape) * ELEMENT_BYTES[setup.dtype])
 
 
 def plain_step_parts(
     run: PlainRun, setup: PlainSetup, shared: Distribution, *, passes: int
 ) -> dict[str, float]:
-    """Seconds of an optimizer step: the passes, what is sent between GPUs and to the host, the update."""
+    """Return the seconds of an optimizer step: the passes, communication between GPUs and with the host, the
+    update.
+    """
     # With autocast, products are computed in 16 bits whatever the weights are stored in.
     worked = setup.model_copy(update={"dtype": run.half}) if setup.autocast else setup
     once = plain_step(run.shape, setup, rates=run.rates, architecture=run.architecture).once_per_step
@@ -470,14 +474,16 @@ def plain_step_parts(
 
 
 def exposed(computing: float, moving: float) -> float:
-    """What the GPU waits for: transfers that do not overlap with computation, or take longer than it."""
+    """Return the time that the GPU waits for transfers: those that do not overlap with computation, or take
+    longer.
+    """
     return max(moving - computing, 0.0) + NOT_HIDDEN * min(moving, computing)
 
 
 def _sending_seconds(
     run: PlainRun, setup: PlainSetup, shared: Distribution, *, base: float, passes: int
 ) -> float:
-    """Gradients once a step (DDP), and where weights are sharded these in every pass."""
+    """Gradients once per step (DDP), or in every pass if weights are sharded."""
     if shared.gpus < 2:
         return 0.0
     gb_s = link_rate(run.machine)
@@ -511,7 +517,7 @@ STEPS = 2
 
 
 def plain_peak(shape: ModelShape, setup: PlainSetup, *, architecture: str = "llama") -> MemoryPeak:
-    """The most that a GPU holds, and for what."""
+    """Return the peak of a GPU, by purpose."""
     return _cached_peak(shape.model_dump_json(), setup.model_dump_json(), architecture)
 
 
@@ -526,7 +532,7 @@ def _cached_peak(shape: str, setup: str, architecture: str) -> MemoryPeak:
 
 
 def plain_trace(shape: ModelShape, setup: PlainSetup, *, architecture: str = "llama") -> MemoryTrace:
-    """Two steps, as the memory sees them."""
+    """Return the memory trace of two steps."""
     stream = AllocationStream()
     tape = Tape(stream)
     shared = Machinery(tape, setup)
@@ -558,7 +564,7 @@ def plain_trace(shape: ModelShape, setup: PlainSetup, *, architecture: str = "ll
 
 
 def replayed(trace: MemoryTrace, *, expandable: bool = False) -> MemoryPeak:
-    """The peak of a stream, with what the allocator holds for it."""
+    """Return the peak of a stream, with the allocator's reserved memory."""
     allocator = Allocator(expandable=expandable)
     blocks = {}
     for event in trace.events:
@@ -576,9 +582,9 @@ def replayed(trace: MemoryTrace, *, expandable: bool = False) -> MemoryPeak:
 
 
 FEW, MORE = 1, 2
-"""Layers that are computed tensor by tensor."""
+"""Numbers of layers that are computed tensor by tensor."""
 FIRST_ANCHOR, ANCHOR_STEP = 256, 4
-"""Tokens that are computed: 256, 1,024, 4,096 …"""
+"""Token counts that are computed exactly: 256, 1,024, 4,096 …"""
 MOST_BEYOND = 0.2
 """Largest share that the allocator was seen to add to the allocated bytes of a large model."""
 FOREACH_TEMPORARIES = 1.0
@@ -586,7 +592,7 @@ FOREACH_TEMPORARIES = 1.0
 
 
 def quick_peak(shape: ModelShape, setup: PlainSetup, *, architecture: str, trainable: int) -> MemoryPeak:
-    """By straight lines through small cases."""
+    """Extrapolate linearly from small cases."""
     # Where all weights are learned, the optimizer's own moment hides the passes: it is added apart.
     apart = setup.method == "full" and setup.optimizer != "sgd"
     measured_setup = setup.model_copy(update={"optimizer": "sgd"}) if apart else setup
@@ -601,7 +607,9 @@ def quick_peak(shape: ModelShape, setup: PlainSetup, *, architecture: str, train
 
 
 def _all_layers(shape: ModelShape, setup: PlainSetup, tokens: int, architecture: str) -> MemoryPeak:
-    """All adapted layers from a few of them, and the frozen ones below, which keep only their weights."""
+    """Extrapolate all adapted layers from a few of them, and the frozen ones below, which keep only their
+    weights.
+    """
     few, two = (_anchor(shape, setup, tokens, layers, architecture) for layers in (FEW, MORE))
     share = (setup.adapted_layers - FEW) / (MORE - FEW)
     peak = _line(few, two, share=share)
@@ -641,7 +649,7 @@ def _anchor(shape: ModelShape, setup: PlainSetup, tokens: int, layers: int, arch
 
 
 def _line(first: MemoryPeak, second: MemoryPeak, *, share: float) -> MemoryPeak:
-    """On the straight line through two peaks, never below nothing."""
+    """Extrapolate linearly through two peaks, never below zero."""
 
     def between(a: float, b: float) -> float:
         return max(a + share * max(b - a, 0.0), 0.0)
@@ -657,7 +665,7 @@ def _line(first: MemoryPeak, second: MemoryPeak, *, share: float) -> MemoryPeak:
 
 
 def _with_optimizer(peak: MemoryPeak, setup: PlainSetup, *, trainable: int) -> MemoryPeak:
-    """The states on top of the passes, or the optimizer's own moment where that is higher."""
+    """The states on top of the passes, or the optimizer's own moment if that is higher."""
     states = trainable * STATES_BYTES.get(setup.optimizer, ADAM_BYTES * ELEMENT_BYTES[setup.dtype] / 4)
     passing = peak.allocated + states
     gradients = float(trainable * ELEMENT_BYTES[setup.dtype])
@@ -677,7 +685,7 @@ def _with_optimizer(peak: MemoryPeak, setup: PlainSetup, *, trainable: int) -> M
 def peak_of_each(
     run: PlainRun, setup: PlainSetup, shared: Distribution, *, exact: bool = False
 ) -> MemoryPeak:
-    """The peak of each GPU that shares the run. `exact`: tensor by tensor, else by straight lines."""
+    """Return the peak of each GPU that shares the run. `exact`: tensor by tensor, else extrapolated."""
     own_setup = passing_setup(setup) if is_cut_up(setup, shared) else setup
     if exact:
         alone = plain_peak(run.shape, own_setup, architecture=run.architecture)

@@ -1,8 +1,8 @@
 """From what a probe measured to the rates of a step. Pure.
 
-In: ProbeFacts. Out: Rates of a GPU, or a Cpu. Products, copies and transfers replace what the maker
-states; the real steps of two and four layers then say by how much the model of a block, and of what
-surrounds the blocks, is off on this device.
+Input: ProbeFacts. Output: Rates of a GPU, or a Cpu. Products, copies and transfers replace what the maker
+states; the real steps of two and four layers then say by how much the model of a block, and of what surrounds
+the blocks, is off on this device.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,9 @@ COPY_RATE_IN_STEP = 0.825
 FULL_TOKENS = 2048
 """Products of fewer tokens do not fill a GPU."""
 LEAST_FACTOR, MOST_FACTOR = 0.4, 2.5
-"""A step further off than that was measured while others used the machine, or is not what it seems."""
+"""Bounds of the correction: a step further off was measured while others used the machine, or is not what it
+seems.
+"""
 PEAK_BEYOND_MEASURED = 1.6
 """The peak of a GPU that is not in the catalog is unknown; no product reached more than this share of it
 on the GPUs that are."""
@@ -45,7 +47,7 @@ class Line(NamedTuple):
 
 
 def rates_of_probe(facts: ProbeFacts) -> StepRates:
-    """What this GPU reaches."""
+    """Return the rates of this GPU."""
     if facts.device.kind != "cuda":
         raise ValueError("a CPU has no GPU's rates")
     half = _rate(facts, ("bfloat16", "float16"))
@@ -84,7 +86,7 @@ def _reached(products: Sequence[ProductRate]) -> float:
 
 
 def _correct(rates: StepRates, facts: ProbeFacts) -> StepRates:
-    """By the real steps: per form what a block takes, then what surrounds the blocks."""
+    """Correct by the measured steps: first the blocks per form of the weights, then everything else."""
     factors: dict[str, float] = {}
     a_layer: list[float] = []
     outside: list[Line] = []
@@ -113,7 +115,7 @@ def _correct(rates: StepRates, facts: ProbeFacts) -> StepRates:
 
 
 def _fit_blocks(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRates) -> Line | None:
-    """What one more block adds, at each number of tokens, against what was computed for it."""
+    """Fit the time of one additional block, at each number of tokens, against its computed time."""
     points: list[tuple[float, float]] = []
     for tokens in sorted({step.tokens for step in steps}):
         same = sorted((step for step in steps if step.tokens == tokens), key=lambda step: step.layers)
@@ -135,7 +137,7 @@ def _whole_factor(shape: ModelShape, step: ProbedStep, rates: StepRates) -> floa
 
 
 def _fit_outside(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRates, blocks: Line) -> Line:
-    """What is left of the steps when their blocks are taken off, against the head as it was computed."""
+    """Fit the rest of the steps, without their blocks, against the computed time of the head."""
     points: list[tuple[float, float]] = []
     for tokens in sorted({step.tokens for step in steps}):
         same = [step for step in steps if step.tokens == tokens]
@@ -151,7 +153,9 @@ def _fit_outside(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRate
 
 
 def _line(points: Sequence[tuple[float, float]], *, fixed: float) -> Line:
-    """Through two points; through one with the given fixed part. Never a negative fixed part."""
+    """Fit a line through two points; through one with the given fixed part. The fixed part is never
+    negative.
+    """
     (x1, y1), (x2, y2) = points[0], points[-1]
     if x2 > x1 * 1.5:
         factor = (y2 - y1) / (x2 - x1)
@@ -175,11 +179,11 @@ def _blocks(shape: ModelShape, step: ProbedStep, rates: StepRates) -> float:
 
 
 MEASURED_RANGE = 0.1
-"""What such a measurement varies by from one minute to the next on a machine with nothing else to do."""
+"""Variation of such a measurement from one minute to the next on an otherwise idle machine."""
 
 
 def probe_figures(facts: ProbeFacts) -> dict[str, Figure]:
-    """Only what was measured."""
+    """Return the measured figures only."""
     figures: dict[str, Figure] = {}
     for dtype in dict.fromkeys(rate.dtype for rate in facts.products):
         figure = _products(facts, dtype)
@@ -203,7 +207,7 @@ def probe_figures(facts: ProbeFacts) -> dict[str, Figure]:
 
 
 def whole_model_speed(facts: ProbeFacts) -> Figure | None:
-    """Tokens a second of the whole model: two and four layers drawn out to all of them."""
+    """Tokens per second of the whole model: extrapolated from two and four layers."""
     best: Figure | None = None
     kinds: dict[tuple[int, str], list[ProbedStep]] = {}
     for step in facts.steps:

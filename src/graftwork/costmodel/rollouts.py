@@ -1,10 +1,10 @@
 """Sampling answers during training: memory and seconds, on a GPU and on a CPU. Pure.
 
-In: a shape and the answers of a batch. Out: bytes that the generator holds besides the weights, and seconds.
-The weights are those in training: nothing is there twice. The sizes of its tensors are those that the
-generator itself asks for (`model/generate/scheduler.py`). Models that remember windows or states do not fit
-slots: they answer in static batches (`model/generate/generator.py`), on a CPU one prompt at a time, on
-a GPU all prompts that are asked together, each read once for every answer, by passes that are not recorded.
+Input: a shape and the answers of a batch. Output: bytes that the generator holds besides the weights, and
+seconds. The weights are those in training: nothing is there twice. The sizes of its tensors are those that
+the generator itself asks for (`model/generate/scheduler.py`). Models that remember windows or states do not
+fit slots: they answer in static batches (`model/generate/generator.py`), on a CPU one prompt at a time, on a
+GPU all prompts that are asked together, each read once for every answer, by passes that are not recorded.
 """
 
 from bisect import bisect_right
@@ -44,10 +44,9 @@ def count_batches(load: RolloutLoad, *, gpu: bool) -> int:
 
 
 def remembered_bytes(shape: ModelShape, load: RolloutLoad, *, rows: int, width: float, gpu: bool) -> float:
-    """Keys, values and states of a batch when its answers have their full length.
-
-    A prompt that is read by each row stays whole until the first token is written; one that is read once is
-    cut to the windows when it is copied.
+    """Bytes of keys, values and states of a batch when its answers have their full length. A prompt that is
+    read by each row stays whole until the first token is generated; one that is read once is cut to the
+    windows when it is copied.
     """
     position = 2.0 * shape.kv_heads * shape.head_dim * width * rows
     final, read = load.longest + load.max_tokens - 1, load.longest if gpu else 0
@@ -100,7 +99,7 @@ BYTES_OF_FORM = {"whole": 2.0, "eight": 1.0, "four": NF4_BYTES}
 
 
 class PromptPass(NamedTuple):
-    """Prompts that are read in one pass, padded to one width, and the columns that they attend to."""
+    """Prompts that are read in one pass, padded to the same width, and the columns that they attend to."""
 
     rows: int
     width: int
@@ -108,7 +107,7 @@ class PromptPass(NamedTuple):
 
 
 class SamplingSizes(NamedTuple):
-    """The tensors of the generator, by their lengths."""
+    """The tensors of the generator, by length."""
 
     slots: int
     columns: int
@@ -121,7 +120,9 @@ class SamplingSizes(NamedTuple):
 
 
 def sampling_sizes(load: RolloutLoad, *, recorded: bool) -> SamplingSizes:
-    """`recorded` is how a GPU answers: in few sizes, and the prompts of all groups together."""
+    """Compute the sizes. `recorded`: as a GPU does it, in few sizes, with the prompts of all groups
+    together.
+    """
     sizes = DecoderSizes(padded=recorded)
     rows = min(load.rows_at_once, sizes.most)
     slots, columns = sizes.room(rows, load.longest + load.max_tokens)
@@ -157,7 +158,7 @@ def _prompt_passes(
 
 
 def prompt_bytes(shape: ModelShape, read: PromptPass, *, width: float) -> float:
-    """What one block holds at most while prompts are read by the model's own pass."""
+    """Peak of one block while prompts are read by the model's own pass."""
     tokens, attended = read.rows * read.width, read.rows * read.columns
     heads, groups = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     mask = float(read.width * attended)
@@ -175,7 +176,7 @@ def prompt_bytes(shape: ModelShape, read: PromptPass, *, width: float) -> float:
 def sampling_memory(
     shape: ModelShape, load: RolloutLoad, *, width: float, recorded: bool
 ) -> dict[str, float]:
-    """Bytes that the generator holds while answers are written together, by what they are for."""
+    """Bytes that the generator holds while answers are generated together, by purpose."""
     if load.on_server:
         return {}
     if shape.remembered:
@@ -212,7 +213,7 @@ def sampling_bytes(shape: ModelShape, load: RolloutLoad, *, width: float, record
 def choose_prompts_at_once(
     shape: ModelShape, load: RolloutLoad, *, memory_gib: float, width: float, recorded: bool
 ) -> RolloutLoad:
-    """The load with as many prompts answered together as `SAMPLING_SHARE` of the memory has room for."""
+    """Return the load with as many prompts answered together as fit into `SAMPLING_SHARE` of the memory."""
     room = SAMPLING_SHARE * memory_gib * GIB
 
     def size_of(together: int) -> float:
@@ -235,20 +236,22 @@ def sampling_gib(shape: ModelShape, work: Workload) -> float:
 def sampling_beyond(
     shape: ModelShape, load: RolloutLoad, parts: Mapping[str, float], *, width: float
 ) -> float:
-    """Bytes of a CPU's memory that sampling takes beyond `parts`, those of a step: nothing of a step
-    is held while answers are sampled."""
+    """Bytes of a CPU's memory that sampling takes beyond `parts`, those of a step: a step holds nothing while
+    answers are sampled.
+    """
     sampled = sampling_bytes(shape, load, width=width, recorded=False)
     return max(sampled - parts["activations"] - parts["logits"], 0.0)
 
 
 def sampling_rounds(load: RolloutLoad, sizes: DecoderSizes) -> int:
-    """How often all rows that run at once are filled for the answers of a step."""
+    """Return how many times all parallel rows are filled for the answers of a step."""
     return -(-load.rows // min(load.rows_at_once, sizes.most))
 
 
 def cpu_seconds(shape: ModelShape, load: RolloutLoad, *, gflops: float) -> dict[str, float]:
-    """Seconds of a batch of rollouts: every prompt is read once, then all rows write together. Those of a
-    server are not known here."""
+    """Return the seconds of a batch of rollouts: every prompt is read once, then all rows generate together.
+    Those of a server are not known here.
+    """
     if load.on_server:
         return _rewards(load)
     rate, flops = gflops * 1e9, 2.0 * total_parameters(shape)
@@ -291,7 +294,7 @@ LAUNCHED_KERNELS_PER_BLOCK = 60
 
 
 def launched_bytes(shape: ModelShape, *, prompt: int, completion: int, rows: int) -> dict[str, float]:
-    """What passes on a GPU while transformers generates `rows` answers side by side."""
+    """Transient memory on a GPU while transformers generates `rows` answers in parallel."""
     return {
         "key-value cache": cache_bytes(shape, tokens=prompt + completion, rows=rows, width=2.0),
         # Hidden states of all prompts at once.
@@ -324,8 +327,9 @@ def _rewards(load: RolloutLoad) -> dict[str, float]:
 
 
 def forward_rows(load: RolloutLoad, *, own_step: bool) -> int:
-    """Answers of a batch that a GPU reads forward only: with the model of the start, to compare a server's
-    probabilities, and once more where graft's own step measures the divergence from the start."""
+    """Answers of a batch that a GPU reads forward only: with the initial model, to compare a server's
+    probabilities, and once more if graft's own step measures the divergence from it.
+    """
     compared = load.rows if load.on_server else load.reference_rows if own_step else 0
     return load.reference_rows + compared
 
@@ -336,8 +340,9 @@ def weight_width(tuning: Tuning | None) -> float:
 
 
 def passes_of(work: Workload) -> list[Workload]:
-    """The work as the memory of single passes sees it: one prompt's answers, which share it; then the
-    supervised rows of a mix."""
+    """Return the work in passes, for estimates of memory: one prompt's answers, which share it; then the
+    supervised rows of a mix.
+    """
     load = work.rollouts
     if load is None:
         return [work]
@@ -356,8 +361,9 @@ def passes_of(work: Workload) -> list[Workload]:
 
 
 def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: float) -> dict[str, float]:
-    """Seconds of training on the answers of one step on a CPU: a pass for each prompt, which its
-    answers share, the supervised rows of a mix, and what the model of the start reads."""
+    """Seconds of training on the answers of one step on a CPU: a pass for each prompt, shared by its answers,
+    the supervised rows of a mix, and the passes of the initial model.
+    """
     load = work.rollouts
     if load is None:
         return {}
@@ -394,7 +400,7 @@ def update_seconds(shape: ModelShape, work: Workload, *, gflops: float, cores: f
 
 
 def _forward_flops(shape: ModelShape, load: RolloutLoad, *, rows: int) -> float:
-    """Forward only; besides its tokens, a pass costs a quarter of one with its way back (measured)."""
+    """Forward only; besides its tokens, a pass costs a quarter of one with a backward pass (measured)."""
     length = load.prompt_tokens + load.answer_tokens
     a_token = 2.0 * shape.layers * layer_parameters(shape)
     attention = 4.0 * length * shape.heads * shape.head_dim * shape.layers

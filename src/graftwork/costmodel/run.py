@@ -1,9 +1,9 @@
 """A run around its steps: which step it takes, how its rows become passes, what comes before the first. Pure.
 
-In: a decoder's shape, what is trained of it, where and in which precision; lengths of rows, tokens of a pass
-at most; how a GPU's step is tuned. Out: why it is the plain step, or None: plans and training ask here, so
-that a plan is one of the step that is taken; bins of rows, and the few sizes of packs by which the engine
-packs (`train/gpu`) and plans count; seconds of starting, loading, recording or compiling.
+Input: a decoder's shape, what is trained of it, where and in which precision; lengths of rows, tokens of a
+pass at most; how a GPU's step is tuned. Output: why it is the plain step, or None: plans and training ask
+here, so that a plan is one of the step that is taken; bins of rows, and the few sizes of packs by which the
+engine packs (`train/gpu`) and plans count; seconds of starting, loading, recording or compiling.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def why_plain(
     devices: int = 1,
     capability: float | None = None,
 ) -> str | None:
-    """Why a run takes the plain step; None if it takes graft's own. `capability` is that of a GPU."""
+    """Return why a run uses the plain step; None if it uses graft's own. `capability` is that of a GPU."""
     widths = (shape.hidden_size, shape.intermediate_size)
     reasons = {"several devices share the run": devices > 1}
     if device == "cpu":
@@ -45,14 +45,15 @@ def why_plain(
 
 
 COMPILED_SHAPES, RECORDED_SHAPES = 4, 8
-"""A batch is filled up to a quarter, a half, three quarters or all of the tokens of a pass where each size is
-compiled for; recording a size costs less, so there are twice as many and half as much filling."""
+"""A batch is padded up to a quarter, a half, three quarters or all of the tokens of a pass if each size is
+compiled; recording a size costs less, so there are twice as many sizes and half as much padding.
+"""
 SMALLEST_PASS = 1024
 FEWEST_PLACES = 64
 
 
 def bin_rows(lengths: Sequence[int], *, room: int) -> list[list[int]]:
-    """Which rows go together: the longest first, each where it leaves the least room."""
+    """Return which rows go together: longest first, each into the bin with the least remaining room."""
     bins: list[list[int]] = []
     spaces: list[int] = []
     for row in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
@@ -68,7 +69,7 @@ def bin_rows(lengths: Sequence[int], *, room: int) -> list[list[int]]:
 
 
 def round_tokens(count: int, *, room: int, shapes: int = COMPILED_SHAPES) -> int:
-    """The next of the few sizes that batches have."""
+    """Round up to the next batch size."""
     step = token_step(room, shapes)
     return -(-count // step) * step
 
@@ -78,23 +79,25 @@ def token_step(room: int, shapes: int) -> int:
 
 
 def round_places(count: int, *, head_tokens: int) -> int:
-    """How many places the head looks at: full chunks, or one whose size is a power of two. Replies are
-    short, and a head of a hundred thousand columns is not computed for places that predict nothing."""
+    """Return the number of positions that the head computes: full chunks, or one whose size is a power of
+    two. Replies are short, and a head of a hundred thousand columns is not computed for positions that
+    predict nothing.
+    """
     if count >= head_tokens:
         return -(-count // head_tokens) * head_tokens
     return min(max(1 << max(count - 1, 0).bit_length(), FEWEST_PLACES), head_tokens)
 
 
 IMPORT_SECONDS = {"cpu": 7.5, "cuda": 8.5}
-"""Interpreter and libraries, where the process is not forked from one that has them."""
+"""Import of interpreter and libraries, if the process is not forked from one that has them."""
 OPEN_SECONDS = {"cpu": 0.5, "cuda": 2.0}
 """Time for a process whose imports are done: it reads its job, and on a GPU creates the context and runs the
 first kernels.
 """
 MAKE_SECONDS = {"cpu": 1.0, "cuda": 1.0}
-"""Making a model of its file, whatever its size (SmolLM2: 0.6 s of a core, 1 s in all)."""
+"""Creation of a model from its file, whatever its size (SmolLM2: 0.6 s of a core, 1 s in all)."""
 PREPARE_SECONDS = {"cpu": 1.0, "cuda": 0.0}
-"""Rows, adapters, optimizer; on a CPU weights laid out for its products, and the hash of the base."""
+"""Rows, adapters, optimizer; on a CPU the layout of weights for its products, and the hash of the base."""
 START_SECONDS = {
     kind: IMPORT_SECONDS[kind] + OPEN_SECONDS[kind] + MAKE_SECONDS[kind] + PREPARE_SECONDS[kind]
     for kind in IMPORT_SECONDS
@@ -103,30 +106,30 @@ START_SECONDS = {
 H200).
 """
 VALIDATION_SECONDS = {"cpu": 0.0, "cuda": 2.5}
-"""What the last look at the validation rows takes besides their tokens: nothing of it is recorded (H200)."""
+"""Overhead of the last validation, besides its tokens: nothing of it is recorded (H200)."""
 CHECKPOINT_SECONDS = {"cpu": 0.15, "cuda": 0.04}
 RECORDED_SIZES = 8
-"""Sizes of packs that a run meets, each run plainly and then recorded."""
+"""Sizes of packs in a run, each run eagerly first and then recorded."""
 PLAIN_PASS_PER_LAYER = 0.004
-"""Seconds of the host for a layer, forward and backward, where nothing is recorded yet (H200)."""
+"""Host time per layer, forward and backward, if nothing is recorded yet (H200)."""
 READ_BYTES_S = {"cpu": 1.5e9, "cuda": 1.5e9}
 """From the disk into memory or onto the GPU (derived: a usual NVMe disk, half of its stated rate)."""
 BYTES_PER_PARAMETER = 2
 COMPILE_SECONDS = 8.0
-"""For each size of batch; half a minute for all of them (H200 with 16 cores: settling took 15 to 29 s)."""
+"""For each batch size; half a minute for all of them (H200 with 16 cores: warm-up took 15 to 29 s)."""
 
 
 COMPILING_PAYS_SECONDS = 120.0
-"""A shorter run is over before its layers are compiled: up to half a minute for each size of batch."""
+"""A shorter run ends before its layers are compiled: up to half a minute for each batch size."""
 
 
 def compiling_pays(tuning: Tuning, *, tokens: float) -> bool:
-    """Whether a run of this many tokens is long enough for its layers to be compiled."""
+    """Return whether a run of this many tokens is long enough to compile its layers."""
     return tuning.seconds_per_token * tokens > COMPILING_PAYS_SECONDS
 
 
 def recording_seconds(tuning: Tuning, *, layers: int, steps: int) -> float:
-    """What a run spends on recording the sizes of its packs while it trains."""
+    """Return the time that a run spends recording the sizes of its packs while it trains."""
     if tuning.compiled or not tuning.recorded:
         return 0.0
     return 2 * min(RECORDED_SIZES, steps) * layers * PLAIN_PASS_PER_LAYER

@@ -1,6 +1,6 @@
 """Full fine-tuning with layers streamed from host memory: how, in what time and memory. Pure.
 
-In: a decoder's shape, the rows of a step, the machine, the limits. Out: the fastest StreamedStep within
+Input: a decoder's shape, the rows of a step, the machine, the limits. Output: the fastest StreamedStep within
 them, with the bytes of the device and of the host. The tensors that the engine (`train/streamed`) holds are
 counted as it makes them (a test compares the two); what passes through one block is replayed like the plain
 step.
@@ -29,11 +29,11 @@ SLOTS = 2
 """Buffers for weights and for gradients on the device: `train/streamed/transfers.py`."""
 FLOAT = 4
 LEAVING = 2
-"""Inputs on their way to the host at once."""
+"""Inputs in transfer to the host at the same time."""
 UPDATE_SLICES, UPDATE_BUFFERS = 2 * (4 * FLOAT + FLOAT) * (1 << 22), 10
 """Slices of Adam's states on the GPU: `train/streamed/engine.py`."""
 STEPS = 2
-"""The second finds what the first made for good."""
+"""Steps to replay: the second starts with what the first allocated permanently."""
 SIMULATED_BLOCKS, SIMULATED_CHUNKS = 2, 2
 """Blocks at both ends and chunks of logits that are replayed tensor by tensor; the others are the same."""
 
@@ -46,14 +46,15 @@ class StreamedWork(NamedTuple):
     trained_share: float = 1.0
     """Share of the tokens that are predicted."""
     adapted_layers: int | None = None
-    """None: all, with embedding and head."""
+    """None: all layers, with embedding and head."""
 
 
 def held_tensors(
     shape: ModelShape, step: StreamedStep, portions: Sequence[int], *, trained_layers: int | None = None
 ) -> dict[str, int]:
-    """Bytes on the device that outlive the pass of a block, by what they are for, when backward begins;
-    `portions` are the padded tokens of passes."""
+    """Bytes on the device that outlive the pass of a block, by purpose, when the backward pass begins;
+    `portions` are the padded tokens of passes.
+    """
     width, passes = ELEMENT_BYTES[step.dtype], len(portions)
     layers = shape.layers if trained_layers is None else trained_layers
     whole = layers == shape.layers
@@ -78,7 +79,7 @@ def held_tensors(
 
 
 def host_bytes(run: PlainRun, work: StreamedWork, step: StreamedStep) -> float:
-    """Masters, working copies, gradients, moments, and inputs that wait there."""
+    """Masters, working copies, gradients, moments, and offloaded inputs."""
     shape, width = run.shape, ELEMENT_BYTES[step.dtype]
     total, table = total_parameters(shape), shape.vocab_size * shape.hidden_size
     copies = 0.0 if width == FLOAT else total * width
@@ -89,7 +90,7 @@ def host_bytes(run: PlainRun, work: StreamedWork, step: StreamedStep) -> float:
 
 
 def streamed_peak(run: PlainRun, work: StreamedWork, step: StreamedStep) -> MemoryPeak:
-    """The most that the device holds, with what passes through a block and what the allocator adds."""
+    """Return the peak of the device, including what passes through a block and the allocator's overhead."""
     longest = max(work.lengths)
     tokens = step.micro_rows * longest
     # Nothing predicts the first token of a row.
@@ -139,9 +140,8 @@ def _cached_peak(shape_json: str, step_json: str, architecture: str, sizes: _Ste
 
 
 class _Replay:
-    """Steps as the memory sees them. Variables are held and dropped in the order in which the engine does it.
-
-    Blocks in the middle take and give back what those at the ends do: only their results are replayed.
+    """Memory of steps. Variables are held and dropped in the order in which the engine does it. Blocks in the
+    middle allocate the same as those at the ends: only their results are replayed.
     """
 
     def __init__(self, shape: ModelShape, step: StreamedStep, architecture: str, sizes: _StepSizes) -> None:
@@ -166,11 +166,11 @@ class _Replay:
             # Weights are in the slots already.
             weight.storage = Storage(self._stream, 0, "weights")
         self._states: list[Tensor] = []
-        """The hidden states of each portion, on the way back their gradients."""
+        """The hidden states of each portion; in the backward pass, their gradients."""
         self._kept: dict[tuple[int, int], Tensor] = {}
         """Inputs of blocks, by block and portion."""
         self._leaving: list[Tensor] = []
-        """Inputs on their way to the host."""
+        """Inputs in transfer to the host."""
         self._summed = False
         self._waves: list[tuple[Tensor, Tensor]] = []
 
@@ -295,7 +295,7 @@ class _Replay:
         return collected.pop()
 
     def _chunk(self, positions: int) -> None:
-        """Logits, their logarithms and their gradients, which are replaced by those of head and states."""
+        """Logits, their log-softmax and their gradients, which are replaced by those of head and states."""
         tape, width, count = self._tape, self._width, positions * self._shape.vocab_size
         logits = tape.new(count, width, part="logits")
         tape.multiply_matrices()
@@ -333,7 +333,9 @@ class _Replay:
                 del block_input
 
     def _back(self, block_input: Tensor, number: int) -> Tensor:
-        """A block runs again and back: the gradients of all its weights exist at the end of it."""
+        """A block is recomputed, then run backward: the gradients of all its weights exist at the end of
+        it.
+        """
         tape, decoder, collected = self._tape, self._decoder, list[Tensor]()
         leaf = Tensor(block_input.storage, block_input.count, block_input.width)
         leaf.edge = (Node([], lambda grads: _collect(collected, grads)), 0)
@@ -352,7 +354,7 @@ def _collect(collected: list[Tensor], gradients: list[Tensor]) -> "list[Tensor |
 
 
 STATE_BYTES = 12.0
-"""A weight in float32 with both moments."""
+"""Bytes of a weight in float32 with both moments."""
 PROCESS_GIB = 2.5
 """Python, torch and CUDA on the host (as `plan/fit` has it)."""
 CHUNK_BYTES = 256 * MIB
@@ -372,9 +374,8 @@ def describe_streamed(step: StreamedStep) -> str:
 def choose_streamed(
     run: PlainRun, work: StreamedWork, *, limit_gib: float, host_gib: float, spread: float = 0.0
 ) -> StreamedStep:
-    """The fastest step within both limits; if there is none, the one that lacks the least.
-
-    `spread` is how far the true peak may be above the computed one.
+    """Choose the fastest step within both limits; if there is none, the one closest to them. `spread` is how
+    far the true peak may exceed the computed one.
     """
     room = limit_gib / (1 + spread)
     options = [_settled(run, work, rows, room) for rows in _row_counts(work.batch_size)]
@@ -399,7 +400,7 @@ def _row_counts(rows: int) -> Iterator[int]:
 
 
 def _settled(run: PlainRun, work: StreamedWork, rows: int, room_gib: float) -> StreamedStep:
-    """A step with this many rows at a time; as many inputs go to the host as the room asks for."""
+    """Return a step with this many rows per pass; as many inputs are offloaded to the host as necessary."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16" if run.half == "bfloat16" else "float32"
     longest = max(work.lengths)
     step = StreamedStep(
@@ -434,13 +435,13 @@ def _settled(run: PlainRun, work: StreamedWork, rows: int, room_gib: float) -> S
 
 
 def _head_tokens(shape: ModelShape, *, predicted: float) -> int | None:
-    """Positions whose logits exist at once; None if those of all fit."""
+    """Positions whose logits exist at the same time; None if all fit."""
     most = max(LEAST_CHUNK, 1 << max((CHUNK_BYTES // (FLOAT * shape.vocab_size)).bit_length() - 1, 0))
     return None if predicted <= most else most
 
 
 def _faster_update(run: PlainRun, work: StreamedWork, dtype: str) -> Literal["host", "gpu"]:
-    """Where Adam ends sooner. The GPU's copies wait for those of the weights."""
+    """Choose where Adam is faster. The GPU's copies wait for those of the weights."""
     if run.machine.gpu is None:
         return "host"
     moved = _moved_bytes(run, dtype)
@@ -449,7 +450,9 @@ def _faster_update(run: PlainRun, work: StreamedWork, dtype: str) -> Literal["ho
 
 
 STREAMED_FACTOR = 1.22
-"""Times the passes of a plain step: gradients of all weights are summed and measured (H200: 3B and 6.7B)."""
+"""Time of passes relative to a plain step: gradients of all weights are summed and measured (H200: 3B and
+6.7B).
+"""
 FORWARD_SHARE = 0.5
 """Share of the forward pass that can hide an update on the GPU: both use the same link (H200)."""
 
@@ -499,13 +502,13 @@ def streamed_step_parts(run: PlainRun, work: StreamedWork, step: StreamedStep) -
 
 
 def _moved_bytes(run: PlainRun, dtype: str) -> float:
-    """Weights of all blocks and the table or the head, once."""
+    """Bytes of the weights of all blocks and of the embedding or the head, once."""
     shape = run.shape
     blocks = shape.layers * layer_parameters(shape)
     return float((blocks + shape.vocab_size * shape.hidden_size) * ELEMENT_BYTES[dtype])
 
 
 def _host_rate(run: PlainRun) -> float:
-    """Bytes a second between pinned memory and the GPU, one way; both ways go at the same time."""
+    """Bytes per second between pinned memory and the GPU, one way; both directions run at the same time."""
     gpu = run.machine.gpu
     return gpu.pcie_gb_s * PCIE_SHARE * 1e9 if gpu is not None else run.rates.host

@@ -3,12 +3,11 @@
     python -m graftwork.costmodel.trace '{"config": {…}, "setup": {…}, "events": false}'
 
 traces one setting in a process of its own, so that a crash of the libraries is not one of the command line;
-it prints one JSON line. In: the model's config and a PlainSetup. Out: a MemoryTrace of two steps: the second
-one finds the optimizer's states. The decoder with its adapters is set up as transformers, PEFT and
+it prints one JSON line. Input: the model's config and a PlainSetup. Output: a MemoryTrace of two steps: the
+second one finds the optimizer's states. The decoder with its adapters is set up as transformers, PEFT and
 bitsandbytes do it. Every storage on the `meta` device is followed from its creation to its release; what
 kernels allocate inside one operation is added by shape, and autocast, which that device ignores, is applied
-by a mode that casts arguments as CUDA's does. `reserved` is what was allocated, until the stream is
-replayed.
+by a mode that casts arguments as CUDA's does. `reserved` is what was allocated, until the stream is replayed.
 """
 
 import gc
@@ -56,7 +55,9 @@ def build_model(
     attention: str,
     contexts: Contexts | None = None,
 ) -> nn.Module:
-    """The model on `device`, in training mode. `contexts`: what layers run and run again within."""
+    """Build the model on `device`, in training mode. `contexts`: the contexts in which layers run and are
+    recomputed.
+    """
     import transformers
 
     kind = config["model_type"]
@@ -89,7 +90,7 @@ def find_layers(model: nn.Module) -> list[Any]:
 
 
 def train_upper_layers(model: nn.Module, count: int) -> None:
-    """All weights; or those of the upper layers alone, where not all are meant."""
+    """Make all weights trainable, or those of the upper layers alone."""
     layers = find_layers(model)
     if count >= len(layers):
         return
@@ -135,7 +136,7 @@ def _stacked_parameters(model: Any, setup: PlainSetup) -> list[str]:
 
 
 def checkpoint_layers(model: Any, count: int, *, contexts: Contexts | None = None) -> None:
-    """Let the lower `count` layers keep only their input."""
+    """Let the lower `count` layers save only their input."""
     if not count:
         return
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -146,7 +147,9 @@ def checkpoint_layers(model: Any, count: int, *, contexts: Contexts | None = Non
 
 
 def put_in_four_bits(model: Any, setup: PlainSetup, *, device: str) -> None:
-    """Every linear layer but the head in NF4, its scales in 8 bits; the rest in float32 where asked."""
+    """Quantize every linear layer but the head to NF4, with scales in 8 bits; the rest in float32 if
+    requested.
+    """
     try:
         import bitsandbytes as bnb
     except ImportError as missing:
@@ -194,7 +197,9 @@ def _four_bits(bnb: Any, linear: nn.Linear, setup: PlainSetup, *, device: str) -
 
 
 def _empty_four_bits(bnb: Any, linear: nn.Linear, kind: torch.dtype, *, module: nn.Module) -> Any:
-    """What quantizing leaves: codes, a byte of scale for 64, a scale of these for 256, small tables."""
+    """The tensors that quantizing leaves: codes, a byte of scale for 64, a scale of these for 256, small
+    tables.
+    """
     quant_state: Any = bnb.functional.QuantState
 
     count = linear.weight.numel()
@@ -287,7 +292,7 @@ WIDEST = frozenset(
 
 
 class CastMode(TorchFunctionMode):
-    """Changes the types of arguments on their way in."""
+    """Casts arguments of operations."""
 
     def __init__(self, low: torch.dtype) -> None:
         super().__init__()
@@ -346,7 +351,7 @@ class CastMode(TorchFunctionMode):
 
 @contextmanager
 def cuda_autocast(mode: CastMode | None) -> Iterator[None]:
-    """Within it, types change as under `torch.autocast("cuda")`; PEFT and bitsandbytes see it as on."""
+    """Within it, types change as under `torch.autocast("cuda")`; PEFT and bitsandbytes see it as enabled."""
     if mode is None:
         yield
         return
@@ -366,7 +371,7 @@ ATTENTION = "graftwork_traced"
 
 
 def register_attention() -> None:
-    """Let transformers find the traced attention by its name."""
+    """Register the traced attention with transformers under its name."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, traced_attention)
@@ -382,7 +387,7 @@ def traced_attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal flash attention, as `sdpa` runs it on a GPU where no mask is given."""
+    """Causal flash attention, as `sdpa` runs it on a GPU without a mask."""
     if torch.is_autocast_enabled("cuda"):
         low = torch.get_autocast_dtype("cuda")
         query, key, value = query.to(low), key.to(low), value.to(low)
@@ -393,19 +398,19 @@ def traced_attention(
 
 
 def is_product(func: Callable[..., Any]) -> bool:
-    """Whether it goes to cuBLAS."""
+    """Return whether it is a cuBLAS call."""
     return getattr(func, "__name__", "").split(".")[0] in ("mm", "addmm", "bmm", "baddbmm", "gemm_4bit")
 
 
 def bytes_before(func: Callable[..., Any], args: tuple[Any, ...]) -> list[int]:
-    """What an operation takes before its results, and gives back after them."""
+    """Memory that an operation allocates before its results, and frees after them."""
     if getattr(func, "__name__", "").startswith("gemm_4bit"):
         return dequantized_sizes(math.prod(args[2]), args[0].element_size())
     return []
 
 
 def hidden_bytes(func: Callable[..., Any], args: tuple[Any, ...]) -> list[int]:
-    """What an operation takes and gives back before it returns, besides its results."""
+    """Memory that an operation allocates and frees before it returns, besides its results."""
     name = getattr(func, "__name__", "")
     if name.startswith("_scaled_dot_product_flash_attention_backward"):
         query, key = args[1], args[2]
@@ -420,7 +425,7 @@ def hidden_bytes(func: Callable[..., Any], args: tuple[Any, ...]) -> list[int]:
 
 
 class FusedLoss(torch.autograd.Function):
-    """Head and loss in one, a tile of places at a time; the gradient is made on the way forward."""
+    """Head and loss fused, one tile of positions at a time; the gradient is computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -455,17 +460,17 @@ class FusedLoss(torch.autograd.Function):
 
 
 HELD_ONCE = 2
-"""The tensor itself, and the look at its storage."""
+"""References of a live storage: the tensor itself, and the one that checks it."""
 
 
 class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, what comes and goes is written to the stream under the part that it is for."""
+    """While it is active, allocations and frees are written to the stream under their part."""
 
     def __init__(self, stream: AllocationStream, *, vocabulary: int, tokens: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.stream = stream
         self.thread = "forward"
-        """Backward runs in a thread of its own, whose first product takes a workspace of its own."""
+        """Backward runs in its own thread, whose first product allocates a workspace."""
         self._workspaces: set[str] = set()
         self._logits = vocabulary * tokens
         self._known: dict[int, tuple[int, Any]] = {}
@@ -494,7 +499,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def add(self, tensor: torch.Tensor, *, part: str | None = None) -> None:
-        """Note the storage of a tensor, unless it is known."""
+        """Record the storage of a tensor, unless it is known."""
         storage = tensor.untyped_storage()
         if id(storage) in self._known:
             return
@@ -522,7 +527,9 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _adds_in_place(args: tuple[Any, ...]) -> bool:
-    """Whether backward adds to a gradient without other references, which a dispatch mode hides from it."""
+    """Return whether backward adds to a gradient without other references, which a dispatch mode hides from
+    it.
+    """
     if torch.is_grad_enabled() or not all(isinstance(argument, torch.Tensor) for argument in args[:2]):
         return False
     first, second = args[:2]
@@ -536,7 +543,7 @@ STEPS = 2
 
 
 def trace_run(config: dict[str, Any], setup: PlainSetup) -> MemoryTrace:
-    """Two steps, as the memory sees them."""
+    """Return the memory trace of two steps."""
     register_attention()
     attention = ATTENTION if setup.attention == "flash" else "sdpa"
     casts = CastMode(_low_type(setup)) if setup.autocast else None
@@ -585,7 +592,7 @@ def _hold_model(model: Any, follower: Follower) -> None:
 
 
 def _mark_layers(model: Any, stream: AllocationStream) -> None:
-    """Let the stream know when backward leaves the head and the loss and enters the layers."""
+    """Let the stream know when backward enters the layers after the head and the loss."""
 
     def before_head(_: Any, given: tuple[torch.Tensor, ...]) -> None:
         if given[0].requires_grad:
@@ -633,7 +640,7 @@ def _loss(model: Any, ids: torch.Tensor, setup: PlainSetup) -> torch.Tensor:
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """What was asked, traced."""
+    """Return the requested trace."""
     trace = trace_run(question["config"], PlainSetup.model_validate(question["setup"]))
     line: dict[str, Any] = {"peak": trace.peak.model_dump(), "phases": trace.phases}
     if question.get("events"):

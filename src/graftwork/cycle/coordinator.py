@@ -1,8 +1,8 @@
-"""Carries out what `cycle.decide` says, durably: every change of the state is one transaction.
+"""Carries out the decisions of `cycle.decide` durably: every change of the state is one transaction.
 
-In: a store, a runner of steps and a clock. Out: one action a tick. Killed at any
-moment, the next coordinator resumes from the last transaction: a step that had not reported its end is done
-again, and steps are written so that doing them again changes nothing.
+Input: a store, a runner of steps and a clock. Output: one action per tick. Killed at any moment, the next
+coordinator resumes from the last transaction: a step that had not reported its end is done again, and steps
+are written so that doing them again changes nothing.
 """
 
 import os
@@ -70,9 +70,9 @@ from graftwork.store.cycles import CycleTable
 LEASE_SECONDS = 60.0
 """A coordinator on another machine takes over after this long without a heartbeat."""
 BUSY_SECONDS = 5.0
-"""Another command works on the project: look again soon."""
+"""Another command works on the project: check again soon."""
 MOST_TRIES = 6
-"""Deliveries of a notice; then it is only in the log."""
+"""Attempts to deliver a notice; after that it is only in the log."""
 
 StillDue = Callable[[CoordinatorState], bool]
 """Whether the newest state leads to the action that was decided on."""
@@ -101,15 +101,17 @@ class StepRunner(Protocol):
         """End what a canceled cycle has under way elsewhere."""
 
     def watch(self, state: CoordinatorState) -> tuple[dict[str, Any], tuple[Notice, ...]]:
-        """Stalls and costs since the last time, as notices, and what of the state remembers them."""
+        """Return stalls and costs since the last time as notices, and what the state must remember of
+        them.
+        """
 
     def send(self, notice: Notice) -> str:
-        """Deliver a notice; why it failed, or nothing."""
+        """Deliver a notice; returns why it failed, or nothing."""
 
 
 @contextmanager
 def no_keeper(_step: str, _token: int) -> Iterator[None]:
-    """Where nothing else can take a step over."""
+    """Context for runners where nothing else can take over a step."""
     yield
 
 
@@ -131,7 +133,7 @@ class Coordinator:
     _measured_at: float = field(default=float("-inf"), init=False)
 
     def tick(self) -> Action:
-        """Decide, and carry it out."""
+        """Decide, and carry out the decision."""
         state, now = self.store.read(), self.clock()
         if not state.served_until:
             # Dates count from the first start on.
@@ -308,7 +310,7 @@ class Coordinator:
             self.watch()
 
     def _abandon_canceled(self, cycle: CycleState) -> None:
-        """What the step has begun elsewhere after its cycle was canceled is ended: nobody else knows it."""
+        """End what the step started elsewhere after its cycle was canceled: nothing else knows about it."""
         cycles = (self.store.read().cycle, *self.store.history())
         if any(past and past.number == cycle.number and past.outcome == "canceled" for past in cycles):
             self.runner.abandon(cycle)
@@ -337,7 +339,7 @@ class Coordinator:
         self.on_event(reason)
 
     def _give_back(self, step: str, token: int, stopped: BaseException, cycle: CycleState) -> None:
-        """The step resumes later; a stop not requested here ends a session, not the cycle."""
+        """Release the step to be resumed later; a stop not requested here ends a session, not the cycle."""
         now = self.clock()
         by_request = not isinstance(stopped, GracefulStop) or isinstance(interruption_error(), GracefulStop)
         until = now if by_request else next_date(self.settings, after=now) or now + BUSY_SECONDS
@@ -413,7 +415,7 @@ class ClaimKeeper:
         return min(self._coordinator.lease_seconds / 4, MOST_SECONDS)
 
     def _renew(self, claim: "_KeptClaim") -> None:
-        """Only this: anything slow here would outlast the lease."""
+        """Only renews the claim: anything slow here would outlast the lease."""
         coordinator = self._coordinator
         lease = coordinator.lease_seconds
         while not claim.released.wait(self._pause):
@@ -461,7 +463,7 @@ class _KeptClaim:
         self.over = threading.Event()
         """The step has ended."""
         self.released = threading.Event()
-        """The claim need not be renewed any more."""
+        """The claim need not be renewed any longer."""
         self.lost = False
         self._guard = threading.Lock()
 

@@ -1,8 +1,8 @@
 """Cron expressions: the next moment that a schedule names.
 
-In: five fields, or a name such as @daily, and a time zone with daylight saving time. Out: `CronSchedule`. A
-local time that is skipped in spring comes as much later; one that occurs twice in autumn counts once. Where
-the hour is free (`*`), every hour that passes counts.
+Input: five fields, or a name such as @daily, and a time zone with daylight saving time. Output:
+`CronSchedule`. A local time that is skipped in spring comes as much later; one that occurs twice in autumn
+counts once. Where the hour is free (`*`), every hour that passes counts.
 """
 
 import re
@@ -24,7 +24,7 @@ NAMED = {
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 LONGEST_DAYS = 366 * 9
-"""29 February may be eight years away."""
+"""Longest search for a date: 29 February may be eight years away."""
 _PART = re.compile(r"(?P<first>\*|\w+)(?:-(?P<last>\w+))?(?:/(?P<step>\d+))?")
 FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
     ("minute", 0, 59, ()),

@@ -1,7 +1,7 @@
 """What the coordinator does next: begin a cycle, do a step, wait or close the cycle; and its notices.
 
-In: the state, the settings, facts about the project and the moment. Out: one action, or the difference of two
-states as messages for people. Knows no stores, no clock and no models.
+Input: the state, the settings, facts about the project and the moment. Output: one action, or the difference
+of two states as messages for people. Knows no stores, no clock and no models.
 """
 
 from typing import NamedTuple
@@ -100,7 +100,7 @@ def find_cause(state: CoordinatorState, settings: CycleSettings, facts: CycleFac
 
 
 def rests_until(state: CoordinatorState, settings: CycleSettings) -> float:
-    """Until then no event begins a cycle: what it would change was tried just now."""
+    """Until then no event begins a cycle: what it would change was just tried."""
     last = state.cycle.finished_at if state.cycle is not None else None
     return 0.0 if last is None else last + settings.when.rest_hours * 3600
 
@@ -194,7 +194,7 @@ def find_notices(
 
 
 COORDINATOR = "coordinator"
-"""Who pauses after too many failures."""
+"""Who pauses the cycle after too many failures."""
 
 
 def approval_notice(cycle: CycleState, step: str, *, now: float) -> Notice:

@@ -1,7 +1,7 @@
 """The steps of a cycle on a real project: those of `graft run`, with what comes before and after.
 
-In: an open project and the name of a step. Out: a summary of what it did; its whole output is an entry of the
-ledger under the cycle's number, from where the steps after it read it.
+Input: an open project and the name of a step. Output: a summary of what it did; its whole output is an entry
+of the ledger under the cycle's number, from where the steps after it read it.
 """
 
 import time
@@ -65,7 +65,7 @@ from graftwork.text.redact import publish_text
 ENDED_WELL = ("promoted", "rolled_back", "not_promoted", "nothing_new")
 BY_HAND = "by hand"
 KEPT_CYCLES = 10
-"""Cycles whose outputs are kept whole; they hold every answer of the evaluation."""
+"""Cycles whose outputs are stored in full; they contain every answer of the evaluation."""
 ALERTS_SHOWN = ("stalled", "failed", "out_of_memory")
 SPEND_SHARES = (0.5, 0.8, 1.0)
 """Shares of `fleet.caps.month_usd`; a notice is sent at each."""
@@ -168,7 +168,7 @@ class ProjectRunner:
         return replace(work, publish_to=publish_to(work))
 
     def _load(self, work: OpenProject, cycle: CycleState) -> StepOutputs:
-        """What the steps of this cycle have made."""
+        """Return the outputs of the steps of this cycle."""
         outputs = StepOutputs({})
         for step in STEPS:
             state = cycle.step(step.name)
@@ -248,7 +248,9 @@ class ProjectRunner:
 
 
 def send_notice(notice: Notice, settings: NotifySettings) -> str:
-    """Why it failed, or nothing. A channel that took it may get it again if another one failed."""
+    """Send a notice; returns why it failed, or nothing. A channel that accepted it may get it again if
+    another one failed.
+    """
     body = notice.model_dump_json(exclude={"tries", "not_before"}).encode()
     failures = []
     try:
@@ -262,7 +264,7 @@ def send_notice(notice: Notice, settings: NotifySettings) -> str:
 
 
 def summarize(output: Record) -> dict[str, Any]:
-    """What the coordinator remembers of a step, in a few figures."""
+    """Summarize what the coordinator remembers of a step in a few figures."""
     summary: dict[str, Any] = {}
     match output:
         case Audit():
@@ -286,7 +288,7 @@ def summarize(output: Record) -> dict[str, Any]:
 
 
 def choose_place(work: OpenProject) -> FleetRequest:
-    """Where the next run trains. The schedule of a week replaces this choice."""
+    """Choose where the next run trains. The schedule of a week replaces this choice."""
     return FleetRequest(work.settings.cycle.place, gpu=work.settings.cycle.gpu)
 
 
@@ -311,7 +313,7 @@ def _with_plan(work: OpenProject, outputs: StepOutputs, run_id: str) -> StepOutp
 
 
 def stop_jobs(work: OpenProject, cycle: CycleState) -> None:
-    """Stop the open jobs of a canceled cycle. The fleet's reconciliation repeats what fails here."""
+    """Stop the open jobs of a canceled cycle. The fleet's reconciliation retries what fails here."""
     plan = _planned_in(work, cycle)
     jobs = find_jobs(work, plan) if plan is not None else []
     # The cycle that is open now may follow such a job: the same data and settings are the same run.
@@ -339,7 +341,7 @@ CANDIDATE = "candidate"
 """The alias of a release that waits for an approval."""
 LOOK_SECONDS = 60.0
 LONGEST_WAITS = 3.0
-"""Without enough sessions the canary ends after this many times its minutes."""
+"""Without enough sessions the canary ends after its minutes times this factor."""
 
 
 def publish_to(work: OpenProject) -> str | None:
@@ -351,7 +353,7 @@ def publish_to(work: OpenProject) -> str | None:
 
 
 def watch_canary(work: OpenProject, cycle: CycleState, release: Release, *, now: float) -> CycleStepResult:
-    """Compare the new release with the champion in live traffic, as far as it has come."""
+    """Compare the new release with the champion in live traffic so far."""
     settings, split = work.settings.cycle.canary, work.settings.serve.split
     assert settings is not None
     assert split is not None
@@ -387,7 +389,7 @@ def _facts(comparison: ABResult) -> dict[str, object]:
 def end_or_wait(
     comparison: ABResult, settings: CanarySettings, *, started_at: float, now: float
 ) -> CycleStepResult:
-    """Nothing is decided: the gate's verdict counts once the time is over; until then look again."""
+    """No decision yet: the gate's verdict counts once the time is over; until then check again."""
     new, facts = comparison.arms["B"], _facts(comparison)
     enough = new.sessions >= settings.fewest_sessions
     minutes = (now - started_at) / 60
@@ -406,7 +408,7 @@ def end_or_wait(
 
 
 def promote_or_roll_back(work: OpenProject, cycle: CycleState, release: Release) -> CycleStepResult:
-    """Make the release live; or take the traffic from it again, as the canary decided."""
+    """Make the release live, or withdraw it from traffic, as the canary decided."""
     verdict = cycle.summary("canary")
     alias, first = full_alias(work), publish_to(work)
     champion = work.releases.aliases().get(alias)
@@ -442,7 +444,7 @@ def promote_or_roll_back(work: OpenProject, cycle: CycleState, release: Release)
 
 
 def deliver(work: OpenProject, cycle: CycleState, release: Release, outputs: StepOutputs) -> CycleStepResult:
-    """Bring it to every serving machine. If one of them cannot answer with it, all go back."""
+    """Deliver the release to every serving machine. If one of them cannot serve it, all roll back."""
     work, targets = replace(work, publish_to=None), work.settings.cycle.deliver
     # What the release was tried with here: it must be able to answer that there.
     tried = outputs.get("try", TryOut).tried if "try" in outputs.outputs else ()

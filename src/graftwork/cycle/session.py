@@ -1,7 +1,7 @@
 """`graft up` on a project: one coordinator a folder, its lease, its loop, and what people ask of it.
 
-In: an open project. Out: the state of the coordinator. A second coordinator in the same folder is refused at
-once; one on another machine with the same database waits for its turn.
+Input: an open project. Output: the state of the coordinator. A second coordinator in the same folder is
+refused at once; one on another machine with the same database waits for its turn.
 """
 
 import os
@@ -98,7 +98,7 @@ def run_forever(work: OpenProject) -> None:
 
 
 class Housekeeper:
-    """Reconciles the fleet as often as the caps count on, while a step is done too."""
+    """Reconciles the fleet at the interval that the caps assume, also while a step runs."""
 
     def __init__(self, work: OpenProject) -> None:
         self._work = work
@@ -117,7 +117,7 @@ class Housekeeper:
 
 
 def _wait(action: Action) -> None:
-    """Until the action is due, or for a moment: a person may have decided something."""
+    """Wait until the action is due, or for a moment: a person may have decided something."""
     if isinstance(action, AwaitApproval):
         time.sleep(POLL_SECONDS)
     elif isinstance(action, Rest):
@@ -221,7 +221,7 @@ def decide(
     who: str | None = None,
     cycle: int | None = None,
 ) -> CoordinatorState:
-    """What a person decided about the coordinator, with name and reason; `cycle` is the one they saw."""
+    """Apply a person's decision about the coordinator, with name and reason; `cycle` is the one they saw."""
     entry = LogEntry(at=time.time(), who=who or current_user(), action=action, why=why)
     if action == "begin":
         models = work.settings.cycle.models or (work.settings.main_model,)
@@ -249,7 +249,7 @@ def approve_step(
 
 
 def _with_open(state: CoordinatorState, number: int | None) -> CoordinatorState:
-    """The state, if this cycle is open in it: a decision must be about the one that was seen."""
+    """Return the state, if this cycle is open in it: a decision must be about the one that was seen."""
     open_cycle = state.open_cycle
     if number is not None and (open_cycle is None or open_cycle.number != number):
         raise NegativeResult(

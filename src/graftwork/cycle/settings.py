@@ -23,7 +23,7 @@ NoticeKind = Literal[
 ]
 NOTICE_KINDS: tuple[NoticeKind, ...] = get_args(NoticeKind)
 QUIET: tuple[NoticeKind, ...] = ("finished",)
-"""Not sent unless they are asked for."""
+"""Notices that are sent only on request."""
 
 
 def _require_cron(expression: str) -> str:

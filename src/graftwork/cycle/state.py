@@ -1,7 +1,8 @@
 """The durable state of the coordinator, and every change of it as a pure function.
 
-In: a state and a moment. Out: the next state. A step is claimed before it is done, and only the claim that
-was given last may report its end: a coordinator that was thought dead cannot overwrite what another one did.
+Input: a state and a moment. Output: the next state. A step is claimed before it is done, and only the claim
+that was given last may report its end: a coordinator that was thought dead cannot overwrite what another one
+did.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -15,7 +16,7 @@ MOST_ENTRIES = 200
 """Entries of the log of people's decisions that are kept."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 30.0, 3600.0
-"""After a failure of a step; the pause doubles with each further one."""
+"""Pause after a failure of a step; it doubles with each further one."""
 
 StepStatus = Literal["waiting", "running", "done", "skipped", "failed"]
 OPEN_STATUS: frozenset[StepStatus] = frozenset({"waiting", "running"})
@@ -100,7 +101,7 @@ class CycleState(Record):
     steps: tuple[CycleStepState, ...]
     approvals: tuple[Approval, ...] = ()
     asked: tuple[str, ...] = ()
-    """Steps whose approval was asked for."""
+    """Steps whose approval was requested."""
 
     @property
     def is_open(self) -> bool:
@@ -120,7 +121,7 @@ class CycleState(Record):
 
 
 class CoordinatorState(Record):
-    """All that the coordinator of a project remembers; finished cycles are kept apart."""
+    """Everything that the coordinator of a project remembers; finished cycles are stored separately."""
 
     format: int = FORMAT
     paused: LogEntry | None = None
@@ -245,13 +246,15 @@ def skip(state: CoordinatorState, step: str, *, why: str, now: float) -> Coordin
 
 
 def postpone(state: CoordinatorState, step: str, token: int, *, until: float, why: str) -> CoordinatorState:
-    """Give the step back: it is looked at again later, and this is not a failure."""
+    """Release the step: it is checked again later, and this is not a failure."""
     update = {"status": "waiting", "not_before": until, "until": 0.0, "summary": {"why": why}}
     return _with_step(state, require_held(state, step, token).model_copy(update=update))
 
 
 def reopen(state: CoordinatorState, claimed: str, token: int, *, first: str, why: str) -> CoordinatorState:
-    """Do the step `first` and all after it again, by who holds a later one: its files are not there."""
+    """Do the step `first` and all after it again, on behalf of who holds a later one: its files are
+    missing.
+    """
     require_held(state, claimed, token)
     cycle = state.open_cycle
     assert cycle is not None
@@ -378,7 +381,7 @@ def settle_notice(state: CoordinatorState, sent: Notice, *, retry_at: float | No
 
 
 def require_held(state: CoordinatorState, step: str, token: int) -> CycleStepState:
-    """The step, if this claim of it is the newest one and its cycle is open; else raises Superseded."""
+    """Return the step, if this claim of it is the newest one and its cycle is open; else raise Superseded."""
     cycle = state.open_cycle
     current = cycle.step(step) if cycle is not None else None
     if current is None or current.status != "running" or current.token != token:

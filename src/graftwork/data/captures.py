@@ -1,7 +1,7 @@
 """Captures as a log to train on: those that the rules of data preparation allow.
 
-In: the captures of an open project and its settings. Out: captures, and why others were left out. The rules
-are those of `audit/row_checks.py`, so that training elsewhere on the export is as safe.
+Input: the captures of an open project and its settings. Output: captures, and why others were left out. The
+rules are those of `audit/row_checks.py`, so that training elsewhere on the export is as safe.
 `ingest/captures.py` reads a capture as a row.
 """
 
@@ -87,7 +87,7 @@ def export_captures(
 
 
 def _held_out_questions(work: OpenProject) -> set[str]:
-    """What the test and validation rows of the project's dataset ask; nothing where there is none."""
+    """What the test and validation rows of the project's dataset ask; nothing if there is none."""
     entry = work.ledger.get("prepare")
     folder = Path(PreparedData.model_validate(entry.output).folder) if entry is not None else None
     if folder is None or not folder.is_dir():

@@ -1,8 +1,8 @@
 """Which live prompts are unlike the training data.
 
-In: prompts of the training rows, of held-out rows and of live traffic. Out: for each live prompt the nearest
-training prompt and how rare such a distance is among held-out prompts, which are of the same origin as the
-training rows and share no question with them. Pure; memory is bounded by the samples that are taken.
+Input: prompts of the training rows, of held-out rows and of live traffic. Output: for each live prompt the
+nearest training prompt and how rare such a distance is among held-out prompts, which are of the same origin
+as the training rows and share no question with them. Pure; memory is bounded by the samples that are taken.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Runs the data stage: audits logs, and prepares one dataset per model from them.
 
-In: settings, the renderer of the base model, folders to work in. Out: an `Audit`, or manifests and dataset
-folders: filtered, redacted, deduplicated, split, rendered, and checked for leakage. Rows stay on disk; only
-columns of numbers are in memory for all of them.
+Input: settings, the renderer of the base model, folders to work in. Output: an `Audit`, or manifests and
+dataset folders: filtered, redacted, deduplicated, split, rendered, and checked for leakage. Rows stay on
+disk; only columns of numbers are in memory for all of them.
 """
 
 import tempfile

@@ -1,10 +1,10 @@
 """What people say of answers: rows to look at, corrections, and the judge compared with them.
 
-In: an open project: its captures, the last evaluation, the last audit, the dataset. Out: items and decisions;
-corrections with reviewer and time, and which contradict each other; one JudgeCalibration for each mode of the
-judge. Decisions are stored at once. Those about captures become feedback when the session ends; those about
-rows of the log are written to a log of their own, which replaces the rows. Labels go to the judge without the
-reference wherever that would be the labeled answer itself.
+Input: an open project: its captures, the last evaluation, the last audit, the dataset. Output: items and
+decisions; corrections with reviewer and time, and which contradict each other; one JudgeCalibration for each
+mode of the judge. Decisions are stored at once. Those about captures become feedback when the session ends;
+those about rows of the log are written to a log of their own, which replaces the rows. Labels go to the judge
+without the reference wherever that would be the labeled answer itself.
 """
 
 import heapq

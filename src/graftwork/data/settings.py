@@ -488,8 +488,8 @@ class DataSettings(Record):
     def to_manifest(self) -> dict[str, Any]:
         """The settings as a dataset's manifest states them.
 
-        Left out where nothing is set: datasets of logs without captures keep the names that they had.
-        What is repaired is a log of its own: how it was made does not change the dataset.
+        Left out if nothing is set: datasets of logs without captures keep the names that they had. What is
+        repaired is a log of its own: how it was made does not change the dataset.
         """
         stated = publishable(self)
         del stated["repair"]

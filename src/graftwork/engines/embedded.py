@@ -1,8 +1,8 @@
 """The embedded engine: a model in this process, on the CPU or a GPU.
 
-In: an EngineSource. Out: answers, the time of one request, the loss of a given reply. The base is loaded as
-it is served: in the device's precision and never quantized, whatever the adapter was trained on. Where a GPU
-has no room for a batch, fewer of its rows run at once.
+Input: an EngineSource. Output: answers, the time of one request, the loss of a given reply. The base is
+loaded as it is served: in the device's precision and never quantized, whatever the adapter was trained on.
+Where a GPU has no room for a batch, fewer of its rows run at once.
 """
 
 import time
@@ -37,7 +37,7 @@ SCORED_TOGETHER = 4
 
 
 def choose_device(setting: Literal["auto", "cpu", "cuda"], *, has_gpu: Callable[[], bool]) -> str:
-    """Where the model computes: on the GPU where there is one, unless `setting` says otherwise."""
+    """Where the model computes: on the GPU if there is one, unless `setting` says otherwise."""
     if setting == "cpu" or (setting == "auto" and not has_gpu()):
         return "cpu"
     if not has_gpu():

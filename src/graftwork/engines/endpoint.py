@@ -1,9 +1,9 @@
 """An OpenAI-compatible endpoint: one chat client for subjects, components, the teacher and the judge.
 
-In: messages. Out: the answer with its times, or what went wrong: something that another attempt may cure
-(busy, broken, too slow, a stream cut off), or something that it cannot. The key comes from the environment
-and goes nowhere but into the header; redirects are not followed, so that it reaches no other host; and it
-is removed from whatever the server says.
+Input: messages. Output: the answer with its times, or what went wrong: something that another attempt may
+cure (busy, broken, too slow, a stream cut off), or something that it cannot. The key comes from the
+environment and goes nowhere but into the header; redirects are not followed, so that it reaches no other
+host; and it is removed from whatever the server says.
 """
 
 import json

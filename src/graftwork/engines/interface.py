@@ -1,11 +1,10 @@
 """The interface of an inference engine.
 
-In: conversations, how to decode, which adapter. Out: answers with their token counts. Evaluation uses it, and
-through a process of its own (`local`) repairs and components. Knows neither cases nor HTTP nor torch.
+Input: conversations, how to decode, which adapter. Output: answers with their token counts. Evaluation uses
+it, and through a process of its own (`local`) repairs and components. Knows neither cases nor HTTP nor torch.
 
-To add an engine: implement `MeasuringEngine` in a file of its own and name it in `local.open_engine`,
-or in an installed package under the entry point group `graftwork.engines` (a callable that takes an
-EngineSource).
+To add an engine: implement `MeasuringEngine` in a file of its own and name it in `local.open_engine`, or in
+an installed package under the entry point group `graftwork.engines` (a callable that takes an EngineSource).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,9 @@
 """llama.cpp in this process, through xllamacpp: a base in GGUF and its LoRA adapters.
 
-In: GGUF files, prompts as tokens. Out: tokens. `LlamaServer` is llama.cpp's own server on a unix socket in a
-private folder; `LlamaCppEngine` asks it for evaluation, one request at a time and without reuse of earlier
-prompts, so that the same question always gets the same answer. Prompts are rendered by our own template.
+Input: GGUF files, prompts as tokens. Output: tokens. `LlamaServer` is llama.cpp's own server on a unix socket
+in a private folder; `LlamaCppEngine` asks it for evaluation, one request at a time and without reuse of
+earlier prompts, so that the same question always gets the same answer. Prompts are rendered by our own
+template.
 """
 
 import http.client

@@ -1,6 +1,6 @@
 """Which engine answers for local weights, in which precision, and how it is opened: here or in a process.
 
-In: the jobs of one evaluation. Out: one engine for all of them, since answers of two engines differ in
+Input: the jobs of one evaluation. Output: one engine for all of them, since answers of two engines differ in
 their last digits, and a comparison would take that for a difference of the models. GRAFT_ENGINE names an
 engine of an installed package. Loads no torch on the CPU.
 

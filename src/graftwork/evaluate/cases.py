@@ -1,9 +1,9 @@
 """The cases of an evaluation, from held-out rows or a user's file: which, in what order, and what is asked.
 
-In: the rows of a split, or a file with one JSON object per line (`messages` or `prompt` and `system`;
-`reference` or `reply`, `checks`, `group` or `role`, `domain`, `session`, `duration_ms`, `id`). Out: cases in
-a fixed order and their hash, the worked example that the base gets, the groups of equal questions that count
-once, the cases to time, and the file that a worker reads. Does not know how a dataset is stored.
+Input: the rows of a split, or a file with one JSON object per line (`messages` or `prompt` and `system`;
+`reference` or `reply`, `checks`, `group` or `role`, `domain`, `session`, `duration_ms`, `id`). Output: cases
+in a fixed order and their hash, the worked example that the base gets, the groups of equal questions that
+count once, the cases to time, and the file that a worker reads. Does not know how a dataset is stored.
 """
 
 import hashlib
@@ -191,7 +191,7 @@ KNOWN = frozenset(
 def read_case_file(path: Path, *, named: Sequence[GradeCheck] | None = None) -> tuple[Case, ...]:
     """Every case of the file, in its order; nothing where a single line is wrong.
 
-    `named` are the checks of graft.yaml, where they are known: a case may ask for no other own function.
+    `named` are the checks of graft.yaml, if they are known: a case may ask for no other own function.
     """
     cases: dict[str, Case] = {}
     for number, line in enumerate(_read_lines(path), 1):

@@ -1,17 +1,17 @@
 """Two subjects on the same cases, pair by pair; what this many cases can show, also after repeated use.
 
-In: their reports, the session of each case, how often the questions were used to choose a candidate. Out: a
-Comparison for each metric that both have; a Power and a Wear with their sentences, and the confidence that
-bounds must have at this use. Pure; does not know which differences matter.
+Input: their reports, the session of each case, how often the questions were used to choose a candidate.
+Output: a Comparison for each metric that both have; a Power and a Wear with their sentences, and the
+confidence that bounds must have at this use. Pure; does not know which differences matter.
 
 Grades from 0 to 1 get the test and the interval of a bounded mean, which for grades of 0 and 1 is McNemar's
 exact test; other numbers a bootstrap interval and sign flips; latency the median of the differences with its
 exact interval. Where a session has several cases, the session is the unit. Several candidates against one
 baseline get Holm's correction.
 
-Measuring k candidates and keeping the best gives chance k tries. So the error that a gate may make is
-spread over the uses of a test set: all of it at the first, and a quarter more over all that follow. A later
-result has to be clearer.
+Measuring k candidates and keeping the best gives chance k tries. So the error that a gate may make is spread
+over the uses of a test set: all of it at the first, and a quarter more over all that follow. A later result
+has to be clearer.
 """
 
 import math

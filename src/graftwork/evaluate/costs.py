@@ -1,9 +1,9 @@
 """What answers cost: tokens per task, dollars per success, the slowest requests; what a small model saves.
 
-In: cases, answers, what a token or a second costs; the usage of the log by day. Out: metrics with intervals,
-clustered by session; Savings with an interval over days. What the log does not state is left out, never
-taken for 0, but calls without tokens are estimated from their characters, with a range. Pure; does not know
-where prices come from.
+Input: cases, answers, what a token or a second costs; the usage of the log by day. Output: metrics with
+intervals, clustered by session; Savings with an interval over days. What the log does not state is left out,
+never taken for 0, but calls without tokens are estimated from their characters, with a range. Pure; does not
+know where prices come from.
 """
 
 import math
@@ -288,7 +288,7 @@ def _cost(day: UsageDay, price: TokenPrice | None) -> DayCost:
 
 
 def _by_day(dated: Sequence[tuple[date, DayCost]]) -> list[DayCost]:
-    """Every day from the first to the last, days without a call included; none where no day is known."""
+    """Every day from the first to the last, days without a call included; none if no day is known."""
     if not dated:
         return []
     first, last = min(day for day, _ in dated), max(day for day, _ in dated)

@@ -1,7 +1,7 @@
 """Predicts escalation from the answers of a small and a large model to the same cases.
 
-In: the reports of both, the cases that each check escalates, the mean log-probability of the small model's
-answers, and what each answer cost. Out: an `EscalationForecast`; an `EscalationCurve`, whose threshold is
+Input: the reports of both, the cases that each check escalates, the mean log-probability of the small model's
+answers, and what each answer cost. Output: an `EscalationForecast`; an `EscalationCurve`, whose threshold is
 chosen on validation cases and shown on test cases; live figures against a forecast; the file of the last
 forecast in the project's state folder.
 """
@@ -113,7 +113,7 @@ def share_of(values: Sequence[float], sessions: Sequence[str]) -> MeasuredShare:
 def mean_cost(
     costs: Sequence[float | None], sessions: Sequence[str]
 ) -> tuple[float | None, float | None, float | None]:
-    """Dollars for 1,000 requests with their interval; None where the cost of one is not known."""
+    """Dollars for 1,000 requests with their interval; None if the cost of one is not known."""
     known_costs = [cost for cost in costs if cost is not None]
     if not known_costs or len(known_costs) != len(costs):
         return None, None, None
@@ -332,5 +332,5 @@ def write_forecast(state: Path, forecast: EscalationForecast) -> Path:
 
 
 def read_forecast(state: Path) -> EscalationForecast | None:
-    """None where there is none, or one of another version."""
+    """None if there is none, or one of another version."""
     return read_record(EscalationForecast, state / FORECAST_FILE)

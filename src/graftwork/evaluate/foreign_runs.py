@@ -1,10 +1,10 @@
 """Runs of other tools: what their formats share, what is exported, and the runs as one Report.
 
-In: files as inspect-ai (`inspect_ai`) or lm-eval (`lm_eval`) write them, and this project's cases if any.
-Out: ForeignRun and its parts; a report with its cases and answers, whose marks are the other tool's own;
+Input: files as inspect-ai (`inspect_ai`) or lm-eval (`lm_eval`) write them, and this project's cases if any.
+Output: ForeignRun and its parts; a report with its cases and answers, whose marks are the other tool's own;
 intervals and pairs are computed as usual. The bytes of an `.eval` archive are checked by CRC and never
-written to disk; Python reads zstd in zip files only from 3.14 on, so zstd is unpacked here. Nothing of a
-file is executed, and no package of theirs is needed.
+written to disk; Python reads zstd in zip files only from 3.14 on, so zstd is unpacked here. Nothing of a file
+is executed, and no package of theirs is needed.
 """
 
 import io

@@ -1,7 +1,7 @@
 """Another model as judge: what it is asked, what its reply says, within a budget, each question asked once.
 
-In: cases and what one or two subjects answered. Out: verdicts and marks; every reply is kept by what was
-asked. A question without a clear reply, or without budget, counts as unjudged; a later run resumes there.
+Input: cases and what one or two subjects answered. Output: verdicts and marks; every reply is kept by what
+was asked. A question without a clear reply, or without budget, counts as unjudged; a later run resumes there.
 The answers are marked as material and not as an instruction, between marks that occur in none of them.
 """
 

@@ -1,7 +1,7 @@
 """Verdicts of a judge counted, and how far the judge agrees with people. Pure.
 
-In: its verdict on every pair, in both orders; answers that people labeled, and what the judge says of them.
-Out: a JudgeTally and a Comparison: wins, losses, ties, how steady the judge is; a JudgeCalibration:
+Input: its verdict on every pair, in both orders; answers that people labeled, and what the judge says of
+them. Output: a JudgeTally and a Comparison: wins, losses, ties, how steady the judge is; a JudgeCalibration:
 agreement, Cohen's kappa and biases, with intervals over sessions. A judge that changes its mind with the
 order has not decided: that pair is a tie, and counted as inconsistent. Against people, a pair that it leaves
 open counts as a disagreement; one that it could not judge is left out and counted.

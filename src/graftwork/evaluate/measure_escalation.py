@@ -1,9 +1,9 @@
 """Predicts escalation for a project, finds its threshold, and compares live figures with the forecast.
 
-In: an open project and the subject that is the large model. Out: an `EscalationForecast`, `EscalationCurve`
-or `EscalationLive`. Small and large model answer held-out cases; answers that are there already are not
-asked for again. For a threshold of log-probabilities the small model answers through the real endpoint: what
-is predicted is what is served.
+Input: an open project and the subject that is the large model. Output: an `EscalationForecast`,
+`EscalationCurve` or `EscalationLive`. Small and large model answer held-out cases; answers that are there
+already are not asked for again. For a threshold of log-probabilities the small model answers through the real
+endpoint: what is predicted is what is served.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Metrics and rules tried out before anything is trained.
 
-In: the held-out cases, the settings of evaluation and gate. Out: how every metric grades the log's own
+Input: the held-out cases, the settings of evaluation and gate. Output: how every metric grades the log's own
 replies, spoiled copies of them and one answer given to everything; and whether each rule can pass and can
 fail with this many cases. Pure but for the project's custom metrics, which it calls. Asks no model.
 """

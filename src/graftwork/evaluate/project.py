@@ -1,6 +1,6 @@
 """An evaluation wired to project and store: subjects asked, answers graded and priced, a report and its page.
 
-In: an open project, cases, a lineup. Out: an Evaluated. Each model is asked in a child process that may
+Input: an open project, cases, a lineup. Output: an Evaluated. Each model is asked in a child process that may
 die and be started again. The sandbox and the judge are opened only where the settings ask for them. Prices
 come from the catalog; whether the judge counts, from the calibration that `graft eval calibrate` left.
 """

@@ -1,10 +1,10 @@
 """The subjects of an evaluation on an open project, the prompted base among them, and the cases to ask.
 
-In: an open project, its dataset, a subject as it was named. Out: an EvalJob, or None for the log, which is
-not asked; the prompt of the subject `base+prompt`, whose worked examples come from the training split alone;
-cases of the test split or of the file that `evaluate.cases` names, which know the system prompt of the log.
-Releases are verified byte by byte. A subject's identity is the hash of its weights, so that an adapter and
-the release made of it share their answers. A case whose prompt is trained on is refused.
+Input: an open project, its dataset, a subject as it was named. Output: an EvalJob, or None for the log, which
+is not asked; the prompt of the subject `base+prompt`, whose worked examples come from the training split
+alone; cases of the test split or of the file that `evaluate.cases` names, which know the system prompt of the
+log. Releases are verified byte by byte. A subject's identity is the hash of its weights, so that an adapter
+and the release made of it share their answers. A case whose prompt is trained on is refused.
 """
 
 import math
@@ -126,7 +126,7 @@ def resolve_subject(
 
 
 def find_champion(work: OpenProject, *, unlike: str) -> Release | None:
-    """The release that serves now, where it can be compared: of this base and template, another adapter."""
+    """The release that serves now, if it can be compared: of this base and template, another adapter."""
     release_id = work.releases.aliases().get(full_alias(work))
     if release_id is None:
         return None
@@ -136,7 +136,7 @@ def find_champion(work: OpenProject, *, unlike: str) -> Release | None:
 
 
 def find_device() -> str:
-    """The GPU where there is one that this process may use; found without loading anything heavy."""
+    """The GPU if there is one that this process may use; found without loading anything heavy."""
     from graftwork.process.machine import list_gpus
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -277,7 +277,7 @@ def rows_at_once(device: str) -> int:
 
 
 def read_held_out(work: OpenProject, folder: Path) -> tuple[Case, ...]:
-    """As many as the settings allow; of the dataset in `folder` where no file is named."""
+    """As many as the settings allow; of the dataset in `folder` if no file is named."""
     settings = work.settings.evaluate
     if settings.cases is None:
         return tuple(price_cases(work, choose_cases(read_rows(folder, "test"), most=settings.max_cases)))

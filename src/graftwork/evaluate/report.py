@@ -1,6 +1,6 @@
 """The report of an evaluation: answers graded and counted, comparisons, parts of the cases, confusions.
 
-In: cases, answers, how they were generated. Out: a SubjectReport (rates, scores, latency, memory,
+Input: cases, answers, how they were generated. Output: a SubjectReport (rates, scores, latency, memory,
 perplexity); a Report; every graded metric on every part of the cases, with exact intervals; which label is
 taken for which. What cannot be measured is left out, never taken for 0. Pure; does not know which figures are
 good enough.

@@ -1,6 +1,6 @@
 """Subjects as a user names them.
 
-In: a text of `--subject` or of `evaluate.subjects`. Out: what kind of subject is meant, and which. Does
+Input: a text of `--subject` or of `evaluate.subjects`. Output: what kind of subject is meant, and which. Does
 not know whether it exists.
 
     base                                 the base model alone

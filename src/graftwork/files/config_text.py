@@ -1,8 +1,9 @@
 """Configuration files as text: YAML and JSON, read under limits, and changed in place.
 
-In: a path, or the text of a file. Out: plain values, and for YAML the nodes that know their lines. Whatever
-is wrong is a UserError with its line: syntax, a file that refers to itself, aliases that expand to millions
-of values, nesting that no reader survives. Every YAML file is read here. Does not know what the keys mean.
+Input: a path, or the text of a file. Output: plain values, and for YAML the nodes that know their lines.
+Whatever is wrong is a UserError with its line: syntax, a file that refers to itself, aliases that expand to
+millions of values, nesting that no reader survives. Every YAML file is read here. Does not know what the keys
+mean.
 
 A change of a value keeps comments, order and style; the new text is read again and compared before it counts.
 A value behind an alias is not changed: other places share it.

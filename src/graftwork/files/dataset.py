@@ -1,8 +1,8 @@
 """The folder of a dataset: `manifest.json`, shards of rows per split, dropped rows.
 
-In: rows, or the folder of a dataset. Out: Parquet files, or rows and manifest that are proven to
-be the ones that were prepared. Shared by the stage that writes it and those that read it; needs
-pyarrow only when rows are touched.
+Input: rows, or the folder of a dataset. Output: Parquet files, or rows and manifest that are proven to be the
+ones that were prepared. Shared by the stage that writes it and those that read it; needs pyarrow only when
+rows are touched.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

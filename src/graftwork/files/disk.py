@@ -1,7 +1,7 @@
 """Files on disk: private to their owner, written atomically, compared by digest, locked.
 
-In: a path. Out: folders and files that are as private as their folder, whatever the umask allows.
-The state folder of a project is private by its name, and with it all that is made below. Folders and files
+Input: a path. Output: folders and files that are as private as their folder, whatever the umask allows. The
+state folder of a project is private by its name, and with it all that is made below. Folders and files
 elsewhere, such as reports and exports, get the modes that the user's umask gives them.
 
 The kernel frees a lock when the last process that has the file open dies. A process that only asks shares the
@@ -184,7 +184,7 @@ def read_or_empty(path: Path) -> str:
 
 
 def read_record(kind: type[SomeRecord], path: Path) -> SomeRecord | None:
-    """None where there is no such file, or one that this version cannot read."""
+    """None if there is no such file, or one that this version cannot read."""
     try:
         return kind.from_json(path.read_bytes())
     except (FileNotFoundError, ValueError):

@@ -1,8 +1,8 @@
 """File systems behind a URL: the one place that opens fsspec.
 
-In: a URL such as s3://bucket/folder, file:///mnt/backup or memory://name. Out: the file system and the path
-in it, or an error without the login that the URL may hold; `RemoteFiles` reads and writes below it. What its
-network library raises is translated by those who know what the files are.
+Input: a URL such as s3://bucket/folder, file:///mnt/backup or memory://name. Output: the file system and the
+path in it, or an error without the login that the URL may hold; `RemoteFiles` reads and writes below it. What
+its network library raises is translated by those who know what the files are.
 """
 
 from pathlib import Path

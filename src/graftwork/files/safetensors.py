@@ -1,7 +1,7 @@
 """Safetensors files without the library and without torch: their headers, and the file of a learned router.
 
-In: a path, or the tensors of a file to be written. Out: the header as JSON or as bytes; a classifier whose
-metadata hold its card, both checked.
+Input: a path, or the tensors of a file to be written. Output: the header as JSON or as bytes; a classifier
+whose metadata hold its card, both checked.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Run the bundle in this folder on any machine with Python 3.11: `python bootstrap.py --work FOLDER`.
 
-In: the folder of a bundle. Out: what the job leaves in `WORK/run`, and `WORK/exit.json` last. Checks every
-file, unpacks the wheel, installs missing packages into an environment of its own, starts the runner and ends
-it at the time limit, whatever else has failed. Uses the standard library alone.
+Input: the folder of a bundle. Output: what the job leaves in `WORK/run`, and `WORK/exit.json` last. Checks
+every file, unpacks the wheel, installs missing packages into an environment of its own, starts the runner and
+ends it at the time limit, whatever else has failed. Uses the standard library alone.
 """
 
 from __future__ import annotations

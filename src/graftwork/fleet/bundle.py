@@ -1,8 +1,8 @@
 """What travels: a job as a folder that any place can run, its results on the way back, an image to run it in.
 
-In: the job of a worker, its dataset, where its base is, a checkpoint to continue from. Out: the folder, named
-by its content; `bundle.json` names every file by its hash. This installation travels in it as a wheel with
-fixed times and order: the same sources give the same bytes. What is secret never enters it: settings are
+Input: the job of a worker, its dataset, where its base is, a checkpoint to continue from. Output: the folder,
+named by its content; `bundle.json` names every file by its hash. This installation travels in it as a wheel
+with fixed times and order: the same sources give the same bytes. What is secret never enters it: settings are
 published without secrets, and the login of a mirror travels apart (`Place.submit`). Results are taken into
 the folder of the run file by file, and only under names that a run has.
 """

@@ -1,7 +1,7 @@
 """The ledger of jobs with the caps on their cost; starting jobs, and reconciling them with the places.
 
-In: a place, the ledger, the time. A reservation is made in one step with the check of the caps: an open job
-counts with the most that it may cost, a closed one with what it did cost. Every state of a job is in the
+Input: a place, the ledger, the time. A reservation is made in one step with the check of the caps: an open
+job counts with the most that it may cost, a closed one with what it did cost. Every state of a job is in the
 ledger before the place is asked for the next thing, so a crash between any two actions is harmless:
 `reconcile` looks at what exists, adopts what was made for an open job, and ends duplicates and machines of
 closed jobs until the list of the place no longer shows them. A machine whose job is not in the ledger is

@@ -1,8 +1,8 @@
 """The commands of a host that runs jobs. Sent over the connection and run by the host's own Python 3.11.
 
-In: commands on standard input, each a line of JSON and its data. Out: JSON or a tar file, and a code; 44
-comes with an error as JSON. Files are below one folder: `blobs/` by content, `jobs/<label>/` with the bundle,
-the work folder and the log. Uses the standard library alone and leaves no daemon: it ends with the
+Input: commands on standard input, each a line of JSON and its data. Output: JSON or a tar file, and a code;
+44 comes with an error as JSON. Files are below one folder: `blobs/` by content, `jobs/<label>/` with the
+bundle, the work folder and the log. Uses the standard library alone and leaves no daemon: it ends with the
 connection, and a job is a process in a session of its own, alive as long as it holds its lock.
 """
 

@@ -1,10 +1,10 @@
 """Start a job where a provider gives folders of files: `python start.py --manifest FILE --blobs FOLDER …`.
 
-In: the manifest of a bundle and its files, each named by its SHA-256. Out: what the bundle's bootstrap leaves
-in the work folder; with `--out` or `--hub`, copied there while it runs, `exit.json` last. Secrets come from
-the provider's own store into the environment of the job (`load_secrets`). A file or a flag at the provider
-stops the job. Uses the standard library, and where the options ask for them huggingface_hub, boto3 and
-Kaggle's packages, which are there.
+Input: the manifest of a bundle and its files, each named by its SHA-256. Output: what the bundle's bootstrap
+leaves in the work folder; with `--out` or `--hub`, copied there while it runs, `exit.json` last. Secrets come
+from the provider's own store into the environment of the job (`load_secrets`). A file or a flag at the
+provider stops the job. Uses the standard library, and where the options ask for them huggingface_hub, boto3
+and Kaggle's packages, which are there.
 """
 
 from __future__ import annotations

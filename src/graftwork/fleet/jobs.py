@@ -1,7 +1,7 @@
 """Run this project's training at another place: offers, quote, start, follow, stop, fetch, reconcile, costs.
 
-In: an open project and the name of a place. Out: a job in the ledger, and its result in the run's folder,
-from where `graft train` continues. Asks before money is spent: the caller confirms the quote.
+Input: an open project and the name of a place. Output: a job in the ledger, and its result in the run's
+folder, from where `graft train` continues. Asks before money is spent: the caller confirms the quote.
 """
 
 import json

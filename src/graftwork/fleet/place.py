@@ -1,7 +1,7 @@
 """What every place offers: `Place`, what a provider's says of itself, and the names that jobs have there.
 
-In: the order for a job, whose bundle is a folder here. Out: the job at the place, which any process
-can poll, stop and fetch later. A place keeps no state here: the ledger does. Limits on cost are the work of
+Input: the order for a job, whose bundle is a folder here. Output: the job at the place, which any process can
+poll, stop and fetch later. A place keeps no state here: the ledger does. Limits on cost are the work of
 `fleet/control.py`.
 
 To add a cloud to Graftwork:

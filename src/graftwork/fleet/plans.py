@@ -1,8 +1,8 @@
 """This project's run on the machine of an offer: its plan there, and its bundle.
 
-In: an open project with its dataset, offers of places. Out: plans for the GPUs of these places; a bundle in
-`.graft/fleet/bundles` with the newest good checkpoint of the run. Starts nothing, and takes nothing secret
-along.
+Input: an open project with its dataset, offers of places. Output: plans for the GPUs of these places; a
+bundle in `.graft/fleet/bundles` with the newest good checkpoint of the run. Starts nothing, and takes nothing
+secret along.
 """
 
 import json
@@ -89,7 +89,7 @@ class PlacePlanner:
         return None
 
     def knows(self, offer: Offer) -> bool:
-        """Whether the plan is for the offered machine and not, for want of facts, for this one."""
+        """Whether the plan is for the offered machine and not, for lack of facts, for this one."""
         return offer.place == "local" or not offer.gpu or self._device(offer) is not None
 
 

@@ -1,7 +1,7 @@
 """The places that a project can use, by name, what each offers now, and the engine that maps work over Ray.
 
-In: an open project with its `fleet` settings. Out: places; which of them answer, with GPUs and prices; the
-`MapEngine` that `engine:` of graft.yaml names. A place's name is `local`, `ssh` or `ssh:HOST`, `manual`,
+Input: an open project with its `fleet` settings. Output: places; which of them answer, with GPUs and prices;
+the `MapEngine` that `engine:` of graft.yaml names. A place's name is `local`, `ssh` or `ssh:HOST`, `manual`,
 `slurm`, `ray`, a provider such as `runpod`, or a place of an installed package.
 """
 

@@ -1,7 +1,7 @@
 """The job at its place: `python -m graftwork.fleet.runner --bundle FOLDER --work FOLDER`.
 
-In: an unpacked bundle. Out: the run's folder, `work/run`, as a local run leaves it; heartbeat, journals and
-result also at the mirror. Starts the worker, restarts it after a crash, and stops it in order on SIGTERM,
+Input: an unpacked bundle. Output: the run's folder, `work/run`, as a local run leaves it; heartbeat, journals
+and result also at the mirror. Starts the worker, restarts it after a crash, and stops it in order on SIGTERM,
 when the file `stop` appears at the mirror or in the work folder, and before the time limit.
 """
 

@@ -1,9 +1,10 @@
 """Several hosts on one machine: network, mount, host name and process namespaces on a bridge. Linux, root.
 
-In: how many hosts, folders that they share. Out: hosts h1, h2 … with addresses and a /tmp of their own, which
-run sshd and, if asked, nodes of Ray and Slurm; faults of their network; hosts that die. The bridge is in a
-namespace too: nothing of the machine's own network changes. All processes of a host end with its first one,
-and that ends with this process, even if it is killed. Folders that were left are removed by the next call.
+Input: how many hosts, folders that they share. Output: hosts h1, h2 … with addresses and a /tmp of their own,
+which run sshd and, if asked, nodes of Ray and Slurm; faults of their network; hosts that die. The bridge is
+in a namespace too: nothing of the machine's own network changes. All processes of a host end with its first
+one, and that ends with this process, even if it is killed. Folders that were left are removed by the next
+call.
 """
 
 import importlib.util

@@ -1,8 +1,8 @@
 """A reply read as a structured answer, and its text as words and claims.
 
-In: the text of a reply and the names of its fields. Out: a StructuredAnswer, or None if the text is no JSON
-object; the numbered sources of a prompt; how much of a claim the sources contain. Does not know what a right
-answer is.
+Input: the text of a reply and the names of its fields. Output: a StructuredAnswer, or None if the text is no
+JSON object; the numbered sources of a prompt; how much of a claim the sources contain. Does not know what a
+right answer is.
 """
 
 import json
@@ -47,7 +47,7 @@ class AnswerFields(Record):
     citations: str = "citations"
     """The numbers of the sources: a list, or a text that holds them as `[1][2]`."""
     refused: str = "refused"
-    """True where the sources do not say."""
+    """True if the sources do not say."""
     required: tuple[str, ...] = ()
     """Keys that a reply must have to count as valid JSON."""
     json_schema: dict[str, Any] | None = None

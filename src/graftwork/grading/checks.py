@@ -1,7 +1,7 @@
 """Named checks, and an answer graded by the name of a check or metric.
 
-In: what graft.yaml or a case says, a case, a text, what graders may need. Out: checks that are known to make
-sense, and grades: None if the question does not arise or the grader failed; a failure is added to
+Input: what graft.yaml or a case says, a case, a text, what graders may need. Output: checks that are known to
+make sense, and grades: None if the question does not arise or the grader failed; a failure is added to
 `context.failed` and stops nothing. A check is written in full `{name: short, metric: format, max_words: 80}`
 or in brief `{contains: "thanks"}`.
 """
@@ -201,7 +201,7 @@ class GradeCheck(Record):
 
     @property
     def against_reference(self) -> bool:
-        """Whether it holds an answer against the reference: by its metric, or for want of a value."""
+        """Whether it holds an answer against the reference: by its metric, or for lack of a value."""
         if isinstance(self._parameters, Exact | Numeric | Normalized | SetOf):
             return self._parameters.value is None
         return isinstance(self._parameters, AllFields) or compares_with_reference(self.metric)

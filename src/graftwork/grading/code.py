@@ -1,6 +1,6 @@
 """Answers that are Python: whether they parse, pass their tests and give the right values for calls.
 
-In: a case, the text of an answer, a sandbox. Out: a grade. The code is taken out of its fences, and is
+Input: a case, the text of an answer, a sandbox. Output: a grade. The code is taken out of its fences, and is
 neither compiled nor run anywhere but in the sandbox; without one there is no grade. Tests and calls come with
 the case: `checks: [{"python_tests": "assert add(1, 2) == 3"}]`. The values that calls must give never enter
 the sandbox, and what comes out is parsed and compared here, by type and value: an answer cannot pass by

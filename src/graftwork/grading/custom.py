@@ -1,10 +1,10 @@
 """Custom metrics: a function of the project, named in graft.yaml as `file.py:function` or `module:function`.
 
-In: the name, the project's folder. Out: the function, and its grades. Only files in the project's folder
-are loaded, and only those that graft.yaml names. One that fails is reported with metric, case and line. A
-function whose check names `files` gets an environment to run tool calls in: programs of the project, in the
-sandbox, each run with fresh copies of the files. A program reads `arguments.json`; the metric judges what it
-printed, outside the sandbox.
+Input: the name, the project's folder. Output: the function, and its grades. Only files in the project's
+folder are loaded, and only those that graft.yaml names. One that fails is reported with metric, case and
+line. A function whose check names `files` gets an environment to run tool calls in: programs of the project,
+in the sandbox, each run with fresh copies of the files. A program reads `arguments.json`; the metric judges
+what it printed, outside the sandbox.
 """
 
 import importlib.util

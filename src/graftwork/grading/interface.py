@@ -30,7 +30,7 @@ class FailedGrade(NamedTuple):
 
 
 class Rater(Protocol):
-    """A judge that gives one answer a mark from 0 to 1; raises CannotGrade where it has none."""
+    """A judge that gives one answer a mark from 0 to 1; raises CannotGrade if it has none."""
 
     def rate(self, case: Case, text: str) -> float: ...
 

@@ -1,6 +1,6 @@
 """Regular expressions and JSON Schema that cannot hang or crash an evaluation.
 
-In: a pattern and a text, or a schema and a JSON value. Out: whether they match; PatternTooSlow where a
+Input: a pattern and a text, or a schema and a JSON value. Output: whether they match; PatternTooSlow where a
 pattern runs out of time. Patterns have Python's syntax and are matched by `regex`, which has a time limit;
 schemas follow draft 2020-12 and are validated by `jsonschema-rs`. An unknown schema keyword is refused, never
 skipped: a check that checks less than it says is worse than none. See docs/decisions/0022.

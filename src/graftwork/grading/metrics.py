@@ -1,6 +1,6 @@
 """Every metric that needs no parameters: citations, refusals, similarity, reviews, valid JSON.
 
-In: a case, the text of an answer, the names of the fields. Out: a grade.
+Input: a case, the text of an answer, the names of the fields. Output: a grade.
 
 To add a metric: write the function here and name it in GRADERS (in SCORED too where the mean of its grades
 counts), with its title in NAMES. An installed package adds one under the entry point group

@@ -1,6 +1,6 @@
 """What checks can say of the beginning of an answer, while the rest is still being written.
 
-In: the name of a metric or check, a case, the text so far. Out: `fails` where no continuation can pass,
+Input: the name of a metric or check, a case, the text so far. Output: `fails` where no continuation can pass,
 `passes` where every one does, None if it depends on the rest. A check that is not known here judges whole
 answers only. A custom function declares it by an attribute: `check.prefix = function(case, text)`, which
 gives True, False or None. The beginning of a JSON text is read by the grammar of Python's `json` in its

@@ -1,8 +1,8 @@
 """What would spoil a reward, looked for before training: answers that cheat, logged scores that say nothing.
 
-In: a case, or the scores of a log with their replies and status. Out: answers that deserve nothing, each to
-be tried against a reward (programs are for cases that ask for code, texts for all); findings that make
-scores useless: constant, independent of the reply, contradicting the status. Pure; the permutation tests
+Input: a case, or the scores of a log with their replies and status. Output: answers that deserve nothing,
+each to be tried against a reward (programs are for cases that ask for code, texts for all); findings that
+make scores useless: constant, independent of the reply, contradicting the status. Pure; the permutation tests
 have a fixed seed. To add an answer: a line in PROGRAMS or TEXTS, with the function's name as {name}.
 """
 

@@ -1,7 +1,7 @@
 """The process that grades answers for training: `python -m graftwork.grading.reward_worker`.
 
-In: a RewardSpec, then one JSON object per line: a metric, a case, a text, what is known of the answer. Out: a
-line for each: a grade, or why there is none. What reward functions print goes to standard error.
+Input: a RewardSpec, then one JSON object per line: a metric, a case, a text, what is known of the answer.
+Output: a line for each: a grade, or why there is none. What reward functions print goes to standard error.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Rewards: graded parts of an answer put together, graded in child processes with a time limit.
 
-In: the parts by name, their weights and gates; cases and texts. Out: one reward, from 0 to 1 unless a `trl:`
-part is beyond, and why a part has none. A gate that is not 1 makes the reward 0; parts that do not apply are
-left out. A function that hangs, crashes or returns nonsense costs its one answer: the child
+Input: the parts by name, their weights and gates; cases and texts. Output: one reward, from 0 to 1 unless a
+`trl:` part is beyond, and why a part has none. A gate that is not 1 makes the reward 0; parts that do not
+apply are left out. A function that hangs, crashes or returns nonsense costs its one answer: the child
 (`reward_worker`) is ended and another one started.
 """
 

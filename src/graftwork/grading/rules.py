@@ -1,6 +1,6 @@
 """Rules with parameters: exact, contains, regex, numeric, json_schema, fields of a JSON answer, format.
 
-In: a case, the text of an answer (or the field of it that the check names), the parameters. Out: 1.0 or
+Input: a case, the text of an answer (or the field of it that the check names), the parameters. Output: 1.0 or
 0.0. Where a rule names no value, the reference is the value; without either it does not apply. A field that
 the reference lacks is not graded; one that only the answer lacks is wrong.
 """
@@ -52,7 +52,7 @@ class Contains(Record):
 
 
 class Regex(Record):
-    """The pattern is found in the text. Python's syntax; `(?i)` and the like at its start."""
+    """The pattern is found in the text. Python's syntax; `(?i)` and similar at its start."""
 
     pattern: str
     whole: bool = False
@@ -193,7 +193,7 @@ class SetOf(Record):
 
 
 class AllFields(Record):
-    """Every named field agrees with the reference; every key of both where none is named."""
+    """Every named field agrees with the reference; every key of both if none is named."""
 
     fields: tuple[str, ...] | dict[str, str | dict[str, Any]] | None = None
     """Names, compared exactly; or a name and its rule: `{total: {metric: numeric, tolerance: 1}}`."""

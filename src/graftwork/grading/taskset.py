@@ -1,7 +1,7 @@
 """Task sets of verifiers v1: prompts and rewards by a worker in an environment of their own.
 
-In: the interpreter of that environment, the task set and its options. Out: tasks as cases, and rewards of
-answers. The worker gets texts and never a runtime, so nothing that an answer holds is run by verifiers.
+Input: the interpreter of that environment, the task set and its options. Output: tasks as cases, and rewards
+of answers. The worker gets texts and never a runtime, so nothing that an answer holds is run by verifiers.
 """
 
 import json

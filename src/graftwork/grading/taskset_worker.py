@@ -1,7 +1,8 @@
 """The process that reads and grades a task set of verifiers v1, in an environment that has the package.
 
-In: a JSON object with the task set, then one object per line: `{"load": N}`, or a task and an answer. Out:
-one line for each. Python runs this file by its path, so it imports the standard library and verifiers only.
+Input: a JSON object with the task set, then one object per line: `{"load": N}`, or a task and an answer.
+Output: one line for each. Python runs this file by its path, so it imports the standard library and verifiers
+only.
 """
 
 from __future__ import annotations  # an old Python can then state that it is too old

@@ -1,9 +1,9 @@
 """Metrics of tool calls: the right functions, with the right arguments, in the right order.
 
-In: a case whose reference holds calls, or whose prompt defines tools, and an answer. Out: a grade. Calling
-where the reference does not is as wrong as not calling where it does. Whether a call could be run at all
-(it parses, names a known tool and fits its schema) is seen without a reference, also by the endpoint and the
-audit; a schema that is not understood refuses nothing. Arguments are equal as JSON values; in SQL, white
+Input: a case whose reference holds calls, or whose prompt defines tools, and an answer. Output: a grade.
+Calling where the reference does not is as wrong as not calling where it does. Whether a call could be run at
+all (it parses, names a known tool and fits its schema) is seen without a reference, also by the endpoint and
+the audit; a schema that is not understood refuses nothing. Arguments are equal as JSON values; in SQL, white
 space and the case of keywords do not count.
 """
 

@@ -151,7 +151,7 @@ class Server:
                 log.info("%d connections did not end within %s s", len(self.connections), seconds)
 
     def add(self, connection: "Connection") -> bool:
-        """Register a new connection. False where it cannot be served: every other one has a request."""
+        """Register a new connection. False if it cannot be served: every other one has a request."""
         full = len(self.connections) >= self._max_connections
         oldest = next(iter(self.evictable), None) if full else None
         if oldest is not None:

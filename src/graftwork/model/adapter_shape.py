@@ -1,6 +1,6 @@
 """The shape of what is learned, and the PEFT config that says the same. Pure; needs no torch.
 
-In: settings, or an adapter_config.json. Out: which layers get an adapter, of which rank, acting how
+Input: settings, or an adapter_config.json. Output: which layers get an adapter, of which rank, acting how
 strongly. Patterns mean what they mean in PEFT: the end of a layer's path.
 """
 

@@ -1,8 +1,8 @@
 """Base models: one that ships with a package, a folder, or a name on the Hub; fetched, listed, removed.
 
-In: the `base` of graft.yaml. Out: a folder with safetensors, a tokenizer and a template, and the
-fingerprint of all its bytes. A folder is used as it is; a model of the Hub is fetched once (`model.hub`).
-A project keeps the commit that it began with; only `pull --update` moves it.
+Input: the `base` of graft.yaml. Output: a folder with safetensors, a tokenizer and a template, and the
+fingerprint of all its bytes. A folder is used as it is; a model of the Hub is fetched once (`model.hub`). A
+project keeps the commit that it began with; only `pull --update` moves it.
 """
 
 import functools
@@ -111,7 +111,7 @@ def find_base(
 
 
 def loadable_name(name: str) -> str:
-    """The base as an adapter's config names it: an id that PEFT can load, where there is one."""
+    """The base as an adapter's config names it: an id that PEFT can load, if there is one."""
     if name == EMBEDDED:
         return HUB_ID
     hub_name = None if Path(name).expanduser().is_dir() else parse_hub_name(name)

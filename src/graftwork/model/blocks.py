@@ -1,6 +1,6 @@
 """What graft's own passes read from a loaded decoder (layout, attention, activation, positions) and share.
 
-In: a transformers model of a family with a BlockLayout. Out: facts by block, and attention as CPUs do
+Input: a transformers model of a family with a BlockLayout. Output: facts by block, and attention as CPUs do
 it fastest. Knows no training step.
 """
 

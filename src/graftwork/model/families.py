@@ -1,7 +1,7 @@
 """Model families, each defined once as far as it differs from Llama: layers, norms, biases, recipe of a step.
 
-In: a config. Out: the family, the linear layers of a block and how many parameters there are, without reading
-weights. To add a family, write its `ModelFamily` into `FAMILIES`, and a test. Needs no torch.
+Input: a config. Output: the family, the linear layers of a block and how many parameters there are, without
+reading weights. To add a family, write its `ModelFamily` into `FAMILIES`, and a test. Needs no torch.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """Bases and LoRA adapters as GGUF files: written, cached, converted by llama.cpp; Modelfiles for Ollama.
 
-In: a transformers folder, or a PEFT folder and its base. Out: one file. Tensors are read, arranged, converted
-and written one at a time. Only merging needs torch. What cannot be written exactly is refused.
+Input: a transformers folder, or a PEFT folder and its base. Output: one file. Tensors are read, arranged,
+converted and written one at a time. Only merging needs torch. What cannot be written exactly is refused.
 
 Converted files are named by the content that they are made of. The cache is shared by all projects of a user,
 next to converted base models. A file appears whole or not at all. A new one removes those that were not used
@@ -39,8 +39,8 @@ from graftwork.records.interaction import Message
 from graftwork.records.release import GgufPrecision
 
 # Which models the GGUF writer knows, and how llama.cpp names and lays out their tensors. In: the config.json
-# of a base. Out: the architecture, its metadata, names of tensors and the order of their rows. A family that
-# is not listed is refused: a file with rows in the wrong order loads and answers nonsense.
+# of a base. Output: the architecture, its metadata, names of tensors and the order of their rows. A family
+# that is not listed is refused: a file with rows in the wrong order loads and answers nonsense.
 Array = NDArray[Any]
 
 
@@ -160,10 +160,9 @@ def _rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-# The tokenizer of a base as metadata of a GGUF file.
-# In: the tokenizer.json, tokenizer_config.json and template of a folder. Out: keys and values, and whether
-# llama.cpp will split text exactly as the tokenizer does. Our own engine sends tokens, so only other programs
-# depend on that.
+# The tokenizer of a base as metadata of a GGUF file. Input: the tokenizer.json, tokenizer_config.json and
+# template of a folder. Output: keys and values, and whether llama.cpp will split text exactly as the
+# tokenizer does. Our own engine sends tokens, so only other programs depend on that.
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 """Types of a token, as llama.cpp numbers them."""
 

@@ -1,8 +1,8 @@
 """Base models by their name on the Hugging Face Hub, at a pinned commit.
 
-In: a name such as `Qwen/Qwen3-0.6B` or `Qwen/Qwen3-0.6B@REVISION`. Out: a folder with links to the files in
-the client's cache, each checked against the hash that the Hub states. Without weights only the config and
-the tokenizer are fetched; the hashes of the weights are known all the same. Takes safetensors only and
+Input: a name such as `Qwen/Qwen3-0.6B` or `Qwen/Qwen3-0.6B@REVISION`. Output: a folder with links to the
+files in the client's cache, each checked against the hash that the Hub states. Without weights only the
+config and the tokenizer are fetched; the hashes of the weights are known anyway. Takes safetensors only and
 never runs code of a repository. HF_ENDPOINT names a mirror, HF_TOKEN or the client's login the account.
 """
 

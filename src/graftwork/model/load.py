@@ -1,6 +1,6 @@
 """A base model in memory, frozen, from safetensors only.
 
-In: a folder. Out: a transformers model in evaluation mode. Runs nothing that came with weights.
+Input: a folder. Output: a transformers model in evaluation mode. Runs nothing that came with weights.
 """
 
 import hashlib

@@ -1,10 +1,10 @@
 """Weights in four bits (NF4 of the QLoRA paper), with their block scales in eight: our own, in plain torch.
 
-In: a frozen weight. Out: its codes, and the weight again, dequantized for one use and then forgotten. Layout,
-which kernels build on: `codes` uint8 [out, in / 2], two columns a byte, the even one in the high nibble;
-blocks of 64 columns of a row share a scale, the largest magnitude in the block. The scales are quantized too:
-over all scales of the weight, row by row, in chunks of 256, scale = offset + chunk_scales[chunk] ·
-scale_codes, with one offset a weight. Knows no adapters.
+Input: a frozen weight. Output: its codes, and the weight again, dequantized for one use and then forgotten.
+Layout, which kernels build on: `codes` uint8 [out, in / 2], two columns a byte, the even one in the high
+nibble; blocks of 64 columns of a row share a scale, the largest magnitude in the block. The scales are
+quantized too: over all scales of the weight, row by row, in chunks of 256, scale = offset +
+chunk_scales[chunk] · scale_codes, with one offset a weight. Knows no adapters.
 """
 
 from functools import lru_cache

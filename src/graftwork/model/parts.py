@@ -1,9 +1,9 @@
 """The parts of any causal decoder of transformers: the decoder, its blocks, its head, their linear layers.
 
-In: a model. Out: its parts, found by what they are and not by what one family calls them; and a reader
-that gives the model's logits for chosen hidden states only. Some families change the logits after
-their head (a cap, a scale). Those that are known are followed; whether a model does what we think is
-tried once; and what does something else is read by its own forward, whole. Knows no adapters.
+Input: a model. Output: its parts, found by what they are and not by what one family calls them; and a reader
+that gives the model's logits for chosen hidden states only. Some families change the logits after their head
+(a cap, a scale). Those that are known are followed; whether a model does what we think is tried once; and
+what does something else is read by its own forward, whole. Knows no adapters.
 """
 
 from collections.abc import Callable, Iterator

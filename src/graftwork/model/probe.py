@@ -36,7 +36,7 @@ def describe_device(*, threads: int | None = None) -> DeviceFacts:
 
 
 def probe_device(*, threads: int | None = None) -> DeviceFacts:
-    """The GPU where there is one, else the CPU, with a measured matrix rate.
+    """The GPU if there is one, else the CPU, with a measured matrix rate.
 
     Without it where torch is not installed. `CUDA_VISIBLE_DEVICES=` hides a GPU from everybody.
     """
@@ -175,7 +175,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def name_device() -> DeviceName:
-    """The first GPU where there is one that may be used, else the CPU."""
+    """The first GPU if there is one that may be used, else the CPU."""
     gpu = None if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") else _name_and_driver()
     if gpu is None:
         return DeviceName(kind="cpu", name=describe_device().name, torch=torch_version())
@@ -229,7 +229,7 @@ LAUNCHES = 2000
 
 
 def measure_products(shape: ModelShape, *, device: str, eight: bool) -> Iterator[ProductRate]:
-    """Each product of a block, in 16 bits on a GPU and 32 on a CPU; in 8 bits where asked for."""
+    """Each product of a block, in 16 bits on a GPU and 32 on a CPU; in 8 bits if asked for."""
     import torch
 
     on_gpu = device == "cuda"

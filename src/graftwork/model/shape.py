@@ -83,8 +83,8 @@ def count_tensors(
     return linears, sum(map(math.prod, top.values())), total
 
 
-# What the layers of a decoder remember of a text while it is written, by the decoder's config. Pure.
-# In: a config with the names of today. Out: positions of each layer. Needs neither torch nor transformers; as
+# What the layers of a decoder remember of a text while it is written, by the decoder's config. Pure. Input: a
+# config with the names of today. Output: positions of each layer. Needs neither torch nor transformers; as
 # their cache decides it (`cache_utils.DynamicCache`).
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 EMPTY = ("moe", "mlp")

@@ -1,13 +1,13 @@
 """How many threads compute, and how they wait for each other on a machine that others use too.
 
-In: a number of threads, or None for all cores that this process may use. Out: torch set to it, and a guard
-that watches for contention. Threads of a parallel region wait for each other by spinning. On an idle machine
-that is the fastest way. Next to a busy process it is the slowest one: the scheduler puts two of our threads
-on one core, and each spins through its time slice while the other has the work (measured on two cores: 6
-times slower next to one niced process). libgomp fixes the length of spinning at its start, but spins shortly
-as soon as it has more threads than there are cores (its manual: GOMP_SPINCOUNT). The guard makes use of
-that: while our threads wait for a core, it keeps a second, sleeping pool of threads. Results do not change:
-the number of threads that compute is the same.
+Input: a number of threads, or None for all cores that this process may use. Output: torch set to it, and a
+guard that watches for contention. Threads of a parallel region wait for each other by spinning. On an idle
+machine that is the fastest way. Next to a busy process it is the slowest one: the scheduler puts two of our
+threads on one core, and each spins through its time slice while the other has the work (measured on two
+cores: 6 times slower next to one niced process). libgomp fixes the length of spinning at its start, but spins
+shortly as soon as it has more threads than there are cores (its manual: GOMP_SPINCOUNT). The guard makes use
+of that: while our threads wait for a core, it keeps a second, sleeping pool of threads. Results do not
+change: the number of threads that compute is the same.
 """
 
 import os

@@ -1,9 +1,9 @@
 """Everything that can be found out before the first training step, in seconds and without loading weights.
 
-In: an open project with a prepared dataset and a plan. Out: problems, how long each stage will take, and
-what disk and port look like; for `graft reward check`, what the gold answer, an empty one and a catalog of
-hacks got by the rewards: the gold answer must be rewarded and no hack may be. `graft run` does this by itself
-before it trains; `graft run --dry-run` does nothing else.
+Input: an open project with a prepared dataset and a plan. Output: problems, how long each stage will take,
+and what disk and port look like; for `graft reward check`, what the gold answer, an empty one and a catalog
+of hacks got by the rewards: the gold answer must be rewarded and no hack may be. `graft run` does this by
+itself before it trains; `graft run --dry-run` does nothing else.
 """
 
 import os
@@ -86,7 +86,7 @@ class RewardCheck(Record):
     usual_seconds: float = 0.0
     """The median: some hacks take all the time that they get."""
     needs_gold: bool = True
-    """False where an environment rewards: a reference of one reply need not solve an episode."""
+    """False if an environment rewards: a reference of one reply need not solve an episode."""
 
     references: int = 0
     """Prompts with a reference, graded or not."""

@@ -1,8 +1,8 @@
 """The whole run in time: which steps have to be done, how long each should take, and how long it took.
 
-In: an open project and the steps of its pipeline. Out: a RunPlan; for each step that was done a StageTime in
-the ledger, which `graft status --json` shows part by part. Nothing is done, trained or
-loaded. What comes after a step that is out of date has to be done too.
+Input: an open project and the steps of its pipeline. Output: a RunPlan; for each step that was done a
+StageTime in the ledger, which `graft status --json` shows part by part. Nothing is done, trained or loaded.
+What comes after a step that is out of date has to be done too.
 """
 
 import uuid
@@ -133,7 +133,7 @@ def known_device(work: OpenProject) -> DeviceFacts:
 
 
 def gather_facts(work: OpenProject, outputs: StepOutputs, *, size: LogSize) -> StageFacts:
-    """From the prepared dataset where there is one, else from the size of the logs."""
+    """From the prepared dataset if there is one, else from the size of the logs."""
     settings, plan = work.settings.evaluate, outputs.outputs.get("plan")
     device = plan.device if isinstance(plan, Plan) else known_device(work)
     shape = read_shape(Path(work.base.folder))
@@ -331,7 +331,7 @@ def time_spent(stage: str, output: Record, seconds: float) -> float:
 
 
 def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, device: DeviceFacts) -> Figure:
-    """Seconds of training from the size of the logs, where nothing is prepared yet: rough."""
+    """Seconds of training from the size of the logs, if nothing is prepared yet: rough."""
     settings, data = work.settings.train, work.settings.data
     length = max(round(size.tokens_per_row), 2)
     length = min(length, data.max_tokens or length)

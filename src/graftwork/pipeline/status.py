@@ -1,6 +1,6 @@
 """Which steps are up to date, which are not and since which change, and what doing them takes.
 
-In: an open project. Out: the state of each step in the order of the pipeline. Reads the logs to hash
+Input: an open project. Output: the state of each step in the order of the pipeline. Reads the logs to hash
 them, and does nothing else: asking never starts a step.
 """
 
@@ -155,12 +155,12 @@ def _explain(state: StepState) -> str:
 
 
 ENDPOINT_SECONDS = 10.0
-"""An endpoint on a busy machine answers late; where none listens, that is known at once."""
+"""An endpoint on a busy machine answers late; if none listens, that is known at once."""
 _MOST_BYTES = 1 << 20
 
 
 class NextRun(Record):
-    """What `graft run` would do now, in order, and how long that takes where it is known."""
+    """What `graft run` would do now, in order, and how long that takes if it is known."""
 
     command: str = "graft run"
     steps: tuple[str, ...]

@@ -1,7 +1,7 @@
 """The table of steps, from logs to a served adapter, and `run_pipeline`, which brings them up to date.
 
-In: an open project and how far to go. Out: the outputs of the steps. A step whose inputs have not changed
-is not done again. What a step does is in `steps/`.
+Input: an open project and how far to go. Output: the outputs of the steps. A step whose inputs have not
+changed is not done again. What a step does is in `steps/`.
 """
 
 import time

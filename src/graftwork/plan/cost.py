@@ -1,8 +1,8 @@
 """The run on each machine, by asking the fit; what it costs at one offer, and when it is done.
 
-In: a question and a GPU, an offer as it is billed, the terms. Out: a GpuRun: whether it fits, hours, steps,
-the strategy; dollars by what they are for, hours of machine and clock; and the records of a comparison of
-places. One number at a time: callers compute ranges by asking three times. Hours that the user measured on
+Input: a question and a GPU, an offer as it is billed, the terms. Output: a GpuRun: whether it fits, hours,
+steps, the strategy; dollars by what they are for, hours of machine and clock; and the records of a comparison
+of places. One number at a time: callers compute ranges by asking three times. Hours that the user measured on
 one GPU replace our own level: other GPUs keep their ratio to it. Where `graft train` has no strategy that
 fits, transformers and PEFT are tried. Does not rank.
 """

@@ -1,8 +1,9 @@
 """The plan of a run: every figure with a range, before anything is loaded; and how far it was off. Pure.
 
-In: the shape of the base, the work, the machine, what earlier runs took; a plan and what came of it. Out: a
-Plan; residuals by figure and by part, drifts that name their cause, the bias of each kind of figure, and the
-factor by which the next plan corrects its memory. Does not know how training is done, only what it costs.
+Input: the shape of the base, the work, the machine, what earlier runs took; a plan and what came of it.
+Output: a Plan; residuals by figure and by part, drifts that name their cause, the bias of each kind of
+figure, and the factor by which the next plan corrects its memory. Does not know how training is done, only
+what it costs.
 """
 
 import math

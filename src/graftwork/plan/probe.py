@@ -1,7 +1,7 @@
 """Half a minute on the real device: started in a process of its own, kept, and found again.
 
-In: a shape and a place to try the disk. Out: ProbeFacts, in the project's state folder and in the user's
-cache, by device, driver and version of torch. A probe of another device is never given out.
+Input: a shape and a place to try the disk. Output: ProbeFacts, in the project's state folder and in the
+user's cache, by device, driver and version of torch. A probe of another device is never given out.
 """
 
 import json

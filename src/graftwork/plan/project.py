@@ -1,8 +1,8 @@
 """How a run is taken on this machine's GPU or CPU, before anything is loaded.
 
-In: a project's settings and base, the device, the work. Out: what the GPU reaches, how its memory is spent,
-how the plain step goes through the rows of a step so that it fits (how many at a time, with which blocks
-computed again); or a no that says what would help. Loads no weights.
+Input: a project's settings and base, the device, the work. Output: what the GPU reaches, how its memory is
+spent, how the plain step goes through the rows of a step so that it fits (how many at a time, with which
+blocks computed again); or a no that says what would help. Loads no weights.
 """
 
 import json

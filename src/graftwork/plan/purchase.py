@@ -1,6 +1,6 @@
 """Keep, buy or rent: what each machine can do, what each choice costs over the years, and the best of them.
 
-In: the GPUs at hand, the options, what is trained how and how often. Out: a Purchase with an answer in
+Input: the GPUs at hand, the options, what is trained how and how often. Output: a Purchase with an answer in
 one sentence. A purchase costs its price less its resale value, spread over all runs, plus power; waiting
 counts at what the user says an hour is worth. Reads the catalog and asks the fit.
 """

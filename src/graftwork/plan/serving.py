@@ -1,8 +1,8 @@
 """Answers `graft plan serve`: a row for each width of weights, one chosen, limits and advice. Pure.
 
-In: a model, a machine, the load. Out: a ServeAnswer: bytes of the fullest place (a GPU, or the machine) with
-every user's context full; seconds by a roofline with the shares that engines reach, all users asking again at
-once. Advice is the same question asked with one thing changed.
+Input: a model, a machine, the load. Output: a ServeAnswer: bytes of the fullest place (a GPU, or the machine)
+with every user's context full; seconds by a roofline with the shares that engines reach, all users asking
+again at once. Advice is the same question asked with one thing changed.
 """
 
 import math
@@ -149,7 +149,7 @@ def held_bytes(question: ServeQuestion, form: Form, *, case: int) -> dict[str, f
 
 
 def adapter_bytes(question: ServeQuestion, engine: EngineTraits) -> float:
-    """One adapter, in the type of the cache: 16 bits, or float32 where nothing is rounded."""
+    """One adapter, in the type of the cache: 16 bits, or float32 if nothing is rounded."""
     shape = question.shape
     layers = min(question.adapter_layers or shape.layers, shape.layers)
     count = adapter_parameters(shape, rank=question.rank, targets=question.targets, layers=layers)
@@ -359,7 +359,7 @@ def advise(
 
 
 def _other_forms(row: FormRow, *, rows: tuple[FormRow, ...]) -> Iterator[str]:
-    """The most bits that do it; where none do, the fastest that fits."""
+    """The most bits that do it; if none do, the fastest that fits."""
     fitting = [candidate for candidate in rows if candidate.fits and candidate.form != row.form]
     # In time, or without a limit.
     of_use = ("yes", "likely") if row.fits else ("yes", "likely", None)

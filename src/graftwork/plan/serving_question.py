@@ -1,6 +1,6 @@
 """A question about serving, the records of its answer, and what engines reach of a machine's figures. Pure.
 
-In: facts: the shape of a model, the figures of a machine, the load; it does not know where they were read.
+Input: facts: the shape of a model, the figures of a machine, the load; it does not know where they were read.
 Every figure of an answer has a range. Constants have sources: [M] measured, on the machine named; [D] derived
 from such measurements or guessed from them. A share is of the maker's figure (memory bandwidth, dense
 products). `best` is never over 1: nothing here answers faster than the machine's roofline.

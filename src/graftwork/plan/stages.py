@@ -1,7 +1,7 @@
 """How long each stage of a run takes, besides training, which has a plan of its own. Pure.
 
-In: the size of the logs, the prompts and answers of those who are evaluated, the machine, how far earlier
-estimates of the same stage were off. Out: seconds of each stage, by what they are spent on: answering is
+Input: the size of the logs, the prompts and answers of those who are evaluated, the machine, how far earlier
+estimates of the same stage were off. Output: seconds of each stage, by what they are spent on: answering is
 reading prompts, writing answers and recording passes on a GPU, in batches and one at a time. Constants were
 measured on two cores and on an H200; ranges are wide until the stage has run here a few times.
 """

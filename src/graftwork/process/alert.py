@@ -1,9 +1,8 @@
 """Send alerts: always to the log, and to a command and a webhook if they are configured.
 
-In: alerts. Out: a line in `alerts.jsonl`, the alert as JSON on the command's input and as the body of
-a POST. Deliveries run in a thread, one after the other: watching a run must not wait for a
-server that does not answer. Failed deliveries are reported without secrets: the
-address of a webhook is one.
+Input: alerts. Output: a line in `alerts.jsonl`, the alert as JSON on the command's input and as the body of a
+POST. Deliveries run in a thread, one after the other: watching a run must not wait for a server that does not
+answer. Failed deliveries are reported without secrets: the address of a webhook is one.
 """
 
 import os

@@ -1,7 +1,7 @@
 """One asker of many prompts: some at a time, each once, within a budget, its reply kept by what was asked.
 
-In: a key of all that decides the reply, and a function that sends the question. Out: the reply, from the
-journal where the same was asked before. Each request is journaled before it is sent and after it is
+Input: a key of all that decides the reply, and a function that sends the question. Output: the reply, from
+the journal where the same was asked before. Each request is journaled before it is sent and after it is
 answered, so that a kill loses no reply and the budget counts what was lost. After five requests in a row
 without a reply nothing more is asked. Does not know who answers; retries are the sender's.
 """

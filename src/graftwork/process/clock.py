@@ -1,10 +1,11 @@
 """Durations that the machine's clock cannot spoil, also between processes, and how long a run was waited for.
 
-In: a moment that another process wrote down. Out: the seconds since then. The clock that people read may be
-set, by hand or by a time server, and then jumps by an hour. The steady one counts from the machine's start
-and is the same for all its processes. It means nothing on another machine or after a restart, so a moment
-names the start that it belongs to; where that is another one, the clock that people read is all there is.
-What the process that watched an attempt measured is summed in a file of the run's folder and moves with it.
+Input: a moment that another process wrote down. Output: the seconds since then. The clock that people read
+may be set, by hand or by a time server, and then jumps by an hour. The steady one counts from the machine's
+start and is the same for all its processes. It means nothing on another machine or after a restart, so a
+moment names the start that it belongs to; where that is another one, the clock that people read is all there
+is. What the process that watched an attempt measured is summed in a file of the run's folder and moves with
+it.
 """
 
 import time

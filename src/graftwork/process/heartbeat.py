@@ -259,7 +259,7 @@ def remove_beat(folder: Path) -> None:
 
 
 def read_beat(folder: Path) -> Beat | None:
-    """The last beat; None where there is none, or one that this version cannot read."""
+    """The last beat; None if there is none, or one that this version cannot read."""
     return read_record(Beat, folder / HEARTBEAT_FILE)
 
 
@@ -427,7 +427,7 @@ def format_seconds(value: float) -> str:
 
 
 def process_state(pid: int) -> str:
-    """The letter that Linux gives (R, S, D, T, Z); empty where the system does not report it."""
+    """The letter that Linux gives (R, S, D, T, Z); empty if the system does not report it."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

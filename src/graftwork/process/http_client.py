@@ -1,10 +1,10 @@
 """An HTTP client that goes where it was sent and nowhere else, for this long and this many bytes and no more.
 
-In: a request, and its limits. Out: the answer whatever its status, or `NoAnswer`. What is meant for one host
-(a key, a prompt, an alert) is not carried to another because a server says so: a redirect is an answer as any
-other. The time is that of the whole request, however the server spreads its bytes over it; the bytes are
-those of head and body together. Nothing is unpacked: we ask for no compression, so no answer grows while it
-is read. Whatever bytes a server sends, the only error is `NoAnswer`.
+Input: a request, and its limits. Output: the answer whatever its status, or `NoAnswer`. What is meant for one
+host (a key, a prompt, an alert) is not carried to another because a server says so: a redirect is an answer
+as any other. The time is that of the whole request, however the server spreads its bytes over it; the bytes
+are those of head and body together. Nothing is unpacked: we ask for no compression, so no answer grows while
+it is read. Whatever bytes a server sends, the only error is `NoAnswer`.
 """
 
 import http.client

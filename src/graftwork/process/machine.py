@@ -1,10 +1,10 @@
 """What this machine has and how much of it is in use: memory, also of this process and container, and GPUs.
 
-Out: figures in GiB and one DeviceVitals for each GPU that this process may use; None if the system does not
-report them. Reads /proc and the control groups of both versions; elsewhere only the high-water mark is known.
-GPUs are asked through NVML where its Python package is installed, else with the command `nvidia-smi`: never
-raises and never waits long, since a worker must not suffer from being monitored. Says too whether an error or
-a kill means that memory ran out.
+Output: figures in GiB and one DeviceVitals for each GPU that this process may use; None if the system does
+not report them. Reads /proc and the control groups of both versions; elsewhere only the high-water mark is
+known. GPUs are asked through NVML where its Python package is installed, else with the command `nvidia-smi`:
+never raises and never waits long, since a worker must not suffer from being monitored. Says too whether an
+error or a kill means that memory ran out.
 """
 
 import csv
@@ -102,7 +102,7 @@ def swapped_pages() -> int | None:
 
 
 def kernel_kills() -> int:
-    """How often the kernel has killed for want of memory, here and in this container."""
+    """How often the kernel has killed for lack of memory, here and in this container."""
     host = parse_counts(read_or_empty(PROC / "vmstat")).get("oom_kill", 0)
     group = _own_group()
     inside = parse_counts(read_or_empty(group / "memory.events")).get("oom_kill", 0) if group else 0

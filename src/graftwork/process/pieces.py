@@ -1,7 +1,7 @@
 """The same work on many pieces, on all cores of this machine or on a cluster, in the order of the pieces.
 
-In: pieces, and a function of the module level that works on one. A few pieces are worked on right here: small
-work does not wait for processes to start. A Ctrl-C reaches this process alone; the others end with it.
+Input: pieces, and a function of the module level that works on one. A few pieces are worked on right here:
+small work does not wait for processes to start. A Ctrl-C reaches this process alone; the others end with it.
 
 A cluster gets the name of a function, what all pieces have in common, and pieces as bytes; it leaves files in
 a folder that all nodes share, named by their content: a piece that is done twice gives the same files. Every

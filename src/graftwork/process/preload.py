@@ -1,9 +1,9 @@
 """Worker processes that start with torch and transformers imported.
 
-In: a module of graftwork with its arguments, environment and log. Out: a process that runs it as `python -m`
-would, forked from a process that has done the imports, which take longer than many a job. That process opens
-no GPU, runs no thread and no job, so that each worker starts from the same state and may be killed like any
-other. Where it cannot be used, nothing is started here. GRAFT_PRELOAD=0 switches it off.
+Input: a module of graftwork with its arguments, environment and log. Output: a process that runs it as
+`python -m` would, forked from a process that has done the imports, which take longer than many a job. That
+process opens no GPU, runs no thread and no job, so that each worker starts from the same state and may be
+killed like any other. Where it cannot be used, nothing is started here. GRAFT_PRELOAD=0 switches it off.
 
 `python -m graftwork.process.preload DESCRIPTOR MODULES` is the process with the imports.
 """

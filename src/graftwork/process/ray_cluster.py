@@ -1,10 +1,10 @@
 """Ray as an engine: pieces as tasks of a cluster that is there already, or one command on some of its nodes.
 
-In: pieces as bytes, or a command with its place holders `{rank}` and `{host}`. Out: one event for each piece,
-or the exit code of each machine. Only a child process imports Ray, `python -m graftwork.process.ray_cluster`,
-since Ray ends its driver when the head dies: the command continues. The child checks every node before its
-first piece. A node that dies costs its piece, which Ray starts again on another one; of a command it ends the
-other machines. Authentication by token is on.
+Input: pieces as bytes, or a command with its place holders `{rank}` and `{host}`. Output: one event for each
+piece, or the exit code of each machine. Only a child process imports Ray, `python -m
+graftwork.process.ray_cluster`, since Ray ends its driver when the head dies: the command continues. The child
+checks every node before its first piece. A node that dies costs its piece, which Ray starts again on another
+one; of a command it ends the other machines. Authentication by token is on.
 """
 
 import json

@@ -1,7 +1,7 @@
 """How a child process begins and ends: `python -m some.worker JOB_FILE`.
 
-In: the job as a file. Out: an exit code of the design and, for an expected failure, `error.json`
-in the job's folder, so that the parent can say what happened without parsing a traceback.
+Input: the job as a file. Output: an exit code of the design and, for an expected failure, `error.json` in the
+job's folder, so that the parent can say what happened without parsing a traceback.
 """
 
 import _thread

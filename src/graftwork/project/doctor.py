@@ -1,7 +1,7 @@
 """`graft doctor`: what the machine, the accounts and the project have of what the work needs.
 
-In: a project, or none. Out: checks, each with what it found and how to fix it. Shows no secret, and changes
-nothing but a file that it removes.
+Input: a project, or none. Output: checks, each with what it found and how to fix it. Shows no secret, and
+changes nothing but a file that it removes.
 """
 
 import csv

@@ -1,6 +1,6 @@
 """The folder of a project: where graft.yaml is found, and what lies below it.
 
-In: a path, or the current folder. Out: a `ProjectFolder` with its settings and paths.
+Input: a path, or the current folder. Output: a `ProjectFolder` with its settings and paths.
 """
 
 import os

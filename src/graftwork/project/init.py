@@ -1,7 +1,7 @@
 """The graft.yaml that a new project starts from: what was found in its log, each setting with its reason.
 
-In: a Proposal, or nothing where there is no log yet; the own fields of a log, each with what it is taken for.
-Out: YAML with comments. Pure.
+Input: a Proposal, or nothing where there is no log yet; the own fields of a log, each with what it is taken
+for. Output: YAML with comments. Pure.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Read graft.yaml strictly: every mistake is reported with its line, its rule and a fix.
 
-In: a path. Out: ProjectSettings. Unknown keys are refused with the nearest known one suggested;
+Input: a path. Output: ProjectSettings. Unknown keys are refused with the nearest known one suggested;
 duplicate keys are refused, since YAML would silently keep the last.
 """
 

@@ -1,8 +1,8 @@
 """What a log is about, and the settings that fit it.
 
-In: logged interactions, what the machine is. Out: a Proposal: the kind of task, checks and metrics that can
-grade it, rules that a model which learned nothing cannot keep, a test split of a useful size, settings for
-training. Every part carries its reason. Pure; `starter` writes it as YAML.
+Input: logged interactions, what the machine is. Output: a Proposal: the kind of task, checks and metrics that
+can grade it, rules that a model which learned nothing cannot keep, a test split of a useful size, settings
+for training. Every part carries its reason. Pure; `starter` writes it as YAML.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Supervise a worker at a place to its end: report its heartbeat, restart it after a crash, stop it in order.
 
-In: a task, a place and how often the worker may be restarted. Out: the number of restarts, or the error that
-the worker left. A worker that was killed is started again and continues from its last checkpoint; an expected
-error is passed on; one that ran out of memory gets another job where the caller knows a smaller one.
+Input: a task, a place and how often the worker may be restarted. Output: the number of restarts, or the error
+that the worker left. A worker that was killed is started again and continues from its last checkpoint; an
+expected error is passed on; one that ran out of memory gets another job where the caller knows a smaller one.
 """
 
 import json

@@ -1,6 +1,6 @@
 """What every record shares: frozen, typed, strict about unknown keys, hashable by content; and units.
 
-In: values. Out: immutable records that the stages pass to each other. Knows nothing of files,
+Input: values. Output: immutable records that the stages pass to each other. Knows nothing of files,
 databases, models or clocks.
 """
 

@@ -62,7 +62,7 @@ class JobStatus(Record):
     process_state: str = ""
     """The letter that Linux gives the process (R, S, D, T, Z); empty if the place does not know."""
     memory_kills: int = 0
-    """How often the kernel there has killed for want of memory since the job was submitted."""
+    """How often the kernel there has killed for lack of memory since the job was submitted."""
 
 
 class Moment(Record):

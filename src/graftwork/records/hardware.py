@@ -25,7 +25,7 @@ class Gpu(Record):
     pcie_gb_s: float
     """One way, as the GPU's own connector gives it."""
     nvlink_gb_s: float | None = None
-    """One way, between two GPUs, where they can be bridged."""
+    """One way, between two GPUs, if they can be bridged."""
     watts: float
     launch_usd: float | None = None
     source: str = ""

@@ -160,7 +160,7 @@ class Capture(Record):
     correction: str | None = None
     """The reply that a person wrote in its place, the last one. Filled in when captures are exported."""
     corrected_by: str | None = None
-    """Who wrote it, and when; stated only where it is known."""
+    """Who wrote it, and when; stated only if it is known."""
     corrected_at: str | None = None
     trace: str | None = None
     """The trace that another program sent: `release` is the model that it asked, `model` its agent."""

@@ -69,7 +69,7 @@ class EvalJob(Record):
     top_p: float = 1.0
     seed: int = 0
     repeats: int = 1
-    """Answers to each case. Greedy answers are all the same: then one is asked for."""
+    """Answers to each case. Greedy answers are anyway: then one is asked for."""
     perplexity: bool = False
     """Whether the reply that the log holds is weighed too."""
     device: str = "cpu"
@@ -241,7 +241,7 @@ class Power(Record):
     needed: int
     """How many cases show that gain in four evaluations of five."""
     loss_rate: float
-    """The share of the cases that was taken to get worse all the same."""
+    """The share of the cases that was taken to get worse anyway."""
     sentence: str
 
 
@@ -400,13 +400,13 @@ class RuleResult(Record):
     """Cases, pairs or measurements that the figure rests on."""
     p_value: float | None = None
     adjusted_p: float | None = None
-    """p after Holm's correction, where several adapters were judged in one go."""
+    """p after Holm's correction, where several adapters were judged at once."""
     test: str = ""
     """How p or the interval was found, as the report names it."""
     vacuous: str = ""
     """Why the rule cannot be decided: no case is of the kind that it is about. It is then never a pass."""
     must: bool = True
-    """False where another rule replaces this one: a cost win for the primary metric, or the reverse."""
+    """False if another rule replaces this one: a cost win for the primary metric, or the reverse."""
 
 
 class Verdict(Record):

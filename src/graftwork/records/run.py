@@ -102,8 +102,8 @@ class AnswerExtremes(Record):
 class TrainingEvaluation(Record):
     """The model looked at during training. `value` is the mean over `cases` cases.
 
-    `compared` is False where time allowed fewer cases than in earlier evaluations; `better` says that
-    none before it was as good.
+    `compared` is False if time allowed fewer cases than in earlier evaluations; `better` says that none
+    before it was as good.
     """
 
     step: int

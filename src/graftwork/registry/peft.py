@@ -1,7 +1,7 @@
 """PEFT adapters and full weights: check their files, and import a PEFT folder from anywhere.
 
-In: the folder that training left. Out: its files with their hashes, or an error. Nothing is unpickled: the
-weights must be safetensors by their content, not only by their name.
+Input: the folder that training left. Output: its files with their hashes, or an error. Nothing is unpickled:
+the weights must be safetensors by their content, not only by their name.
 """
 
 import hashlib

@@ -65,8 +65,8 @@ def promote_release(
 ) -> tuple[Release, str, AliasMove | None]:
     """Point an alias of the release's own model at it. `who` is logged; the user of this process if empty.
 
-    Returns the release, the full alias and the move: None where the alias pointed there already.
-    With `instead_of`, Busy is raised if the alias points at another release than that one by now.
+    Returns the release, the full alias and the move: None if the alias pointed there already. With
+    `instead_of`, Busy is raised if the alias points at another release than that one by now.
     """
     store = open_store(work)
     with store.shared_lock():

@@ -1,7 +1,7 @@
 """A winning prompt is a result too: evaluated against the base, gated by the same rules, released and served.
 
-In: an open project. Out: a release with `prompt.json`, report and verdict but without weights, and its alias
-moved; or an error that says which rule did not hold. Nothing is trained.
+Input: an open project. Output: a release with `prompt.json`, report and verdict but without weights, and its
+alias moved; or an error that says which rule did not hold. Nothing is trained.
 """
 
 import json

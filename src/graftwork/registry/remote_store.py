@@ -1,8 +1,8 @@
 """A store of releases at an fsspec URL: s3://bucket/folder, file:///mnt/releases, memory://name.
 
-In: blobs, and manifests that name them. Out: the same, checked by their hashes. A blob is never changed: its
-name is its content. A manifest is written after all that it names, so what has one is whole. Does not know
-which release is live, nor what is in the store on this machine.
+Input: blobs, and manifests that name them. Output: the same, checked by their hashes. A blob is never
+changed: its name is its content. A manifest is written after all that it names, so what has one is whole.
+Does not know which release is live, nor what is in the store on this machine.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """A release over SSH to the machine that serves.
 
-In: a store, a release, `[user@]host:/folder`, an alias or none. Out: `<folder>/<id>/` there, its hashes
+Input: a store, a release, `[user@]host:/folder`, an alias or none. Output: `<folder>/<id>/` there, its hashes
 checked by that machine, and only then `<folder>/.aliases/<alias>` with the id in it. Needs ssh here, and a
 POSIX shell, tar, sha256sum and a mv with -T (GNU, busybox) there; Graftwork need not be installed there.
 Killed at any moment, the release is there whole or not at all, and the alias is the old or the new one.

@@ -1,8 +1,8 @@
 """The way of a checked call to its answer, from top to bottom: route, ask, reply, capture.
 
-In: a call of a client, whatever API it speaks. Out: an answer, whole or streamed. Counts and captures it once
-it has ended. `routing.py` chooses who answers; escalation, chains and shadow traffic are in modules of their
-own. Knows nothing of paths, keys or bodies: `gateway.py` is in front of it.
+Input: a call of a client, whatever API it speaks. Output: an answer, whole or streamed. Counts and captures
+it once it has ended. `routing.py` chooses who answers; escalation, chains and shadow traffic are in modules
+of their own. Knows nothing of paths, keys or bodies: `gateway.py` is in front of it.
 """
 
 import asyncio

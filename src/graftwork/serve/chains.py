@@ -1,6 +1,6 @@
 """Runs a request through a declared chain: prompts from templates, conditions, budgets, fallbacks.
 
-In: the chains, a request, and a function that asks one model. Out: the answered steps in their order.
+Input: the chains, a request, and a function that asks one model. Output: the answered steps in their order.
 `AnswerService` asks the models, sends the last answer and captures each step.
 """
 
@@ -166,7 +166,7 @@ class ChainRun:
         ) from error
 
     def _limit(self, call: ChatCall, mark: ChainMark, budget: _Budget) -> ChatCall:
-        """The call with what is left of tokens and time. Raises where nothing is."""
+        """The call with what is left of tokens and time. Raises if nothing is."""
         if time.monotonic() >= budget.ends_at():
             raise _too_slow(mark, budget)
         prompt = estimate_tokens(sum(len(message["content"]) for message in call.messages))

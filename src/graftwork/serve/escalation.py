@@ -1,7 +1,7 @@
 """Small first, large when needed: checks of an answer or its beginning, and how many requests may escalate.
 
-In: the settings, a function that grades an answer, and a clock. Out: the answer of the small model, or that
-of the large one where a check fails and the budget allows it. `AnswerService` asks the models.
+Input: the settings, a function that grades an answer, and a clock. Output: the answer of the small model, or
+that of the large one where a check fails and the budget allows it. `AnswerService` asks the models.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Chooses the member of a family for a request: declared rules first, then the learned router.
 
-In: the settings of the family, the learned router if there is one, and what a request says. Out: a model of
-the project, and why. Pure; releases are chosen afterwards, by `serve/routing.py`.
+Input: the settings of the family, the learned router if there is one, and what a request says. Output: a
+model of the project, and why. Pure; releases are chosen afterwards, by `serve/routing.py`.
 """
 
 import re

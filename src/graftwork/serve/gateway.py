@@ -114,7 +114,7 @@ class Gateway:
         return Server(self._handle_admin, admit=self._check_head, limits=limits)
 
     def _check_head(self, head: Request) -> None:
-        """Refuse unauthorized requests, and bodies where none is expected, at the end of the headers."""
+        """Refuse unauthorized requests, and bodies if none is expected, at the end of the headers."""
         self._require_host(head)
         if head.path == "/health" and head.method in ("GET", "HEAD"):
             head.require_no_body("/health")

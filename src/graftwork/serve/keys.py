@@ -1,9 +1,9 @@
 """API keys: who may ask for what, how much, and until when.
 
-In: the keys of the project's store and the one of an environment variable. Out: the holder of the key in a
-request, or a refusal. Only SHA-256 digests of the secrets are known here. A key is found by the digest of
-what was sent, so the time of a look-up says nothing about any secret. What keys and escalations have used is
-kept in a file: a restart must not give them their budgets again.
+Input: the keys of the project's store and the one of an environment variable. Output: the holder of the key
+in a request, or a refusal. Only SHA-256 digests of the secrets are known here. A key is found by the digest
+of what was sent, so the time of a look-up says nothing about any secret. What keys and escalations have used
+is kept in a file: a restart must not give them their budgets again.
 """
 
 import asyncio
@@ -121,7 +121,7 @@ class KeyHolder:
 
 
 ANYONE = KeyHolder("anyone")
-"""Who asks where no key is needed."""
+"""Who asks if no key is needed."""
 ENVIRONMENT_KEY = "serve.api_key_env"
 """The name of the key that an environment variable holds."""
 

@@ -1,8 +1,8 @@
 """Takes traces over OTLP/HTTP: calls of models that other programs made become captures.
 
-In: the body of `POST /v1/traces`, protobuf or JSON, gzip or not. Out: exchanges for the capture writer, which
-redacts them, and an answer that says how many spans were not taken. Decoding runs in a thread, one request
-after another, so that chat requests do not wait for it. Does not know what a span means: `read` does.
+Input: the body of `POST /v1/traces`, protobuf or JSON, gzip or not. Output: exchanges for the capture writer,
+which redacts them, and an answer that says how many spans were not taken. Decoding runs in a thread, one
+request after another, so that chat requests do not wait for it. Does not know what a span means: `read` does.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The endpoint of this project, as a client on this machine asks it and has it reload its settings.
 
-In: the settings by which it was started. Out: its answers. Its own certificate is trusted and no other; the
-key comes from the environment and goes into a header only. The gateway holds a lock in its folder, by which
-`graft serve --reload` finds it, and writes there what each reload did.
+Input: the settings by which it was started. Output: its answers. Its own certificate is trusted and no other;
+the key comes from the environment and goes into a header only. The gateway holds a lock in its folder, by
+which `graft serve --reload` finds it, and writes there what each reload did.
 """
 
 import json
@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.05
 
 
 class OwnEndpoint:
-    """`url` is without /v1. `admin` asks the listener for metrics and health, where there is one."""
+    """`url` is without /v1. `admin` asks the listener for metrics and health, if there is one."""
 
     def __init__(self, settings: ServeSettings, *, root: Path, admin: bool = False) -> None:
         host, port = settings.host, settings.port

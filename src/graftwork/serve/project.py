@@ -130,7 +130,7 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
 
 
 def open_family(work: OpenProject, settings: ServeSettings) -> Family | None:
-    """The family of the settings with its learned router; None where requests name their model."""
+    """The family of the settings with its learned router; None if requests name their model."""
     if settings.family is None:
         return None
     project = work.project.settings
@@ -154,7 +154,7 @@ def open_family(work: OpenProject, settings: ServeSettings) -> Family | None:
 
 
 def open_checks(work: OpenProject, settings: ServeSettings) -> LiveChecks | None:
-    """The checks of `serve.escalate`; None where every answer is sent as it is."""
+    """The checks of `serve.escalate`; None if every answer is sent as it is."""
     if settings.escalate is None:
         return None
     models = {*settings.failover.endpoints, *work.releases.aliases(), "base"}
@@ -214,7 +214,7 @@ def with_threshold(work: OpenProject, settings: ServeSettings) -> ServeSettings:
 
 
 def describe_shadow(work: OpenProject, settings: ServeSettings) -> str | None:
-    """Why no request is copied as the aliases are now; None where copies can be made."""
+    """Why no request is copied as the aliases are now; None if copies can be made."""
     shadow = settings.shadow
     if shadow is None:
         return None
@@ -657,7 +657,7 @@ def _find_in_datasets(work: OpenProject, ids: Collection[str]) -> Iterator[Datas
 
 
 def prune_captures(work: OpenProject, settings: ServeSettings) -> Callable[[], object] | None:
-    """What deletes captures beyond the limits of the settings; None where there are none."""
+    """What deletes captures beyond the limits of the settings; None if there are none."""
     days, mib = settings.capture_keep_days, settings.capture_keep_mib
     if days is None and mib is None:
         return None

@@ -1,6 +1,6 @@
 """What is logged of requests and of the endpoint itself: never a prompt, an answer, a secret or a query.
 
-In: finished requests. Out: a line for each on standard error, as text or JSON, written by a thread.
+Input: finished requests. Output: a line for each on standard error, as text or JSON, written by a thread.
 `log_as_json` turns all log messages of the endpoint into JSON lines.
 """
 

@@ -1,6 +1,6 @@
 """Shadow traffic: a challenger answers copies of live requests; users never see it and never wait for it.
 
-In: finished exchanges, and who the challenger is. Out: captures that name the exchange they copy. A
+Input: finished exchanges, and who the challenger is. Output: captures that name the exchange they copy. A
 challenger on the gateway's own engine is asked only while no user waits, and interrupted when one comes.
 """
 

@@ -17,7 +17,7 @@ class ApiKeyStore(ProjectTable):
     """What was read last, with the version of the keys then."""
 
     def add(self, key: ApiKey) -> bool:
-        """Keep a new key; False where a valid one has its name."""
+        """Keep a new key; False if a valid one has its name."""
         with self._database.write() as connection:
             same_name = select(api_keys.c.id).where(
                 api_keys.c.project == self._project,
@@ -32,7 +32,7 @@ class ApiKeyStore(ProjectTable):
         return True
 
     def revoke(self, key_id: str, *, at: str) -> bool:
-        """False where there is no such key or it is revoked already."""
+        """False if there is no such key or it is revoked already."""
         with self._database.write() as connection:
             changed = connection.execute(
                 update(api_keys)

@@ -259,7 +259,7 @@ class FeedbackEntry(NamedTuple):
 
 
 def insert_feedback(connection: Connection, project: str, new: Feedback) -> bool:
-    """Keep feedback in a transaction that writes; False where there is no such capture."""
+    """Keep feedback in a transaction that writes; False if there is no such capture."""
     about = select(captures.c.id).where(captures.c.project == project, captures.c.id == new.capture)
     if connection.scalar(about) is None:
         return False
@@ -270,7 +270,7 @@ def insert_feedback(connection: Connection, project: str, new: Feedback) -> bool
 
 class FeedbackStore(ProjectTable):
     def add(self, new: Feedback) -> bool:
-        """Keep it; False where there is no such capture."""
+        """Keep it; False if there is no such capture."""
         about = select(captures.c.id).where(captures.c.project == self._project, captures.c.id == new.capture)
         # Looked up first, so that nonsense does not hold up the writers; again below, as it may be deleted.
         if self._database.scalar(about) is None:

@@ -1,8 +1,8 @@
 """Opens the state database, brings it to the newest schema, and hands out transactions.
 
-In: a path (SQLite in WAL mode) or a URL (PostgreSQL). Out: a `Database` at the newest schema, with
-two kinds of transaction: `read`, and `write`, of which there is one at a time. Does not know what
-the tables mean, nor where the URL came from.
+Input: a path (SQLite in WAL mode) or a URL (PostgreSQL). Output: a `Database` at the newest schema, with two
+kinds of transaction: `read`, and `write`, of which there is one at a time. Does not know what the tables
+mean, nor where the URL came from.
 
 A new database gets its tables at once, an older one by numbered migrations, each applied once: all of it in
 one transaction under the write lock, so two processes that open a new database at once make it once, and one

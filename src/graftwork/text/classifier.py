@@ -1,6 +1,6 @@
 """A linear classifier over words: which model a prompt is for.
 
-In: texts with labels. Out: a `TextClassifier` with calibrated probabilities, which is unsure below its
+Input: texts with labels. Output: a `TextClassifier` with calibrated probabilities, which is unsure below its
 threshold. Pure and deterministic; classifying a prompt takes well under a millisecond.
 """
 

@@ -1,7 +1,7 @@
 """Detectors for secrets that regular expressions alone find slowly or unreliably.
 
-In: a text, or a value. Out: spans of secrets from left to right without overlaps, or whether a value is one
-(checksums, randomness, digits). Tokens of most services begin with a prefix (`dop_v1_`, `glsa_`) and are
+Input: a text, or a value. Output: spans of secrets from left to right without overlaps, or whether a value is
+one (checksums, randomness, digits). Tokens of most services begin with a prefix (`dop_v1_`, `glsa_`) and are
 long runs of letters and digits: the runs are found first, by their bytes, and only there are prefixes
 compared. To add one, add a line to `_MARKED`, or to `_BEFORE` where the prefix ends before the run. Time
 grows linearly with the text.
@@ -334,7 +334,7 @@ def find_secret_keys(text: str) -> Iterator[TextSpan]:
 
 
 def find_named_secrets(text: str) -> Iterator[TextSpan]:
-    """Find generated values shortly after `secret`, `password`, `token` and the like, in prose or tables."""
+    """Find generated values shortly after `secret`, `password`, `token` and similar, in prose or tables."""
     for match in _GENERATED.finditer(text):
         if looks_generated(match["value"]):
             before = text[max(0, match.start() - _CONTEXT) : match.start()].rpartition(TEXT_GAP)[2]

@@ -1,13 +1,13 @@
 """Patterns of secrets and personal data: one per kind, with the check that confirms it.
 
-In: a text. Out: the patterns worth trying on it, and the spans they find. The table is tried in order, long
-and certain forms first. Patterns are specific: an entropy search over all words mistakes prose, hashes and
-identifiers for secrets.
+Input: a text. Output: the patterns worth trying on it, and the spans they find. The table is tried in order,
+long and certain forms first. Patterns are specific: an entropy search over all words mistakes prose, hashes
+and identifiers for secrets.
 
-To add a kind, append a `Pattern` whose expression names the group `value` and begins with a literal, so
-that it is searched for and not tried at every character. Put lookbehinds after the literal and allow the n
-of an escaped line end before it: logs contain JSON in JSON. Give hints, and a check where the form alone
-proves little. Bound every repetition. A token with a service's prefix needs no pattern: see `detectors`.
+To add a kind, append a `Pattern` whose expression names the group `value` and begins with a literal, so that
+it is searched for and not tried at every character. Put lookbehinds after the literal and allow the n of an
+escaped line end before it: logs contain JSON in JSON. Give hints, and a check where the form alone proves
+little. Bound every repetition. A token with a service's prefix needs no pattern: see `detectors`.
 """
 
 import re
@@ -140,7 +140,7 @@ def find_discord_tokens(text: str) -> Iterator[TextSpan]:
 
 
 def find_passwords(text: str) -> Iterator[TextSpan]:
-    r"""Find the values of `db_password: ...`, `"api_key\": \"...\"`, `the secret is ...` and the like."""
+    r"""Find the values of `db_password: ...`, `"api_key\": \"...\"`, `the secret is ...` and similar."""
     assigned = (
         TextSpan(*match.span("value")) for match in _match_names(text) if looks_like_password(match["value"])
     )

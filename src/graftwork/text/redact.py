@@ -1,6 +1,6 @@
 """Redacts secrets and personal data in text and in settings.
 
-In: text, a record, or the message of a library and the secrets in it that are known. Out: text with
+Input: text, a record, or the message of a library and the secrets in it that are known. Output: text with
 placeholders such as `<REDACTED:email:1>` and their counts; a record as JSON without secrets (`publishable`);
 the message on one line. The same value gets the same placeholder from the same `Redactor`, which stores only
 hashes of values. Existing placeholders stay, and new ones are numbered after them. Everything that writes

@@ -1,8 +1,8 @@
-"""What the form of a text shows: placeholders, cut-off or failed replies, script, damaged characters,
-control tokens.
+"""What the form of a text shows: placeholders, cut-off or failed replies, script, damaged characters, control
+tokens.
 
-In: a text. Out: the reason it is recognized by, or None. Does not know the question; when in doubt, reports
-nothing.
+Input: a text. Output: the reason it is recognized by, or None. Does not know the question; when in doubt,
+reports nothing.
 """
 
 import json
@@ -305,7 +305,7 @@ def _has_variable(text: str) -> bool:
 
 
 def has_placeholder(prompt: str) -> bool:
-    """Whether a prompt contains `[Simulated content from ...]` and the like, or variables of a template."""
+    """Whether a prompt contains `[Simulated content from ...]` and similar, or variables of a template."""
     return _MADE_UP.search(prompt) is not None or _has_variable(prompt)
 
 

@@ -1,7 +1,7 @@
 """Text similarity: hashes of words and runs of words, weighted Jaccard similarity.
 
-In: words (`text/words.py`), or sets of 32-bit hashes of runs of words. Out: the similarity of many pairs of
-sets at once. The numbers are the same in every process and on every machine.
+Input: words (`text/words.py`), or sets of 32-bit hashes of runs of words. Output: the similarity of many
+pairs of sets at once. The numbers are the same in every process and on every machine.
 """
 
 import hashlib

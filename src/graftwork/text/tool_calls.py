@@ -2,8 +2,8 @@
 
 A call is JSON in <tool_call> tags; the tools that a model may call are a `# Tools` block of the system turn
 (both as in Qwen's template). Training, evaluation and serving write and read them here, so that a model is
-asked as it was trained. In: calls and definitions, or text. Out: the other. Reading back gives None for text
-that is not exactly in this form, so that nothing is lost by writing it again.
+asked as it was trained. Input: calls and definitions, or text. Output: the other. Reading back gives None for
+text that is not exactly in this form, so that nothing is lost by writing it again.
 """
 
 import json

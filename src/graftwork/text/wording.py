@@ -41,7 +41,7 @@ _SPANS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def parse_time(text: str, *, now: datetime, back: bool = False) -> datetime | None:
-    """A date or a time (UTC where no zone is named), or a span such as 12h, 30d or 2w from now or back."""
+    """A date or a time (UTC if no zone is named), or a span such as 12h, 30d or 2w from now or back."""
     text = text.strip()
     if (span := _SPAN.fullmatch(text)) is not None:
         delta = timedelta(**{_SPANS[span[2]]: int(span[1])})

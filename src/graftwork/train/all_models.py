@@ -1,9 +1,10 @@
 """Train every model of a project in one process, or each at the cluster that `engine` names.
 
-In: an open project. Out: the result of each model. All models are planned first; then one worker trains what
-is not trained yet, each run in its own folder and each base loaded once, or each run is a job of the cluster;
-then each model's step continues from there as if it had been trained alone. A failure stops no other. A model
-may also be trained with settings that graft.yaml does not have; its own results stay as they are.
+Input: an open project. Output: the result of each model. All models are planned first; then one worker trains
+what is not trained yet, each run in its own folder and each base loaded once, or each run is a job of the
+cluster; then each model's step continues from there as if it had been trained alone. A failure stops no
+other. A model may also be trained with settings that graft.yaml does not have; its own results stay as they
+are.
 """
 
 import time

@@ -97,7 +97,7 @@ class DivergenceCallback(TrainingCallback):
 
     A high loss alone is not a fault: rows may be rare or hard, and clipping bounds what one batch can do.
     Where spikes follow each other, the rows of the recent step with the lowest loss are measured again. Only
-    if their loss rose too, the model got worse, and not the rows harder. `compares_losses` is False where the
+    if their loss rose too, the model got worse, and not the rows harder. `compares_losses` is False if the
     loss of a step says nothing about another's. `peek` gives the rows of another step.
     """
 

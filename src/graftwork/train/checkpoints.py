@@ -1,10 +1,10 @@
 """Checkpoints of a run: the format on disk, the store that keeps them, and a mirror at any fsspec URL.
 
-In: the state of a run whose tensors no longer change (`HostCopies`). Out: a folder with a manifest of hashes,
-written and verified in a thread; the newest or the best intact one. The newest few and the best one stay, and
-always the one that was just verified. A failed write is a message and not the end of the run. The mirror is
-for machines that vanish: its manifest comes last, and a failed copy is retried. A job's file holds no login:
-the environment passes it.
+Input: the state of a run whose tensors no longer change (`HostCopies`). Output: a folder with a manifest of
+hashes, written and verified in a thread; the newest or the best intact one. The newest few and the best one
+stay, and always the one that was just verified. A failed write is a message and not the end of the run. The
+mirror is for machines that vanish: its manifest comes last, and a failed copy is retried. A job's file holds
+no login: the environment passes it.
 """
 
 import hashlib

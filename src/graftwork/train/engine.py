@@ -1,9 +1,10 @@
 """What an engine is: it computes the gradient of a batch, applies updates and saves its state.
 
-In: rows and a learning rate. Out: what the step measured, and the state by names. This engine runs any causal
-decoder of transformers eagerly in PyTorch, alone or under a distributed strategy; `cpu/step.py` computes its
-logits faster. `gpu/engine.py` and `streamed/engine.py` are engines of their own; `engine_choice.py` picks.
-The loss comes from the objective. The gradient of `backward` can still be refused before `apply`.
+Input: rows and a learning rate. Output: what the step measured, and the state by names. This engine runs any
+causal decoder of transformers eagerly in PyTorch, alone or under a distributed strategy; `cpu/step.py`
+computes its logits faster. `gpu/engine.py` and `streamed/engine.py` are engines of their own;
+`engine_choice.py` picks. The loss comes from the objective. The gradient of `backward` can still be refused
+before `apply`.
 """
 
 import math

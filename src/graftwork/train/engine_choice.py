@@ -1,7 +1,8 @@
 """Chooses the engine and precision of a run: the GPU step, the CPU step, or the eager one for any decoder.
 
-In: a job, a loaded base with what is trained of it, its rows. Out: an engine that is ready for its first
-step. All engines compute the same loss. Choosing needs no torch; a chosen engine is imported when it is made.
+Input: a job, a loaded base with what is trained of it, its rows. Output: an engine that is ready for its
+first step. All engines compute the same loss. Choosing needs no torch; a chosen engine is imported when it is
+made.
 """
 
 import time

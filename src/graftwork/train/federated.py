@@ -1,6 +1,6 @@
 """`graft train federated`: rounds of training at places whose data stays there; only adapters travel.
 
-In: an open project with `federated:`. Out: of each round who trained, who was left out and why, and the
+Input: an open project with `federated:`. Output: of each round who trained, who was left out and why, and the
 merged adapter with its verdict: the average of the places' adapters, weighted by trained tokens, evaluated
 and gated like any other. Of a place's data only counts and hashes are known here. Every part is found again
 after a crash: trained runs by their outcome, running jobs in the ledger, finished rounds by their file.

@@ -1,8 +1,8 @@
 """Host memory of a GPU: pinned buffers and copies, lanes that copy next to the computation, a count of bytes.
 
-In: sizes, tensors, a device. Out: buffers that a GPU reads and writes directly, copies that later steps do
-not change, the peak of device bytes by what it is for. On a CPU a lane copies at once, so that the streaming
-engine runs without a GPU.
+Input: sizes, tensors, a device. Output: buffers that a GPU reads and writes directly, copies that later steps
+do not change, the peak of device bytes by what it is for. On a CPU a lane copies at once, so that the
+streaming engine runs without a GPU.
 """
 
 import mmap

@@ -1,8 +1,8 @@
 """The training loop: steps, checkpoints, resume.
 
-In: an engine, a batch source, callbacks, a folder. Out: a trained engine and a journal line for each step. If
-killed anywhere, it resumes from the last good checkpoint and repeats the same steps to the same bytes. Does
-not know torch, where the rows come from or what becomes of the adapter.
+Input: an engine, a batch source, callbacks, a folder. Output: a trained engine and a journal line for each
+step. If killed anywhere, it resumes from the last good checkpoint and repeats the same steps to the same
+bytes. Does not know torch, where the rows come from or what becomes of the adapter.
 """
 
 import time

@@ -1,7 +1,7 @@
 """The loss, written once: weighted cross entropy over the trained tokens, by autograd and written out.
 
-In: rows and, from the objective, a weight for each trained token. Out: the weighted loss, summed. The head
-runs only where a reply token is predicted, so full logits are never built; the prefix that all rows of a
+Input: rows and, from the objective, a weight for each trained token. Output: the weighted loss, summed. The
+head runs only where a reply token is predicted, so full logits are never built; the prefix that all rows of a
 batch share (the system prompt) is read once for the batch. Neither changes the gradient.
 """
 

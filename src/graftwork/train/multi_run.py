@@ -1,8 +1,8 @@
 """A base that stays in memory from one run to the next, as it was when it was loaded.
 
-In: jobs, one after the other. Out: for each its base; loaded again only where it is another one, or
-where the last run changed it. The random state is as after loading in a process
-of its own. Does not know what a run does with it.
+Input: jobs, one after the other. Output: for each its base; loaded again only where it is another one, or
+where the last run changed it. The random state is as after loading in a process of its own. Does not know
+what a run does with it.
 """
 
 import gc
@@ -68,7 +68,7 @@ class BaseCache:
         self._key, self._model, self._modules, self._weights = None, None, {}, {}
 
     def _put_back(self) -> bool:
-        """Every module in its place and nothing hung upon it; False where that cannot be had."""
+        """Every module in its place and nothing hung upon it; False if that cannot be had."""
         for path, module in self._modules.items():
             if path:
                 parent, _, leaf = path.rpartition(".")

@@ -1,8 +1,8 @@
 """The probe as a process of its own: `python -m graftwork.train.probe_process JOB`.
 
-In: a ProbeJob, as JSON or as the path of a file with it. Out: one JSON line on standard output, ProbeFacts;
-on standard error a JSON line before each part: what comes, and the seconds that are still expected.
-Imports nothing that a machine with torch and transformers lacks.
+Input: a ProbeJob, as JSON or as the path of a file with it. Output: one JSON line on standard output,
+ProbeFacts; on standard error a JSON line before each part: what comes, and the seconds that are still
+expected. Imports nothing that a machine with torch and transformers lacks.
 """
 
 import gc

@@ -1,6 +1,6 @@
 """Trains the router of a family from its prepared datasets: which model is each question for?
 
-In: an open project with several models. Out: a `TrainedRouter`. The router reads the user's turns only,
+Input: an open project with several models. Output: a `TrainedRouter`. The router reads the user's turns only,
 because system prompts name the role. Its questions are split as those of the models are.
 """
 

@@ -1,7 +1,7 @@
 """Where the rows of a run's steps come from, by its objective.
 
-In: a job, its settings and training rows. Out: the rows that an engine is prepared for, and what opens the
-batch source with its callbacks once the engine exists. Supervised runs take their rows as they are.
+Input: a job, its settings and training rows. Output: the rows that an engine is prepared for, and what opens
+the batch source with its callbacks once the engine exists. Supervised runs take their rows as they are.
 """
 
 import hashlib

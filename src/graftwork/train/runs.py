@@ -1,6 +1,6 @@
 """Training runs: which one is meant, who works on it now, what happened in it, and where its time went.
 
-In: an open project and, perhaps, the beginning of a run's id. Out: the run, the processes that hold its
+Input: an open project and, perhaps, the beginning of a run's id. Output: the run, the processes that hold its
 locks, its events and its page. Changes nothing but where it says so.
 """
 
@@ -71,7 +71,7 @@ def find_processes(work: OpenProject, run: RunEntry | None) -> RunProcesses:
 
 
 class BackgroundRun(Record):
-    """A command in the background; `run` and `log` are None where they are not known."""
+    """A command in the background; `run` and `log` are None if they are not known."""
 
     state: Literal["started", "already running", "nothing left to do"]
     run: str | None

@@ -1,9 +1,9 @@
 """Several runs on one frozen base, each step of theirs in one batch: every row goes through its own adapter.
 
-In: jobs on the same base, and how a run is trained. Out: what each would leave alone, within the last bits of
-its sums. Each run keeps its own order, schedule, optimizer, clipping and checkpoints: it is trained by the
-same loop, in a thread of its own, of which only one works at any time. Where the loop asks for a loss, it
-waits for the others; the last to come computes for all.
+Input: jobs on the same base, and how a run is trained. Output: what each would leave alone, within the last
+bits of its sums. Each run keeps its own order, schedule, optimizer, clipping and checkpoints: it is trained
+by the same loop, in a thread of its own, of which only one works at any time. Where the loop asks for a loss,
+it waits for the others; the last to come computes for all.
 """
 
 import copy

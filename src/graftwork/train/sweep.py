@@ -1,8 +1,8 @@
 """`graft train sweep`: try learning rates, ranks and batches by successive halving on validation loss.
 
-In: an open project, the values to try and a budget. Out: every trial with its loss, and the best settings.
-Each trial is a run in `.graft/runs`, so a killed sweep continues where it was. A trial that the planner does
-not expect to end within the budget is not begun. Reads the training and validation splits only.
+Input: an open project, the values to try and a budget. Output: every trial with its loss, and the best
+settings. Each trial is a run in `.graft/runs`, so a killed sweep continues where it was. A trial that the
+planner does not expect to end within the budget is not begun. Reads the training and validation splits only.
 """
 
 import math

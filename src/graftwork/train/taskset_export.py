@@ -1,6 +1,6 @@
 """Exports prompts and rewards of a project as a task set of verifiers v1: a package that `vf-eval` can run.
 
-In: an open project, a folder, a name. Out: the package, with copies of the reward files. Graftwork
+Input: an open project, a folder, a name. Output: the package, with copies of the reward files. Graftwork
 grades there too, so the package depends on graftwork (without torch) and on verifiers.
 """
 

@@ -1,8 +1,8 @@
 """The training process: `python -m graftwork.train.worker JOB_FILE`.
 
-In: a TrainJob. Out: `adapter/` and `outcome.json` in the run's folder; during the run a heartbeat, a journal
-of steps and checkpoints. Needs torch, transformers, safetensors and pydantic, and imports them when it
-trains.
+Input: a TrainJob. Output: `adapter/` and `outcome.json` in the run's folder; during the run a heartbeat, a
+journal of steps and checkpoints. Needs torch, transformers, safetensors and pydantic, and imports them when
+it trains.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The training process: `python -m graftwork.train.worker_process JOB_FILE`.
 
-In: a TrainJob, or a TrainBatch of several. Out: what the training worker leaves in each run's folder.
+Input: a TrainJob, or a TrainBatch of several. Output: what the training worker leaves in each run's folder.
 Training and evaluation do not import each other: here the metrics become training's evaluator.
 """
 

@@ -1,8 +1,8 @@
 """Charts as SVG: elements, scales and tick marks, and what is drawn with them.
 
-In: plain numbers and names. Out: escaped markup whose colors come from the page's CSS variables, so that one
-drawing serves light and dark. Each is drawn for a given width, so that its letters keep their size on a
-phone. Knows no records.
+Input: plain numbers and names. Output: escaped markup whose colors come from the page's CSS variables, so
+that one drawing serves light and dark. Each is drawn for a given width, so that its letters keep their size
+on a phone. Knows no records.
 """
 
 import math

@@ -1,8 +1,8 @@
 """The page of an evaluation: what is known, on which parts it holds, and every case to read.
 
-In: an EvaluationPage. Out: one self-contained HTML document without a single outside address. The only
-script is the case browser's own; a content policy in the page names its hash, so that nothing that a
-model wrote could ever run. The same evaluation gives the same bytes.
+Input: an EvaluationPage. Output: one self-contained HTML document without a single outside address. The only
+script is the case browser's own; a content policy in the page names its hash, so that nothing that a model
+wrote could ever run. The same evaluation gives the same bytes.
 """
 
 import base64

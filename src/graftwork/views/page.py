@@ -1,6 +1,6 @@
 """The page: every record of a run as one self-contained HTML document.
 
-In: a ReportPage. Out: HTML without scripts and without a single outside address; a content policy in
+Input: a ReportPage. Output: HTML without scripts and without a single outside address; a content policy in
 the page itself forbids both. Whatever came from logs or models is escaped by the template.
 """
 
@@ -212,7 +212,7 @@ def _tiles(page: ReportPage) -> list[dict[str, Any]]:
 
 
 def _compare(page: ReportPage, baseline: SubjectReport, *, names: tuple[str, str]) -> Table:
-    """Every metric with both subjects and, where there is one, the paired comparison."""
+    """Every metric with both subjects and, if there is one, the paired comparison."""
     candidate = page.report.candidate
     pairs = {
         pair.metric: pair

@@ -1,7 +1,7 @@
 """The course of a run, as the report and the run's own page show it.
 
-In: the plan, the outcome, the journal of steps and the samples of the machine. Out: what the
-template `training.html.jinja` puts on a page.
+Input: the plan, the outcome, the journal of steps and the samples of the machine. Output: what the template
+`training.html.jinja` puts on a page.
 """
 
 import math

@@ -1,7 +1,7 @@
 """What visitors may do with `graft ui --allow-actions`: each action is a command of the command line.
 
-In: a form with a reason. Out: the same as the command does, and a line in the log of actions with who and
-why. Without `--allow-actions` every action is refused, and the page shows the command instead.
+Input: a form with a reason. Output: the same as the command does, and a line in the log of actions with who
+and why. Without `--allow-actions` every action is refused, and the page shows the command instead.
 """
 
 import shlex

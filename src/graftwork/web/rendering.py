@@ -1,6 +1,6 @@
 """Templates of the page, and what all pages share: navigation, filters, values of addresses, who is looking.
 
-In: a request and values. Out: HTML. Everything that is put in is escaped; only plots arrive as markup.
+Input: a request and values. Output: HTML. Everything that is put in is escaped; only plots arrive as markup.
 """
 
 import hashlib

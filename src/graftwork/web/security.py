@@ -1,8 +1,8 @@
 """Who may see the page, and what the browser may do with it.
 
-In: requests. Out: the same for a signed-in browser, a short page that says how to sign in for any other. A
-token from the terminal is good for one sign-in; the cookie that it gives survives a restart of the server.
-Every POST must come from the page itself.
+Input: requests. Output: the same for a signed-in browser, a short page that says how to sign in for any
+other. A token from the terminal is good for one sign-in; the cookie that it gives survives a restart of the
+server. Every POST must come from the page itself.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Starts the page: finds a port, prints the address with a token, opens the browser, serves until a signal.
 
-In: a project and the options of `graft ui`. Out: nothing; it runs until it is stopped. A second start in the
-same project finds the first one and prints another link to it.
+Input: a project and the options of `graft ui`. Output: nothing; it runs until it is stopped. A second start
+in the same project finds the first one and prints another link to it.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ SERVER_FILE = "server.json"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 STOP_SECONDS = 2
 ALIVE_SECONDS = 10.0
-"""A page on a busy machine answers late; where none listens, that is known at once."""
+"""A page on a busy machine answers late; if none listens, that is known at once."""
 
 
 @dataclass(frozen=True)

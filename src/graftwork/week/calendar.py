@@ -1,9 +1,9 @@
 """Weekly windows and quota periods as minutes of one week, and its sessions as an iCalendar file (RFC 5545).
 
-In: the start of the week, windows, resets, by the clock of a time zone; a schedule. Out: spans of elapsed
-minutes; the calendar as text, in UTC, whose ids stay the same while place, model and start do. A night in
-which clocks change has one hour less or more; a time that is skipped is the moment of the change, a time that
-occurs twice the first.
+Input: the start of the week, windows, resets, by the clock of a time zone; a schedule. Output: spans of
+elapsed minutes; the calendar as text, in UTC, whose ids stay the same while place, model and start do. A
+night in which clocks change has one hour less or more; a time that is skipped is the moment of the change, a
+time that occurs twice the first.
 """
 
 import hashlib

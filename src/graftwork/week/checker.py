@@ -1,7 +1,7 @@
 """Whether sessions keep every rule of a week. Written apart from the planners, to check what they return.
 
-In: the problem of one scenario, what has happened, sessions. Out: what is broken, as text; empty: nothing.
-Sessions that are fixed are facts: they are held to no rule, and count in all of them.
+Input: the problem of one scenario, what has happened, sessions. Output: what is broken, as text; empty:
+nothing. Sessions that are fixed are facts: they are held to no rule, and count in all of them.
 """
 
 import itertools

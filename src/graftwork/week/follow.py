@@ -1,9 +1,9 @@
 """Follows the plan of a week: starts each session at its place, and plans again when something happens.
 
-In: an open project with `week.json`, which `graft plan week --out week.json` wrote. Out: one round a tick:
-jobs at places, and `week.json` planned again. What was begun is in `.graft/week.json`. Killed at any moment,
-the next follower continues: a session is written down before its job is ordered, so it is found again and not
-started twice. All sessions of a week train and judge the data that its first session found.
+Input: an open project with `week.json`, which `graft plan week --out week.json` wrote. Output: one round a
+tick: jobs at places, and `week.json` planned again. What was begun is in `.graft/week.json`. Killed at any
+moment, the next follower continues: a session is written down before its job is ordered, so it is found again
+and not started twice. All sessions of a week train and judge the data that its first session found.
 """
 
 import time

@@ -1,8 +1,8 @@
 """A greedy plan: at each moment the place that is free next takes the model that gains most.
 
-In: the problem of one scenario. Out: sessions, and the rules that they break. It is the comparison for the
-solver, and where the solver starts. Session lengths and the hours of the main model before others build on
-it are tried in a few sizes; the best plan wins.
+Input: the problem of one scenario. Output: sessions, and the rules that they break. It is the comparison for
+the solver, and where the solver starts. Session lengths and the hours of the main model before others build
+on it are tried in a few sizes; the best plan wins.
 """
 
 import math

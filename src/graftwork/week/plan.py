@@ -1,9 +1,9 @@
 """Plan a week: greedy plans, then the solver's from the best of them, for every scenario asked for.
 
-In: a `WeekProblem`, a `WeekState` of what has happened, an `Effort`. Out: a `WeekSchedule`, the best plan
-that keeps every rule; with what would change it most (an hour more here, ten dollars there), solved with the
-plan's sessions kept, so that small gains are not lost in the search; and what it is worth under other curves
-than assumed. Raises `WeekImpossible` with the rules that the nearest plan breaks.
+Input: a `WeekProblem`, a `WeekState` of what has happened, an `Effort`. Output: a `WeekSchedule`, the best
+plan that keeps every rule; with what would change it most (an hour more here, ten dollars there), solved with
+the plan's sessions kept, so that small gains are not lost in the search; and what it is worth under other
+curves than assumed. Raises `WeekImpossible` with the rules that the nearest plan breaks.
 """
 
 import time

@@ -1,10 +1,10 @@
 """The week as a problem: places with their rules, models with their curves, what has happened so far.
 
-In: values; times are minutes since the start of the week. Out: frozen records, checked against each other;
-the cells in which sessions can be: spans of a place that no reset divides, with what is left of the quotas,
-on the grid of the planners, so that a session that would run across a reset is two; the curves of models,
-fitted to the losses of runs; and what sessions are worth: hours of each model, hours it inherits, points of
-the objective, cost.
+Input: values; times are minutes since the start of the week. Output: frozen records, checked against each
+other; the cells in which sessions can be: spans of a place that no reset divides, with what is left of the
+quotas, on the grid of the planners, so that a session that would run across a reset is two; the curves of
+models, fitted to the losses of runs; and what sessions are worth: hours of each model, hours it inherits,
+points of the objective, cost.
 """
 
 import math

@@ -1,9 +1,10 @@
 """The week of a project: its settings as a problem, planned, with the earlier plan and events kept.
 
-In: an open project, `plan.week`, `fleet.places`, past runs. Out: a `WeekSchedule`; its page and calendar;
-what a proposal by hand or the week under other terms is worth. Speeds are the planner's where a place names a
-GPU; terms that are not set come from the catalog's place of the same name; how fast models learn, from the
-losses of the project's own runs; what the week may cost, from its own limit and the caps of the fleet.
+Input: an open project, `plan.week`, `fleet.places`, past runs. Output: a `WeekSchedule`; its page and
+calendar; what a proposal by hand or the week under other terms is worth. Speeds are the planner's where a
+place names a GPU; terms that are not set come from the catalog's place of the same name; how fast models
+learn, from the losses of the project's own runs; what the week may cost, from its own limit and the caps of
+the fleet.
 """
 
 import json

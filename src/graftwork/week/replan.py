@@ -1,7 +1,7 @@
 """What has happened, from an earlier plan and events: the state that the rest of the week is planned from.
 
-In: a schedule, the time now, events as records. Out: a `WeekState`. Sessions of the plan that began before
-now are taken as run as planned, unless an event says otherwise. Events are applied in order of time.
+Input: a schedule, the time now, events as records. Output: a `WeekState`. Sessions of the plan that began
+before now are taken as run as planned, unless an event says otherwise. Events are applied in order of time.
 """
 
 from collections.abc import Iterable, Sequence

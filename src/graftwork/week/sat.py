@@ -1,10 +1,10 @@
 """A week as a CP-SAT model: solved by value first, then made cheaper, then fairer.
 
-In: the problem of one scenario, a plan to start from. Out: sessions, and a bound that no plan with as many
-sessions exceeds. Each cell has variables for a few sessions that may or may not take place. What they are
-worth is bounded by tangents that lie above the curves, and rounding goes up: the bound holds for the curves.
-A model that may move to its parent's adapter has two tracks: it stays at the base, or it trains there, loses
-a part of that, and continues from the parent's adapter.
+Input: the problem of one scenario, a plan to start from. Output: sessions, and a bound that no plan with as
+many sessions exceeds. Each cell has variables for a few sessions that may or may not take place. What they
+are worth is bounded by tangents that lie above the curves, and rounding goes up: the bound holds for the
+curves. A model that may move to its parent's adapter has two tracks: it stays at the base, or it trains
+there, loses a part of that, and continues from the parent's adapter.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Findings about rows in relation to each other: balance, repeats, contradictions, clusters, split leaks,
 empty splits, calls of traces that were made again, and what is left out by which rule.
 
-In: corpus facts. Out: findings and the clusters to read side by side.
+Input: corpus facts. Output: findings and the clusters to read side by side.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Building blocks of audit rules: note counts, corpus facts, lengths of rows, and the findings made of them.
 
-In: notes in row order, the corpus as columns, its repeats and split assignment (as protocols). Out:
-findings with an exact count, the first rows by name, and a few excerpts. Memory does not grow with the
-rows. Tokens are counted where the base's tokenizer is at hand, else estimated from characters.
+Input: notes in row order, the corpus as columns, its repeats and split assignment (as protocols). Output:
+findings with an exact count, the first rows by name, and a few excerpts. Memory does not grow with the rows.
+Tokens are counted where the base's tokenizer is at hand, else estimated from characters.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """Label noise: how many labels of a log are wrong, and which rows to review.
 
-In: prompts and replies. Out: an estimate with its interval, and the most suspicious rows. Applies where
+Input: prompts and replies. Output: an estimate with its interval, and the most suspicious rows. Applies where
 replies are labels: few distinct replies, or JSON objects with fields of few distinct values.
 
 Ridge regression over hashed n-grams of the prompt predicts every label from all other rows, in closed form.

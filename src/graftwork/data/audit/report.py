@@ -1,7 +1,7 @@
 """The audit of a corpus: all findings, and counts, histograms, usage by day and examples next to them.
 
-In: the corpus, its repeats and its split assignment. Out: an `Audit`. Examples are chosen by the hash of
-their content: the same rows every time. Usage counts dropped rows too, since they cost as well.
+Input: the corpus, its repeats and its split assignment. Output: an `Audit`. Examples are chosen by the hash
+of their content: the same rows every time. Usage counts dropped rows too, since they cost as well.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Checks and redacts one row: what is wrong with it, and whether it may be trained on.
 
-In: one interaction, the settings, what is known of the base model. Out: notes (each fault with an excerpt
-without secrets), the redacted row, the fault that drops it. The same checks serve the audit and the
+Input: one interaction, the settings, what is known of the base model. Output: notes (each fault with an
+excerpt without secrets), the redacted row, the fault that drops it. The same checks serve the audit and the
 preparation. Knows no other rows. A reply is at fault for a tool call that cannot be carried out, or that goes
 round in a loop; a prompt for calls and results that do not belong together. To add a check, write
 `check_NAME` and enter it in `ROW_CHECKS`; its finding goes to `row_findings`.
@@ -106,7 +106,7 @@ EXCERPT_CHARACTERS = 140
 
 
 class Note(NamedTuple):
-    """`reason` says how the fault was recognized, in the same words for many rows where possible.
+    """`reason` says how the fault was recognized, in the same words for many rows if possible.
 
     `excerpt` comes from the redacted row and has at most EXCERPT_CHARACTERS characters.
     """
@@ -513,7 +513,7 @@ CHARACTERS_PER_TOKEN = 3.6
 
 
 def check_length(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
-    """Note rows that are too long by their characters; `measure_lengths` counts tokens where possible."""
+    """Note rows that are too long by their characters; `measure_lengths` counts tokens if possible."""
     prompt = sum(len(message.content) for message in raw.messages) / CHARACTERS_PER_TOKEN
     total = round(prompt + len(raw.reply) / CHARACTERS_PER_TOKEN)
     if total > context.settings.max_tokens:

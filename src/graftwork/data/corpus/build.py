@@ -612,7 +612,7 @@ Scores = npt.NDArray[np.float64]
 
 
 def read_scores(corpus: Corpus) -> Scores:
-    """The score of each row; NaN where it has none."""
+    """The score of each row; NaN if it has none."""
     scores: Scores = corpus.column("score").astype(np.float64)
     joined = sorted(corpus.joined)
     for position, row in corpus.rows_at(joined):

@@ -1,6 +1,6 @@
 """The corpus: all rows of the logs on disk, in row order.
 
-In: segments of feature files. Out: single columns over all rows as arrays, and rows by their position.
+Input: segments of feature files. Output: single columns over all rows as arrays, and rows by their position.
 Memory does not grow with the text of the logs: a column of ten million numbers is 80 MB, and rows are read
 block by block. Arrays that only the first rows determine are kept from one run to the next: a log that has
 grown has the same first rows.

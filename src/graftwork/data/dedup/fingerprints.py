@@ -1,10 +1,10 @@
 """Fingerprints of rows, and the pairs of rows that share one.
 
-In: rows. Out: columns of numbers for the row, its turns and its lines (keys, MinHash bands, runs of words,
-13-grams), the same in every process: which line is the question, and what a word weighs, is decided later.
-Rows that share a value are found by sorting one column at a time, without the text. Each pair is packed into
-64 bits with the later row in the upper half. A row is paired only with a few rows before it, so its pairs do
-not change when rows are appended.
+Input: rows. Output: columns of numbers for the row, its turns and its lines (keys, MinHash bands, runs of
+words, 13-grams), the same in every process: which line is the question, and what a word weighs, is decided
+later. Rows that share a value are found by sorting one column at a time, without the text. Each pair is
+packed into 64 bits with the later row in the upper half. A row is paired only with a few rows before it, so
+its pairs do not change when rows are appended.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

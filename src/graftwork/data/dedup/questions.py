@@ -1,9 +1,9 @@
 """What each row asks: the line of its turns that is not boilerplate, and rows that ask nearly the same.
 
-In: fingerprints of the lines of each row. Out: window by window, the lines that many rows share, the weights
-of runs of words, the question line of each row and pairs of rows with similar questions. Row i is judged by
-what the rows before the largest power of two up to i show, so the result never changes when rows are
-appended; large samples are thinned out evenly. Two lines can only reach the similarity threshold if they
+Input: fingerprints of the lines of each row. Output: window by window, the lines that many rows share, the
+weights of runs of words, the question line of each row and pairs of rows with similar questions. Row i is
+judged by what the rows before the largest power of two up to i show, so the result never changes when rows
+are appended; large samples are thinned out evenly. Two lines can only reach the similarity threshold if they
 share one of their rarest runs of words, so only such pairs are measured. In a conversation of several turns
 the question counts together with what the user says later. The system prompt is ignored.
 

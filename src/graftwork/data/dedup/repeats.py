@@ -1,7 +1,7 @@
 """Duplicates, near-duplicates and contradictions.
 
-In: the corpus. Out: for each row to drop, the step that drops it and the row that stays instead. Conflicts
-come first: of a reply that was given, corrected and given again, the last one stays. LSH proposes
+Input: the corpus. Output: for each row to drop, the step that drops it and the row that stays instead.
+Conflicts come first: of a reply that was given, corrected and given again, the last one stays. LSH proposes
 near-duplicates; the weighted Jaccard similarity over runs of three words of the whole text decides. The
 system prompt counts only where prompts must be identical.
 """

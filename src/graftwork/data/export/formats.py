@@ -1,10 +1,10 @@
 """Exports a dataset in the format of a training tool (Axolotl, LLaMA-Factory), a training service (OpenAI
 fine-tuning, SageMaker) or a dataset hub (Hugging Face, Kaggle).
 
-In: a dataset folder, the name of a format, a target folder. Out: the files, all or none, and
+Input: a dataset folder, the name of a format, a target folder. Output: the files, all or none, and
 `graftwork.json`, which names the dataset and every file. Rows pass one by one; they were redacted when the
-dataset was prepared. Existing files are replaced only if they belong to an earlier export, or with
-`force`, which leaves files of other names as they are.
+dataset was prepared. Existing files are replaced only if they belong to an earlier export, or with `force`,
+which leaves files of other names as they are.
 """
 
 import re

@@ -1,8 +1,8 @@
 """What exporters share: files that are written row by row, options and the record of an export, turns in
 common forms.
 
-In: rows whose tool calls are <tool_call> blocks in the text. Out: JSONL, JSON and Parquet files with their
-row counts, the rows that a format cannot hold by reason, and text, calls and tool definitions separated
+Input: rows whose tool calls are <tool_call> blocks in the text. Output: JSONL, JSON and Parquet files with
+their row counts, the rows that a format cannot hold by reason, and text, calls and tool definitions separated
 where that loses nothing.
 """
 

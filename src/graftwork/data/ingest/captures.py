@@ -1,6 +1,6 @@
 """The format of captures: a request that our endpoint answered, with its reply, feedback and correction.
 
-In: a parsed row that fits. Out: its interaction. `data/captures.py` exports the captures of a project.
+Input: a parsed row that fits. Output: its interaction. `data/captures.py` exports the captures of a project.
 """
 
 from typing import Any

@@ -1,9 +1,8 @@
-"""Formats of datasets: chat messages, ShareGPT, prompt and completion, Alpaca, preference pairs, mapped
-rows.
+"""Formats of datasets: chat messages, ShareGPT, prompt and completion, Alpaca, preference pairs, mapped rows.
 
-In: a parsed row that fits. Out: an interaction. In preference pairs the prompt is separate, or both sides
-are conversations whose last turns differ (as text: paragraphs that begin with `Human:` and `Assistant:`). A
-mapping gives dotted paths; a number in a path is a list index.
+Input: a parsed row that fits. Output: an interaction. In preference pairs the prompt is separate, or both
+sides are conversations whose last turns differ (as text: paragraphs that begin with `Human:` and
+`Assistant:`). A mapping gives dotted paths; a number in a path is a list index.
 """
 
 import re

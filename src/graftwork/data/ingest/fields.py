@@ -1,6 +1,6 @@
 """Typed values and metadata from parsed JSON.
 
-In: a row. Out: values, and the fields of an `Interaction` other than its text, under the keys that most
+Input: a row. Output: values, and the fields of an `Interaction` other than its text, under the keys that most
 logs use. A required value raises `BadRow` that names the key and the type found. An optional value that
 cannot be used is None: no row is lost over its model's name. Short values under other keys go to `extra`.
 """

@@ -1,6 +1,6 @@
 """Finds log files and cuts each into blocks of JSON lines, whatever its container.
 
-In: files, folders, globs or `-` as the user named them. Out: file names in order, and blocks; a damaged
+Input: files, folders, globs or `-` as the user named them. Output: file names in order, and blocks; a damaged
 container is a fault of the block where it broke. JSON arrays, CSV and TSV, and Parquet files are split into
 rows, each as JSON on one line, with the line (in Parquet, the row number) it begins on. Never holds a whole
 file; Parquet is decoded in a process of its own with bounded memory (`parquet_child`). Does not parse rows.

@@ -1,9 +1,9 @@
 """Calls of language models from spans, by the conventions that libraries write.
 
-In: a span. Out: its interaction, or the rule that leaves it out. Reads OpenTelemetry's GenAI conventions
-(messages on spans, message events, the older prompt and completion attributes), OpenInference, and the
-attributes of Vercel's AI SDK, Langfuse and MLflow. Spans of agents, tools and chains repeat the texts of
-their children: only calls of models become rows.
+Input: a span. Output: its interaction, or the rule that leaves it out. Reads OpenTelemetry's GenAI
+conventions (messages on spans, message events, the older prompt and completion attributes), OpenInference,
+and the attributes of Vercel's AI SDK, Langfuse and MLflow. Spans of agents, tools and chains repeat the texts
+of their children: only calls of models become rows.
 """
 
 from collections.abc import Callable
@@ -435,7 +435,7 @@ def _take_prompt(value: Any, *, role: str = "user") -> list[LogTurn]:
 
 
 def _read_numbered(span: Span) -> Bodies | None:
-    """Read `gen_ai.prompt.0.content` and the like, as OpenLLMetry writes them."""
+    """Read `gen_ai.prompt.0.content` and similar, as OpenLLMetry writes them."""
     prompts = unflatten(span.attributes, "gen_ai.prompt") or unflatten(span.attributes, "llm.prompts")
     if not prompts:
         return None

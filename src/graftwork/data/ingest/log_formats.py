@@ -1,8 +1,8 @@
 """Formats of logs: OpenAI-compatible and Anthropic requests with responses, gateways and APIs that keep calls
 (LiteLLM, Helicone, stored completions and Responses), repaired rows, multi-agent executions, agent sessions.
 
-In: a parsed row that fits. Out: its interactions, or the rule that leaves it out. An error in place of a
-response becomes an empty reply with the status `failed`. The result file of a batch has no questions: join
+Input: a parsed row that fits. Output: its interactions, or the rule that leaves it out. An error in place of
+a response becomes an empty reply with the status `failed`. The result file of a batch has no questions: join
 it with its requests by `custom_id` first.
 """
 
@@ -268,7 +268,7 @@ def _without_judgments(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own(row: Interaction, item: dict[str, Any], session: dict[str, Any]) -> Interaction:
-    """Return an exchange with its own values, and those of its session where it has none."""
+    """Return an exchange with its own values, and those of its session if it has none."""
     row_facts = {
         key: getattr(row, key) if getattr(row, key) is not None else session[key]
         for key in ("group", "domain", "stage", "model", "status", "split", "duration_ms", "max_tokens")

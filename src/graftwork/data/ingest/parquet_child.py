@@ -1,11 +1,11 @@
 """The process that decodes one Parquet file, with limited memory.
 
-In, as arguments: a path, the most bytes of a row, the memory for decoding, the most bytes of all rows. Out,
-on standard output: frames, each a header (`HEAD`: kind, row number, length) and a body; a row is JSON on
+Input, as arguments: a path, the most bytes of a row, the memory for decoding, the most bytes of all rows.
+Out, on standard output: frames, each a header (`HEAD`: kind, row number, length) and a body; a row is JSON on
 one line. The last frame is `END`: without it the process has died.
 
-Only a separate process can bound the format: a page of a hundred bytes can decode to gigabytes, the sizes
-in its footer are only claims, and the decoder is native code. Imports little, to start quickly.
+Only a separate process can bound the format: a page of a hundred bytes can decode to gigabytes, the sizes in
+its footer are only claims, and the decoder is native code. Imports little, to start quickly.
 """
 
 import struct
@@ -168,7 +168,7 @@ def _to_frame(row: "dict[str, Any] | bytes", *, number: int, longest: int) -> Fr
 
 
 def _write_value(value: Any) -> Any:
-    """Write what JSON has no type for: decimals and the like as text, bytes if they are text."""
+    """Write what JSON has no type for: decimals and similar as text, bytes if they are text."""
     if isinstance(value, bytes):
         try:
             return value.decode()

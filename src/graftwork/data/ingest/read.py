@@ -1,9 +1,9 @@
 """Reads rows into interactions, each with the file and line it came from.
 
-In: paths, or a block of JSON lines. Out: interactions and faults; a bad row is a fault that names its
-origin and never stops the good ones. Does not judge the content. A row has the format that the settings
-name, their mapping, or the first that fits. To add a built-in format, write `fits_NAME` and `read_NAME` and
-enter them in `FORMATS`; an installed package adds one through the entry points `graftwork.formats`.
+Input: paths, or a block of JSON lines. Output: interactions and faults; a bad row is a fault that names its
+origin and never stops the good ones. Does not judge the content. A row has the format that the settings name,
+their mapping, or the first that fits. To add a built-in format, write `fits_NAME` and `read_NAME` and enter
+them in `FORMATS`; an installed package adds one through the entry points `graftwork.formats`.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Spans of OpenTelemetry traces, from OTLP JSON, the SDK's console exporter and tables of spans.
 
-In: a parsed row. Out: spans with plain attributes, each with its path in the row for error messages, and
-log records that hold the content of calls. Does not know what an attribute means.
+Input: a parsed row. Output: spans with plain attributes, each with its path in the row for error messages,
+and log records that hold the content of calls. Does not know what an attribute means.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """Formats of traces: many spans in a row (OTLP JSON, MLflow), or one call per row (Langfuse, LangSmith).
 
-In: a parsed row that fits. Out: one interaction per call of a model, scores of other rows, what is left out
-by which rule, and a fault for each span that cannot be read: it does not stop the others.
+Input: a parsed row that fits. Output: one interaction per call of a model, scores of other rows, what is left
+out by which rule, and a fault for each span that cannot be read: it does not stop the others.
 """
 
 from collections import Counter

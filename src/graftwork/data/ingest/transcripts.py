@@ -1,6 +1,6 @@
 """Transcripts of coding agents: Claude Code and Codex write one file per session, one event per line.
 
-In: the lines of a file. Out: blocks of replies, each on the line where it begins, with the conversation
+Input: the lines of a file. Output: blocks of replies, each on the line where it begins, with the conversation
 before it; of the lines of a block its interactions, which share their messages. Claude Code links its lines
 into a tree, so edited prompts, side agents and compacted sessions are separate branches; Codex replaces its
 history when it compacts. What is not an exchange is counted.

@@ -1,7 +1,7 @@
 """Turns of a conversation as text, with tool calls and reasoning in the tags that models are trained on.
 
-In: a list of messages as common APIs log them, with the content parts of Gemini, Bedrock, OpenTelemetry,
-Vercel's AI SDK or pydantic-ai, or items of the Responses API. Out: turns whose `content` is what the model
+Input: a list of messages as common APIs log them, with the content parts of Gemini, Bedrock, OpenTelemetry,
+Vercel's AI SDK or pydantic-ai, or items of the Responses API. Output: turns whose `content` is what the model
 saw or wrote. Tool calls are in <tool_call> tags, tool definitions in a `# Tools` block of the system turn
 (both as in Qwen's template), the reply's reasoning in <think> tags before the answer. Reasoning of earlier
 turns is left out, as models are served without it.

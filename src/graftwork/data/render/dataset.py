@@ -1,10 +1,10 @@
 """From kept rows to dataset folders: rendered shards, packed sequences, the list of dropped rows, the
 manifest.
 
-In: the corpus, the kept rows and each model's subset. Out: `out/<content_hash>` per model, which appears
-whole or not at all. Shards are named by everything they depend on and are reused; datasets link to them.
-`content_hash` covers the manifest, and through the hashes in it every row. Packing is best fit decreasing:
-the longest row first, each into the fullest sequence with room.
+Input: the corpus, the kept rows and each model's subset. Output: `out/<content_hash>` per model, which
+appears whole or not at all. Shards are named by everything they depend on and are reused; datasets link to
+them. `content_hash` covers the manifest, and through the hashes in it every row. Packing is best fit
+decreasing: the longest row first, each into the fullest sequence with room.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Renders the kept rows of one block to shards of tokens, for every model that they belong to.
 
-In: a feature file, the numbers of the kept rows, and each model's split and weight for them. Out: one
+Input: a feature file, the numbers of the kept rows, and each model's split and weight for them. Output: one
 Parquet file per model and split, and a summary, written last. Tokens of conversations that an earlier run
 rendered are taken from its shards. Rows longer than `max_tokens` are dropped, split by turn, or lose their
 oldest turns; text is never cut. Runs in worker processes.

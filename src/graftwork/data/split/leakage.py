@@ -1,8 +1,8 @@
 """Proves that held-out questions are not trained on.
 
-In: the split assignment and which rows are kept. Out: nothing, or an error that names two rows. Compares
-the rows again with the same measures instead of trusting the grouping, so that correctly grouped rows never
-fail.
+Input: the split assignment and which rows are kept. Output: nothing, or an error that names two rows.
+Compares the rows again with the same measures instead of trusting the grouping, so that correctly grouped
+rows never fail.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Model subsets: the rows, splits and weights that each model under `models:` gets.
 
-In: columns of the kept rows, and the settings. Out: per model one value per row, and warnings about
-settings that match no row. Held-out rows are held out for every model. Draws use a hash and the seed, so
-rows that are logged later change little.
+Input: columns of the kept rows, and the settings. Output: per model one value per row, and warnings about
+settings that match no row. Held-out rows are held out for every model. Draws use a hash and the seed, so rows
+that are logged later change little.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Answers kept: those of one job, and those of earlier evaluations of the same subject.
 
-In: a job and its cases. Out: batches of what is missing, cut once and the same after every restart; a
+Input: a job and its cases. Output: batches of what is missing, cut once and the same after every restart; a
 journal of the answers. An answer is kept in a small file named by the hash of the question, so that any
 number of processes may read and write; a file that is torn or was changed is ignored. Does not know who
 answers.

@@ -1,7 +1,7 @@
 """`python -m graftwork.evaluate.ask.prompt_search JOB.json`: an instruction for the base, improved by gepa.
 
-In: training and validation cases, a first instruction, a budget of answers. Out: `prompt.json`, the prompt
-that does best on the validation cases; the first one where nothing is better. No test case is ever asked.
+Input: training and validation cases, a first instruction, a budget of answers. Output: `prompt.json`, the
+prompt that does best on the validation cases; the first one if nothing is better. No test case is ever asked.
 The package `gepa` is imported here and nowhere else.
 """
 

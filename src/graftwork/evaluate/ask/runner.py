@@ -1,9 +1,9 @@
 """Cases asked through an engine or an endpoint, every answer kept as soon as it is there.
 
-In: a job, its cases, an engine or the endpoint that the job names. Out: answers in a journal, then the time
-of single requests; progress with an estimate of the time left. A worker that was killed resumes after the
-last whole batch: batches are cut the same way every time, so that what is asked again comes out the same. A
-busy endpoint is asked again; one that stays broken ends the job, and its answers stay.
+Input: a job, its cases, an engine or the endpoint that the job names. Output: answers in a journal, then the
+time of single requests; progress with an estimate of the time left. A worker that was killed resumes after
+the last whole batch: batches are cut the same way every time, so that what is asked again comes out the same.
+A busy endpoint is asked again; one that stays broken ends the job, and its answers stay.
 """
 
 import threading

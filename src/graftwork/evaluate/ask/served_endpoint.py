@@ -1,7 +1,7 @@
 """Asks a running endpoint cases over HTTP: what users would get, with what the response headers say.
 
-In: the URL of an endpoint on this machine and cases. Out: one `ServedAnswer` for each. A request that fails
-is an answer too, with its status.
+Input: the URL of an endpoint on this machine and cases. Output: one `ServedAnswer` for each. A request that
+fails is an answer too, with its status.
 """
 
 import asyncio

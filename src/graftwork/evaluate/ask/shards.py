@@ -1,6 +1,6 @@
 """The cases of one subject shared out to several processes, here or on the nodes of a cluster.
 
-In: a job with `shards` over 1, and the cluster that the environment names, if any. Out: answers in the
+Input: a job with `shards` over 1, and the cluster that the environment names, if any. Output: answers in the
 shards' folders, copied into the job's own. Each shard has a folder, a lock and a model of its own, and the
 same folder on the nodes. If one dies here, all stop; a shard whose node dies goes on elsewhere after its last
 whole batch. A restart resumes from what they have.

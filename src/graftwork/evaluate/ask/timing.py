@@ -1,9 +1,10 @@
 """`python -m graftwork.evaluate.ask.timing JOB.json`: time single requests of several subjects in turn.
 
-In: a TimingJob as a file: subjects on one base, whose cases are answered, or are answered here first. Out:
-each subject's `generation.json` with the new times, their cases and the group that they were timed in. Timed
-one subject after the other, load that comes or goes in between looks like a difference of the models; timed
-in turn it falls on all alike. The base is loaded once and the adapters take turns, as `graft serve` answers.
+Input: a TimingJob as a file: subjects on one base, whose cases are answered, or are answered here first.
+Output: each subject's `generation.json` with the new times, their cases and the group that they were timed
+in. Timed one subject after the other, load that comes or goes in between looks like a difference of the
+models; timed in turn it falls on all alike. The base is loaded once and the adapters take turns, as `graft
+serve` answers.
 """
 
 import sys
@@ -26,7 +27,7 @@ PHASE = "timing single requests in turn"
 
 
 def time_subjects(job: TimingJob) -> None:
-    """Time the chosen cases of all subjects in turn, note the times of each; where asked to, answer first."""
+    """Time the chosen cases of all subjects in turn, note the times of each; if asked to, answer first."""
     with Heart(Path(job.folder)) as heart:
         shared = _SharedEngine(job)
         if job.answers_first:

@@ -1,7 +1,7 @@
 """`python -m graftwork.evaluate.ask.worker JOB.json`: one subject, all cases, in a process of its own.
 
-In: an EvalJob as a file. Out: `answers.jsonl`, and `generation.json` written last: its presence means that
-all answers are there. With `shards` over 1 the batches are shared out to several processes.
+Input: an EvalJob as a file. Output: `answers.jsonl`, and `generation.json` written last: its presence means
+that all answers are there. With `shards` over 1 the batches are shared out to several processes.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """What to try next, drawn from the answers and from how training went, the largest cause first. Pure.
 
-In: a report, its judged rules, the outcome and the steps of the run. Out: sentences. Reports only what was
-observed.
+Input: a report, its judged rules, the outcome and the steps of the run. Output: sentences. Reports only what
+was observed.
 """
 
 import math
@@ -57,7 +57,7 @@ class Training(NamedTuple):
     outcome: TrainOutcome
     steps: tuple[TrainStep, ...] = ()
     good: BetterRun | None = None
-    """The last run that did better, where there is one."""
+    """The last run that did better, if there is one."""
 
     @property
     def losses(self) -> list[float]:

@@ -1,8 +1,8 @@
 """The verdict: the rules of the project applied to a report. Pure.
 
-In: a report, the rules, how training went, whether anything is served yet. Out: a verdict with one sentence
-per rule, for one adapter or for several judged together; what ends an attempt (a broken invariant, a proven
-loss); and the checkpoint that the next training session starts from. Nothing is deployed that is not
+Input: a report, the rules, how training went, whether anything is served yet. Output: a verdict with one
+sentence per rule, for one adapter or for several judged together; what ends an attempt (a broken invariant, a
+proven loss); and the checkpoint that the next training session starts from. Nothing is deployed that is not
 proven.
 """
 

@@ -1,9 +1,10 @@
 """`graft gate --family`: the whole family answers an integration set through the real endpoint.
 
-In: an open project with `serve.family`, and a release that is to go live, if any. Out: a verdict with one
-rule for each promise: every route, the router, chains, fallbacks, memory and latency. The endpoint is asked
-the same cases as it is live, with the new member, and with that member away. A route whose answers are letter
-for letter the same has not got worse; one with other answers must not be worse by more than the margin.
+Input: an open project with `serve.family`, and a release that is to go live, if any. Output: a verdict with
+one rule for each promise: every route, the router, chains, fallbacks, memory and latency. The endpoint is
+asked the same cases as it is live, with the new member, and with that member away. A route whose answers are
+letter for letter the same has not got worse; one with other answers must not be worse by more than the
+margin.
 """
 
 import math

@@ -1,9 +1,9 @@
 """The figure that a rule is applied to, the cases that have no grade, the cases needed to settle it, and how
 the gate says all this.
 
-In: what was measured of a subject, a rule, the session of each case. Out: a Metric with bounds (infinite
-where so few measurements give none); ungraded cases, which count against the candidate; counts of cases for
-a power of 80 %; rules, differences, reasons and changed rules as sentences. Decides nothing.
+Input: what was measured of a subject, a rule, the session of each case. Output: a Metric with bounds
+(infinite where so few measurements give none); ungraded cases, which count against the candidate; counts of
+cases for a power of 80 %; rules, differences, reasons and changed rules as sentences. Decides nothing.
 """
 
 import math
@@ -198,10 +198,10 @@ def find_ungraded_pairs(report: Report, name: str, *, other: SubjectReport) -> f
 
 
 def never_vacuous(rule: RuleResult, *, report: Report) -> RuleResult:
-    """The rule as judged; unknown, with the reason, where no case is of the kind that it is about.
+    """The rule as judged; unknown, with the reason, if no case is of the kind that it is about.
 
     "Refuses just where the reference does" holds for every model on a log without a refusal: that passes
-    nothing. What fails all the same has failed.
+    nothing. What fails anyway has failed.
     """
     metric = report.candidate.metrics.get(rule.metric)
     why = metric.vacuous if metric is not None else ""

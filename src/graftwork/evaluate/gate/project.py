@@ -1,6 +1,6 @@
 """What a gate needs from project and store: the champion, earlier reports and verdicts, the rules of a run.
 
-In: an open project. Out: the report with the champion among its subjects where both answered the same
+Input: an open project. Output: the report with the champion among its subjects where both answered the same
 cases in the same way; reports and verdicts by adapter; a note where the rules were changed since the run
 began. Asks no model.
 """
@@ -101,7 +101,7 @@ def surroundings_of(champion: Champion) -> Surroundings:
 
 
 def read_report(work: OpenProject, release: Release) -> Report | None:
-    """The report that a release carries, its bytes checked; None where it has none."""
+    """The report that a release carries, its bytes checked; None if it has none."""
     promised = next((file.sha256 for file in release.files if file.path == REPORT), None)
     path = open_store(work).folder(release.id) / REPORT
     if promised is None or not path.is_file():
@@ -132,7 +132,7 @@ def keep_report(work: OpenProject, adapter_hash: str, report: Report) -> None:
 
 
 def find_report(work: OpenProject, adapter_hash: str) -> Report | None:
-    """None where the adapter was never judged here, or by a version that wrote otherwise."""
+    """None if the adapter was never judged here, or by a version that wrote otherwise."""
     return read_record(Report, _place(work, adapter_hash))
 
 

@@ -1,9 +1,9 @@
 """One rule judged: a limit, a margin against another subject, a gain or saving; and the pairs it compares.
 
-In: a rule and the report. Out: a RuleResult. A rule that the point estimate keeps and its bound does not is
-"unknown", not "fail": more cases would settle it. Margins are one-sided at the report's confidence. A Pair is
-the candidate compared with another subject on the same cases; a gain is better whichever way the metric
-counts. Pure.
+Input: a rule and the report. Output: a RuleResult. A rule that the point estimate keeps and its bound does
+not is "unknown", not "fail": more cases would settle it. Margins are one-sided at the report's confidence. A
+Pair is the candidate compared with another subject on the same cases; a gain is better whichever way the
+metric counts. Pure.
 """
 
 import math

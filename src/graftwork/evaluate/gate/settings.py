@@ -1,6 +1,6 @@
 """What graft.yaml says about the gate, checked when it is read.
 
-In: rules as people write them. Out: frozen settings with a hash, so that a change of the rules shows.
+Input: rules as people write them. Output: frozen settings with a hash, so that a change of the rules shows.
 Knows the names of the metrics, not how they are measured.
 """
 

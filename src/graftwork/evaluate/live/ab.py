@@ -1,9 +1,9 @@
 """Two releases compared while answers come in: stopped when it is decided, not before. Pure.
 
-In: graded answers in an order that does not depend on them; the captures of each arm. Out: who won, on how
-many sessions, and how each arm did. Each session counts once. The tests are valid however often the result
-is read (`statistics.anytime`). What a large model or a fallback answered in place of an arm counts for that
-arm. Does not know who asked the models.
+Input: graded answers in an order that does not depend on them; the captures of each arm. Output: who won, on
+how many sessions, and how each arm did. Each session counts once. The tests are valid however often the
+result is read (`statistics.anytime`). What a large model or a fallback answered in place of an arm counts for
+that arm. Does not know who asked the models.
 """
 
 import hashlib

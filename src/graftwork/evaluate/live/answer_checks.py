@@ -1,7 +1,7 @@
 """The project's checks of a live answer: what decides whether a large model must answer.
 
-In: an open project and the names of metrics or checks. Out: the first one that an answer fails. Uses the
-graders of the evaluation, without a reference.
+Input: an open project and the names of metrics or checks. Output: the first one that an answer fails. Uses
+the graders of the evaluation, without a reference.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """The canary: a new release answers a share of the sessions until a test promotes it or rolls it back.
 
-In: an open project, a release, the share. Out: a `CanaryReport`. `decide_canary` is the rule, `run_canary`
-carries it out. Endpoints read the running canary with the aliases. They stop it by themselves when its
-command ends or dies: its lease runs out.
+Input: an open project, a release, the share. Output: a `CanaryReport`. `decide_canary` is the rule,
+`run_canary` carries it out. Endpoints read the running canary with the aliases. They stop it by themselves
+when its command ends or dies: its lease runs out.
 """
 
 import re
@@ -144,7 +144,7 @@ def parse_share(text: str) -> float:
 
 
 def find_canary(work: OpenProject, *, clock: Callable[[], float] = time.time) -> SplitSettings | None:
-    """The experiment of the running canary, for endpoints; None where none runs or its lease has ended.
+    """The experiment of the running canary, for endpoints; None if none runs or its lease has ended.
 
     Endpoints run one experiment at a time: the canary that began first.
     """

@@ -1,8 +1,8 @@
 """Two releases compared on cases that both are asked, or on live traffic.
 
-In: an open project, two releases, a metric. Out: an ABResult. The metric is noted before the first result
-is read, so that the number of metrics tried on a pair is known. Live answers are read in the order they
-were kept, each once.
+Input: an open project, two releases, a metric. Output: an ABResult. The metric is noted before the first
+result is read, so that the number of metrics tried on a pair is known. Live answers are read in the order
+they were kept, each once.
 """
 
 import json

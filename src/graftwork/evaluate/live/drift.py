@@ -1,6 +1,6 @@
 """How far live captures have moved from the training data of the last dataset, and when to train again.
 
-In: an open project. Out: a `PromptDrift`. It is kept until dataset or captures change.
+Input: an open project. Output: a `PromptDrift`. It is kept until dataset or captures change.
 """
 
 from collections import defaultdict

@@ -1,7 +1,7 @@
 """Shadow traffic: two releases compared by the requests that one answered and the other got copies of.
 
-In: an open project and what `serve.shadow` kept. Out: an ABResult by one metric, or a ShadowSummary by all
-checks of the project. Each session counts once.
+Input: an open project and what `serve.shadow` kept. Output: an ABResult by one metric, or a ShadowSummary by
+all checks of the project. Each session counts once.
 """
 
 import statistics
@@ -36,7 +36,7 @@ ShadowPair = tuple[Capture, Capture]
 class ShadowPairs:
     """Pairs of requests that one of the champions was asked and their copies, the first of each session.
 
-    A champion whose answer failed a check of `serve.escalate` was asked all the same.
+    A champion whose answer failed a check of `serve.escalate` was asked anyway.
     """
 
     def __init__(self, work: OpenProject, champions: Collection[str], challenger: str) -> None:
@@ -141,7 +141,7 @@ MOST_PAIRS = 5000
 
 
 def summarize_shadow(work: OpenProject) -> ShadowSummary | None:
-    """The pair of `serve.shadow` by every check of the project; None where no shadow is set up."""
+    """The pair of `serve.shadow` by every check of the project; None if no shadow is set up."""
     settings = work.project.settings.serve.shadow
     if settings is None:
         return None
@@ -185,7 +185,7 @@ def summarize_shadow(work: OpenProject) -> ShadowSummary | None:
 
 
 def _compare(work: OpenProject, name: str, pairs: list[ShadowPair], confidence: float) -> ShadowCheck | None:
-    """None where the check cannot be run here."""
+    """None if the check cannot be run here."""
 
     def grade_case(case: Case, reply: str) -> float | None:
         return live.grade(name, [message.model_dump() for message in case.messages], reply)

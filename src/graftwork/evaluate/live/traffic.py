@@ -1,7 +1,7 @@
 """`graft release ab`: what was asked, and the comparison that answers it.
 
-In: an open project and an `ABRequest`. Out: an ABResult, or a ShadowSummary where no releases are named.
-`comparison.py` compares on cases and on live traffic, `shadow.py` on its copies.
+Input: an open project and an `ABRequest`. Output: an ABResult, or a ShadowSummary where no releases are
+named. `comparison.py` compares on cases and on live traffic, `shadow.py` on its copies.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
 """Tests that may be looked at after every answer, and stopped when they are decided.
 
-In: wins and losses, or successes of two arms, as they come. Out: the evidence so far, and intervals
+Input: wins and losses, or successes of two arms, as they come. Output: the evidence so far, and intervals
 that hold at all times at once. Pure; does not know where the traffic comes from.
 
-Each test is a bet against "no difference" that is fair while there is none: the capital starts at 1
-and, by Ville's inequality, reaches 1 / alpha with a chance of at most alpha however often one looks. The
-bets on pairs are mixed over every possible effect by Jeffreys' prior, which has a closed form.
+Each test is a bet against "no difference" that is fair while there is none: the capital starts at 1 and, by
+Ville's inequality, reaches 1 / alpha with a chance of at most alpha however often one looks. The bets on
+pairs are mixed over every possible effect by Jeffreys' prior, which has a closed form.
 """
 
 import math

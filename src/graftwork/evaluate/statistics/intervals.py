@@ -1,8 +1,8 @@
 """Exact intervals of rates and quantiles, and what they are computed with: bisection, the incomplete beta
 function.
 
-In: successes of n, or measured values. Out: bounds, infinite where the values are too few. Pure; no normal
-approximation replaces the binomial here.
+Input: successes of n, or measured values. Output: bounds, infinite where the values are too few. Pure; no
+normal approximation replaces the binomial here.
 """
 
 import math

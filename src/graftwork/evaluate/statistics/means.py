@@ -1,8 +1,8 @@
 """Intervals and tests of means: bounded grades, numbers by resampling, and cluster-robust Student's t.
 
-In: values, the cluster (session) of each, for bounded values the least and the largest that is possible. Out:
-the chance of such values if the mean is no higher than a limit, an interval and the name of its method. The
-same values and seed give the same interval. Pure.
+Input: values, the cluster (session) of each, for bounded values the least and the largest that is possible.
+Output: the chance of such values if the mean is no higher than a limit, an interval and the name of its
+method. The same values and seed give the same interval. Pure.
 
 Bounded values have Gaffke's test (Three test statistics for a nonparametric one-sided hypothesis on the mean
 of a nonnegative variable, 2005): add one more unit with the worst possible value, give every unit a random

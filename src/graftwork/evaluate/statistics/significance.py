@@ -1,7 +1,7 @@
 """Tests and their power: McNemar's exact test, sign flips, Holm's correction, cases needed.
 
-In: wins and losses, paired scores with their clusters, or p values. Out: probabilities and counts. Pure.
-Sign flips are exact where feasible, else seeded and random; the power of McNemar's test is summed over
+Input: wins and losses, paired scores with their clusters, or p values. Output: probabilities and counts.
+Pure. Sign flips are exact where feasible, else seeded and random; the power of McNemar's test is summed over
 every outcome.
 """
 
@@ -249,7 +249,7 @@ def mcnemar_power(n: int, *, win_rate: float, loss_rate: float, confidence: floa
 def detectable_difference(n: int, *, loss_rate: float = USUAL_LOSS_RATE, confidence: float = 0.95) -> float:
     """The smallest gain (wins less losses, as a share) that `n` pairs show with the usual power.
 
-    `loss_rate` is the share of the cases that get worse all the same. Infinite where no gain would show.
+    `loss_rate` is the share of the cases that get worse anyway. Infinite where no gain would show.
     """
     _check_loss_rate(loss_rate)
     room = 1 - 2 * loss_rate

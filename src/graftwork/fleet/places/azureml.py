@@ -1,6 +1,6 @@
 """Azure Machine Learning as a place, by azure-ai-ml. Contract-tested against a stand-in, not live-validated.
 
-In: an order. Out: a command job whose name is the job's label: a second request with that name makes no
+Input: an order. Output: a command job whose name is the job's label: a second request with that name makes no
 second job. Bundles and results go through a datastore of the workspace, which the job mounts. Secrets go
 through Key Vault, which the job reads on behalf of the user.
 """

@@ -1,6 +1,6 @@
 """Hosts that are there already: this machine (`local`), others over plain SSH (`ssh`), nodes of a cluster.
 
-In: an order with its bundle. Out: a job in `jobs/<label>` of the host's folder, which outlives the
+Input: an order with its bundle. Output: a job in `jobs/<label>` of the host's folder, which outlives the
 connection. All run the commands of `far_side.py` with the host's Python: no daemon, no root, no container,
 nothing installed. Only files that the host does not have are sent. What starts a job in a folder that all
 nodes of a cluster share is the work of the cluster.

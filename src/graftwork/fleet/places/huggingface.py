@@ -1,6 +1,6 @@
 """Jobs of Hugging Face as a place, by huggingface_hub. Contract-tested with a stand-in, not live-validated.
 
-In: an order. Out: a job whose name is the job's label, with the provider's own time limit. Bundles and
+Input: an order. Output: a job whose name is the job's label, with the provider's own time limit. Bundles and
 results go through a private dataset repository, which the job mounts to read and commits to. Secrets are
 those of the Jobs API; the job gets the token, to push.
 """

@@ -1,8 +1,9 @@
 """Kaggle as a place, by Kaggle's own client. Contract-tested against a stand-in, not live-validated.
 
-In: an order. Out: a private kernel whose name is the job's label. Bundles travel as private datasets, one for
-what seldom changes (data and base) and one for the rest; results are the kernel's output. A session cannot be
-ended from outside: the job looks for a dataset named `<label>-stop`, and its time limit is set at Kaggle too.
+Input: an order. Output: a private kernel whose name is the job's label. Bundles travel as private datasets,
+one for what seldom changes (data and base) and one for the rest; results are the kernel's output. A session
+cannot be ended from outside: the job looks for a dataset named `<label>-stop`, and its time limit is set at
+Kaggle too.
 """
 
 import http.client

@@ -1,8 +1,8 @@
 """Lambda Cloud as a place, by its REST API v1. Contract-tested against a stand-in, not live-validated.
 
-In: an order. Out: an instance whose name is the job's label. Lambda bills it until it is terminated, also
-when the machine is shut down from within. LAMBDA_API_KEY holds the key of the account, LAMBDA_API_BASE_URL
-another address of the API.
+Input: an order. Output: an instance whose name is the job's label. Lambda bills it until it is terminated,
+also when the machine is shut down from within. LAMBDA_API_KEY holds the key of the account,
+LAMBDA_API_BASE_URL another address of the API.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """Places without an API: a notebook and a bundle to carry there, and the result to carry back.
 
-In: an order. Out: `<root>/<label>/` with the packed bundle, a notebook for Colab, SageMaker Studio Lab and
-others, and instructions. The job counts as running until its results are received.
+Input: an order. Output: `<root>/<label>/` with the packed bundle, a notebook for Colab, SageMaker Studio Lab
+and others, and instructions. The job counts as running until its results are received.
 """
 
 import json

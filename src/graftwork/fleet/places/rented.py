@@ -1,8 +1,8 @@
 """Machines that are rented by a REST API and reached over SSH, and the client of such an API.
 
-In: a provider's requests, as a subclass states them. Out: a place. The machine gets a public SSH key; the
-bundle and the secrets go to it over SSH once it is up (`deliver`), never through the API. Requests that may
-be repeated are, while the server is busy or broken; a creation is sent once.
+Input: a provider's requests, as a subclass states them. Output: a place. The machine gets a public SSH key;
+the bundle and the secrets go to it over SSH once it is up (`deliver`), never through the API. Requests that
+may be repeated are, while the server is busy or broken; a creation is sent once.
 """
 
 import json

@@ -1,7 +1,7 @@
 """RunPod as a place, by its REST API v2 (beta). Contract-tested against a stand-in, not live-validated.
 
-In: an order. Out: a pod whose name is the job's label, with a timer that ends it. RUNPOD_API_KEY holds the
-key of the account, RUNPOD_API_BASE_URL another address of the API.
+Input: an order. Output: a pod whose name is the job's label, with a timer that ends it. RUNPOD_API_KEY holds
+the key of the account, RUNPOD_API_BASE_URL another address of the API.
 """
 
 import shlex

@@ -1,8 +1,8 @@
 """SageMaker as a place, by boto3. Contract-tested against a stand-in, not live-validated.
 
-In: an order. Out: a training job whose name is the job's label: SageMaker refuses a second one of that name.
-Bundles and results go through S3; the work folder is the job's checkpoint folder, which SageMaker copies to
-S3 and brings back after a spot machine was taken away. Secrets go through Secrets Manager.
+Input: an order. Output: a training job whose name is the job's label: SageMaker refuses a second one of that
+name. Bundles and results go through S3; the work folder is the job's checkpoint folder, which SageMaker
+copies to S3 and brings back after a spot machine was taken away. Secrets go through Secrets Manager.
 """
 
 import json

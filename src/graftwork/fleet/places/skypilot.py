@@ -1,8 +1,9 @@
 """SkyPilot as a place, by its command in an environment of its own. Contract-tested, not live-validated.
 
-In: an order. Out: a managed job of SkyPilot whose name is the job's label; SkyPilot finds a machine in any of
-its clouds, recovers the job after a preemption, and takes the machine down at its end. Bundles and results go
-through a bucket that the job mounts. Secrets are those of SkyPilot, passed in the environment of the command.
+Input: an order. Output: a managed job of SkyPilot whose name is the job's label; SkyPilot finds a machine in
+any of its clouds, recovers the job after a preemption, and takes the machine down at its end. Bundles and
+results go through a bucket that the job mounts. Secrets are those of SkyPilot, passed in the environment of
+the command.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Jobs whose files go through a provider's storage: what is sent, the stop flag, the results.
 
-In: a `JobStorage`, which a place implements with its own client, and a bundle. Out: `blobs/<sha256>`, sent
-once whatever job needs them; `jobs/<label>/in` for the start of a job; `jobs/<label>/out`, which the job
+Input: a `JobStorage`, which a place implements with its own client, and a bundle. Output: `blobs/<sha256>`,
+sent once whatever job needs them; `jobs/<label>/in` for the start of a job; `jobs/<label>/out`, which the job
 fills. How a job is started, shown and canceled is the work of each place.
 """
 

@@ -1,8 +1,8 @@
 """Combines LoRA adapters of one base into one: average, linear, TIES, DARE. Pure, without torch.
 
-In: for each adapter its pairs of factors with their scales, and a weight. Out: pairs of one adapter, scale 1.
-`average` adds up what the adapters change and keeps the best approximation of the given rank; the others
-combine the factors themselves, as PEFT's `add_weighted_adapter` does.
+Input: for each adapter its pairs of factors with their scales, and a weight. Output: pairs of one adapter,
+scale 1. `average` adds up what the adapters change and keeps the best approximation of the given rank; the
+others combine the factors themselves, as PEFT's `add_weighted_adapter` does.
 """
 
 import math

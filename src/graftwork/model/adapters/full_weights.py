@@ -1,8 +1,8 @@
 """Weights learned as a whole: saved as a folder like a model's, loaded next to the base's own.
 
-In: a model whose weights are trained, or a folder of such weights. Out: the folder
-(model.safetensors, config.json), or a model that holds both sets of weights and lets one act, as it
-does with adapters. Costs the memory of the whole model again for every set.
+Input: a model whose weights are trained, or a folder of such weights. Output: the folder (model.safetensors,
+config.json), or a model that holds both sets of weights and lets one act, as it does with adapters. Costs the
+memory of the whole model again for every set.
 """
 
 from pathlib import Path

@@ -1,10 +1,10 @@
 """Layers with low-rank adapters: linear ones, stacked experts, and one adapter for each row of a batch.
 
-In: a frozen layer of any kind that multiplies by a weight, or the module that holds the stacks of its
-experts, [experts, outputs, inputs] each. Out: the same layer, of which one adapter or none acts. Adapters are
-kept in float32 and work in the type of what flows through. Tensors of experts have the names and the layout
-that PEFT gives them (`target_parameters`): A is [experts · rank, inputs], B [outputs, rank · experts]. Knows
-no files. The training steps of each device write this product out: `train/cpu/linear.py`,
+Input: a frozen layer of any kind that multiplies by a weight, or the module that holds the stacks of its
+experts, [experts, outputs, inputs] each. Output: the same layer, of which one adapter or none acts. Adapters
+are kept in float32 and work in the type of what flows through. Tensors of experts have the names and the
+layout that PEFT gives them (`target_parameters`): A is [experts · rank, inputs], B [outputs, rank · experts].
+Knows no files. The training steps of each device write this product out: `train/cpu/linear.py`,
 `train/gpu/linear.py`.
 
 `AdapterRows` stacks the matrices of several adapters for each layer, so that all rows of a batch cost two

@@ -1,8 +1,8 @@
 """An adapter merged into its base, weight by weight: no model is held, let alone two.
 
-In: the base's folder, the adapter's, an empty folder. Out: a folder that transformers loads: the same
-files as the base's, of which only the adapted weights differ. Each is merged in float32 and written
-in the type that the base has on disk. Does not know what the model is for.
+Input: the base's folder, the adapter's, an empty folder. Output: a folder that transformers loads: the same
+files as the base's, of which only the adapted weights differ. Each is merged in float32 and written in the
+type that the base has on disk. Does not know what the model is for.
 """
 
 import math

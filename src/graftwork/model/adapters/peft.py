@@ -1,9 +1,9 @@
 """LoRA adapters: attached to a model, saved and loaded as plain PEFT folders.
 
-In: a model and the shape of an adapter, or a PEFT folder. Out: the model with adapters next to its
-linear layers; the base weights stay where and what they are. Several adapters can be attached at
-once; one of them, or none, is active. A folder of full weights is taken like an adapter.
-`make_trainable` and `save_trained` are what the trainer calls, whatever the method.
+Input: a model and the shape of an adapter, or a PEFT folder. Output: the model with adapters next to its
+linear layers; the base weights stay where and what they are. Several adapters can be attached at once; one of
+them, or none, is active. A folder of full weights is taken like an adapter. `make_trainable` and
+`save_trained` are what the trainer calls, whatever the method.
 """
 
 import json

@@ -1,14 +1,13 @@
 """Messages to tokens by the model's own chat template, with proof of what is trained on.
 
-In: messages and a reply. Out: tokens, and the place from which on they are the reply. Needs only
+Input: messages and a reply. Output: tokens, and the place from which on they are the reply. Needs only
 `tokenizers` and `jinja2`, neither torch nor transformers.
 
-The proof: control tokens come from the template alone, and the text between them is encoded with
-all special tokens switched off, so that content which spells `<|im_end|>` stays text and cannot
-forge a turn. What is trained decodes to the reply and ends with the end-of-turn token; a row for
-which that does not hold is refused. White space at the edges of the reply is the template's: where
-it trims it or writes some, as in serving, what is trained decodes to the reply as the template
-writes it.
+The proof: control tokens come from the template alone, and the text between them is encoded with all special
+tokens switched off, so that content which spells `<|im_end|>` stays text and cannot forge a turn. What is
+trained decodes to the reply and ends with the end-of-turn token; a row for which that does not hold is
+refused. White space at the edges of the reply is the template's: where it trims it or writes some, as in
+serving, what is trained decodes to the reply as the template writes it.
 """
 
 import hashlib
@@ -53,8 +52,8 @@ if TYPE_CHECKING:
 
     from graftwork.model.chat.tool_form import ToolForm
 
-# A chat template that writes tools and calls as rows have them, around one that has no form for calls.
-# In: the source of a template. Out: Jinja source that puts the tools into the system turn and the calls into
+# A chat template that writes tools and calls as rows have them, around one that has no form for calls. Input:
+# the source of a template. Output: Jinja source that puts the tools into the system turn and the calls into
 # tags, and continues with the template. With it, other servers ask a model as it was trained.
 _TEXTS = {
     "$ANY": ANY_ARGUMENTS,

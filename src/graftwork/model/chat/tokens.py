@@ -1,9 +1,10 @@
 """Texts to tokens, many times as fast as the tokenizer alone: words are cut here, their tokens remembered.
 
-In: texts without control tokens. Out: their tokens, proven on samples to be the tokenizer's. A pattern cuts
-text into words by sets of letters, digits and spaces: for ASCII, and wide ones for all characters on which
-every version of Unicode agrees (what has been of one kind since version 3.2, and emoji, which no version has
-ever counted as letters or digits). Text with any other character (`uncertain`) is left to the tokenizer.
+Input: texts without control tokens. Output: their tokens, proven on samples to be the tokenizer's. A pattern
+cuts text into words by sets of letters, digits and spaces: for ASCII, and wide ones for all characters on
+which every version of Unicode agrees (what has been of one kind since version 3.2, and emoji, which no
+version has ever counted as letters or digits). Text with any other character (`uncertain`) is left to the
+tokenizer.
 """
 
 import re

@@ -1,8 +1,8 @@
 """How a chat template writes tool calls, learned from what it writes.
 
-In: a function that renders an assistant's turn. Out: the form (what stands before, between and after the
-calls), by which a turn is read back to text and calls; None for a template whose calls cannot be read back.
-The calls themselves must be JSON with a name and arguments, one by one or as a list.
+Input: a function that renders an assistant's turn. Output: the form (what stands before, between and after
+the calls), by which a turn is read back to text and calls; None for a template whose calls cannot be read
+back. The calls themselves must be JSON with a name and arguments, one by one or as a list.
 """
 
 import json

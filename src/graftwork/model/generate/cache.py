@@ -1,8 +1,8 @@
 """Keys and values of all running requests in one tensor: a row of it is a slot, a column a position.
 
-In: the shape of a model's keys, how many slots and columns are needed. Out: a cache that transformers writes
-through; which slots and columns a pass reads and writes is set before it and never changes an address. The
-last column is for what is padding: it is written and never read by a request.
+Input: the shape of a model's keys, how many slots and columns are needed. Output: a cache that transformers
+writes through; which slots and columns a pass reads and writes is set before it and never changes an address.
+The last column is for what is padding: it is written and never read by a request.
 
 Its attention computes one new token for each row, with keys and values shared by a group of heads. The stock
 path copies them for every head of a group, which costs more than the attention itself. It is registered

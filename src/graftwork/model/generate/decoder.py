@@ -1,8 +1,8 @@
 """Continuous batching: ended rows are replaced by waiting ones at every step.
 
-In: requests, at any time. Out: their tokens, one step after the other. Keys and values lie in slots; the
-same passes run on a CPU and, recorded as CUDA graphs, on a GPU, which is one step ahead of what is
-known here, so that it never waits. What a row answers depends on its batch only by rounding.
+Input: requests, at any time. Output: their tokens, one step after the other. Keys and values lie in slots;
+the same passes run on a CPU and, recorded as CUDA graphs, on a GPU, which is one step ahead of what is known
+here, so that it never waits. What a row answers depends on its batch only by rounding.
 """
 
 from collections import deque
@@ -187,7 +187,7 @@ class SlotDecoder:
             self.step()
 
     def reserve(self, slots: int, columns: int) -> None:
-        """Make room beforehand, where it is known what comes."""
+        """Make room beforehand, if it is known what comes."""
         self._ensure(*self._sizes.room(min(slots, self.slots), columns))
 
     def reset(self) -> list[GenerationRequest]:

@@ -1,7 +1,7 @@
 """Generation: prompts in, answers out, through the decoder that fits the model.
 
-In: prompts as tokens. Out: the generated tokens and why generation stopped. Knows nothing of templates, cases
-or HTTP.
+Input: prompts as tokens. Output: the generated tokens and why generation stopped. Knows nothing of templates,
+cases or HTTP.
 """
 
 from collections import deque

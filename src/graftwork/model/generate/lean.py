@@ -1,7 +1,7 @@
 """Prompts, and one new token for each row: the products without the modules around them.
 
-In: a model of a family with Llama's blocks, and the cache of its slots. Out: logits, as the model itself
-gives them up to rounding. Linear layers are called as they are, so that adapters act. On a CPU prompts
+Input: a model of a family with Llama's blocks, and the cache of its slots. Output: logits, as the model
+itself gives them up to rounding. Linear layers are called as they are, so that adapters act. On a CPU prompts
 lie side by side, without padding. On a GPU one more token takes half of the kernels of the model's own pass,
 each of which takes longer to follow the last one than to compute.
 """

@@ -1,8 +1,8 @@
 """CUDA graphs: a pass over fixed shapes as a single launch on a GPU.
 
 A small model's pass is hundreds of tiny kernels: launched one by one, the GPU waits for Python most of the
-time. In: a key and a function that reads and writes tensors of fixed addresses. Out: its result, recorded at
-first use and replayed from then on. A recording holds as long as no tensor that it uses moves.
+time. Input: a key and a function that reads and writes tensors of fixed addresses. Output: its result,
+recorded at first use and replayed from then on. A recording holds as long as no tensor that it uses moves.
 """
 
 import logging

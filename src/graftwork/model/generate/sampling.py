@@ -1,7 +1,7 @@
 """Requests for answers, and sampling: the next token of each row, chosen on the device with the logits.
 
-In: logits, how each row is sampled and which of its tokens comes next. Out: token ids, without waiting for a
-GPU. A sampled token depends on the seed, the row and the position only, not on the device or the batch.
+Input: logits, how each row is sampled and which of its tokens comes next. Output: token ids, without waiting
+for a GPU. A sampled token depends on the seed, the row and the position only, not on the device or the batch.
 
 A request may constrain which tokens come next and ask for log-probabilities; rows without either cost
 nothing.

@@ -1,9 +1,9 @@
 """Continuous batching: how many slots and columns there are, which request has which slot, which comes next.
 
-In: requests, each of a group; those that ended. Out: the requests to start, in the order in which they came,
-and the moves that bring the running ones together. Requests of two groups never run at once: a group needs
-other weights. What each slot holds the keys of is known here, and where a new prompt finds its beginning.
-Knows no tensors.
+Input: requests, each of a group; those that ended. Output: the requests to start, in the order in which they
+came, and the moves that bring the running ones together. Requests of two groups never run at once: a group
+needs other weights. What each slot holds the keys of is known here, and where a new prompt finds its
+beginning. Knows no tensors.
 
 The generator asks here for its sizes before it allocates, and the plan before it runs, so that they agree.
 """

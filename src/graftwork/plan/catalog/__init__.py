@@ -1,8 +1,8 @@
 """Facts that come with the package, dated and with a source a row; and a team's own rows over them.
 
-A table is a file of the package, and a team's own file of that name over it. In: its name, what its columns
-are, and a folder of the team's own files. Out: its rows, each knowing its file and line. What the columns
-mean is known to `hardware.py`, `models.py` and `prices.py`.
+A table is a file of the package, and a team's own file of that name over it. Input: its name, what its
+columns are, and a folder of the team's own files. Output: its rows, each knowing its file and line. What the
+columns mean is known to `hardware.py`, `models.py` and `prices.py`.
 """
 
 import csv

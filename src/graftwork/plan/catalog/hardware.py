@@ -1,7 +1,7 @@
 """GPUs and CPUs by name: what their makers state, and what was measured.
 
-In: a name as people, drivers or price lists write it. Out: its figures with their source and date; and what
-frozen weights in fewer bits cost and gain in training, as measured. Does not look at this machine.
+Input: a name as people, drivers or price lists write it. Output: its figures with their source and date; and
+what frozen weights in fewer bits cost and gain in training, as measured. Does not look at this machine.
 """
 
 import re

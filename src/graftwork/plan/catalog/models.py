@@ -1,7 +1,7 @@
 """Shapes of known models, and of any model whose config.json is at hand.
 
-In: a name, a folder or a config.json. Out: its sizes with their source and date. Reads no weights where a
-name is given; needs no torch.
+Input: a name, a folder or a config.json. Output: its sizes with their source and date. Reads no weights where
+a name is given; needs no torch.
 """
 
 from pathlib import Path

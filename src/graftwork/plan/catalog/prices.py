@@ -1,7 +1,7 @@
 """What places ask for machines, and under which rules; what providers ask for tokens of their models.
 
-In: nothing but the catalog and the team's own rows over it. Out: offers, places, and prices by the name that
-a log has for a model, dated. Does not fetch prices; says how old they are. Prices that others quoted are
+Input: nothing but the catalog and the team's own rows over it. Output: offers, places, and prices by the name
+that a log has for a model, dated. Does not fetch prices; says how old they are. Prices that others quoted are
 kept apart from those that plans use.
 """
 

@@ -1,7 +1,7 @@
 """Answers `graft plan fit`: the fastest strategy that fits, or by how much none does. Pure.
 
-In: a question; rates of a probe and a traced peak where there are any. Out: a FitAnswer, every figure with a
-range: the reasons for the strategy in sentences, and where nothing fits, what would, one change at a time,
+Input: a question; rates of a probe and a traced peak if there are any. Output: a FitAnswer, every figure with
+a range: the reasons for the strategy in sentences, and where nothing fits, what would, one change at a time,
 each computed; and the strategy as the files that trainers take, as text: graft.yaml, a DeepSpeed JSON, an
 accelerate YAML. Reads only the shipped catalogs, for models that would fit instead.
 """

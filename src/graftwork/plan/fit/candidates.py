@@ -1,6 +1,6 @@
 """The two steps as candidates: graft's own on one GPU at its best tunings, and the plain one. Pure.
 
-In: a question, how the run is shared, what the GPU reaches. Out: candidates, each one strategy with its
+Input: a question, how the run is shared, what the GPU reaches. Output: candidates, each one strategy with its
 figures: the memory of GPU and host, the seconds of a step, the generation of GRPO, whether it fits, its
 settings and its name. The engine of our own step measures its first one and keeps less where that was too
 much; so what decides is whether the leanest tuning fits. Plain means transformers and PEFT, or the step of
@@ -559,9 +559,9 @@ def sampled_bytes(question: FitQuestion) -> float:
 
 
 def own_step_candidates(question: FitQuestion, *, rates: StepRates, level: Level) -> list[FitCandidate]:
-    """The fastest tuning that fits; where none does, the leanest that there is.
+    """The fastest tuning that fits; if none does, the leanest that there is.
 
-    A tuning that fills the GPU needs room to give way; where it has none, one with a margin is taken.
+    A tuning that fills the GPU needs room to give way; if it has none, one with a margin is taken.
     """
     room, spread = own_limit(question), RESERVED_SPREAD[level]
     for limit in (room, room / (1 + spread)):

@@ -1,7 +1,7 @@
 """A question of fit with what the project, this machine and a probe know of it, and its answer.
 
-In: what the user stated. Out: a FitAnswer. Reads the project's file and its dataset's manifest, asks the
-driver which GPUs there are, and with `trace` starts the tracer in a child process. Loads no model.
+Input: what the user stated. Output: a FitAnswer. Reads the project's file and its dataset's manifest, asks
+the driver which GPUs there are, and with `trace` starts the tracer in a child process. Loads no model.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The question of `graft plan fit`, and what follows from it before any strategy is tried. Pure.
 
-In: a model, a machine, what the user stated. Out: a FitQuestion; the memory available, the setup of the
+Input: a model, a machine, what the user stated. Output: a FitQuestion; the memory available, the setup of the
 plain step, the chance that a batch of long rows runs out of memory late. Looks at no file and not at this
 machine.
 """

@@ -1,7 +1,7 @@
 """Lists the candidates of a run: every strategy that the engine has, and the CPU. Pure.
 
-In: a question. Out: candidates that fit and candidates that do not. A strategy that does not fit with some
-rows at a time is not tried with more. `graft train` asks the same function for a step whose layers are
+Input: a question. Output: candidates that fit and candidates that do not. A strategy that does not fit with
+some rows at a time is not tried with more. `graft train` asks the same function for a step whose layers are
 streamed from host memory, under the same limits.
 """
 

@@ -1,9 +1,9 @@
 """A training configuration in one form, and how it is read from each trainer's file.
 
-In: a parsed file of graft, transformers, DeepSpeed, axolotl or LLaMA-Factory. Out: a Configuration with the
-location of each value; the records that rules get and give, and the steps that a configuration means. `auto`,
-and what cannot be read as its type, is left out: nothing is guessed in its place. Does not know what is wrong
-with the figures.
+Input: a parsed file of graft, transformers, DeepSpeed, axolotl or LLaMA-Factory. Output: a Configuration with
+the location of each value; the records that rules get and give, and the steps that a configuration means.
+`auto`, and what cannot be read as its type, is left out: nothing is guessed in its place. Does not know what
+is wrong with the figures.
 """
 
 import math
@@ -172,7 +172,7 @@ PLACEHOLDER = re.compile(r"YOUR[_ -]|^<[^>]+>$|CHANGE[_ -]?ME|^TODO\b|^\.\.\.$",
 
 
 class WrittenConfig(NamedTuple):
-    """All leaves of a file by their path, lists whole, and the lines of its keys where they are known."""
+    """All leaves of a file by their path, lists whole, and the lines of its keys if they are known."""
 
     file: str
     leaves: dict[Path_, Any]

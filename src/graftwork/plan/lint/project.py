@@ -1,7 +1,7 @@
 """A configuration file, looked at: read it, find the model and the GPU, hold it against all rules.
 
-In: a path and what the command line adds. Out: findings, the most severe first, in the order of the file.
-Reads files; the rules themselves are pure and are in `rules_*.py`.
+Input: a path and what the command line adds. Output: findings, the most severe first, in the order of the
+file. Reads files; the rules themselves are pure and are in `rules_*.py`.
 """
 
 import json
@@ -112,7 +112,7 @@ class Linted(Record):
     gpu: str | None
     findings: tuple[LintFinding, ...]
     unknown: tuple[str, ...] = ()
-    """What could not be looked at for want of a fact, and the option that gives it."""
+    """What could not be looked at for lack of a fact, and the option that gives it."""
 
     @property
     def errors(self) -> int:

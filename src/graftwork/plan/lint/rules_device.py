@@ -1,7 +1,7 @@
 """Rules about what the device can hold and multiply, and what a run needs by the planner.
 
-In: a configuration and its context, which has been checked against the catalog. Out: findings, and the bytes
-of weights and optimizer states that they compare.
+Input: a configuration and its context, which has been checked against the catalog. Output: findings, and the
+bytes of weights and optimizer states that they compare.
 """
 
 from collections.abc import Iterator

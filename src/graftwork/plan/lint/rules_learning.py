@@ -1,6 +1,6 @@
 """Rules about what is learned: rates, adapters, rows, rewards, and what the result is for.
 
-In: a configuration and its context. Out: findings. Pure.
+Input: a configuration and its context. Output: findings. Pure.
 """
 
 import math

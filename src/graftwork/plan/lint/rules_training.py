@@ -1,6 +1,6 @@
 """Rules about the course of a run: steps and schedules, batches, checkpoints and evaluations.
 
-In: a configuration and its context. Out: findings. Pure.
+Input: a configuration and its context. Output: findings. Pure.
 """
 
 from collections.abc import Iterator

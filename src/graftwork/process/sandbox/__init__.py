@@ -1,7 +1,7 @@
 """Code that a model wrote runs in here: no network, no files but its own, limits on everything.
 
-In: source as text. Out: how it ended. `docs/sandbox.md` says what each way guarantees. `inside/` runs on
-the far side and imports nothing of ours.
+Input: source as text. Output: how it ended. `docs/sandbox.md` says what each way guarantees. `inside/` runs
+on the far side and imports nothing of ours.
 """
 
 from graftwork.process.sandbox.run import CodeJob, Sandbox, available, open_sandbox, run_jobs, why_not

@@ -1,7 +1,8 @@
 """Generated code is run here and nowhere else: one program in a sandbox, or many small ones in few.
 
-In: source, limits. Out: how it ended. The code is shut in before it is read by any interpreter, is ended at
-the first limit it reaches, with everything that it has started, and none of its files is ever opened by us.
+Input: source, limits. Output: how it ended. The code is shut in before it is read by any interpreter, is
+ended at the first limit it reaches, with everything that it has started, and none of its files is ever opened
+by us.
 
 Starting a sandbox costs more than a small program takes, so one sandbox runs several jobs in turn, each as a
 user of its own that sees neither code, files nor processes of the others. Where the code cannot run as a
@@ -192,7 +193,7 @@ def _converse(talk: Talk, selector: selectors.BaseSelector, events: int) -> None
 
 
 def _take_messages(talk: Talk) -> bool:
-    """False where the far side does not keep to the form: it is not listened to any more."""
+    """False if the far side does not keep to the form: it is not listened to any more."""
     while len(talk.incoming) >= _HEAD.size:
         if talk.messages == _MOST_MESSAGES:
             talk.reason = "messages"

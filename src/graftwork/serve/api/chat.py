@@ -1,8 +1,8 @@
 """OpenAI's chat completions: requests checked and answers written, with tools and their calls.
 
-In: the bytes of a request, or pieces of an answer. Out: a ChatCall, or the bytes of a response.
-What we cannot do is refused by name, never ignored. Requests without tools, choices or log-probabilities take
-a shorter way: this is the hot path. Calls of tools are in turns in tags, the form that interactions keep.
+Input: the bytes of a request, or pieces of an answer. Output: a ChatCall, or the bytes of a response. What we
+cannot do is refused by name, never ignored. Requests without tools, choices or log-probabilities take a
+shorter way: this is the hot path. Calls of tools are in turns in tags, the form that interactions keep.
 """
 
 import re

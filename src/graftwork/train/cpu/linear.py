@@ -1,7 +1,7 @@
 """The products of the CPU step: frozen weights laid out once for oneDNN, and LoRA added up in place.
 
-In: a layer of the model, frozen or a `LoraLinear`. Out: a function x -> x Wᵀ (+ scale · B A x) with its own
-backward pass, or without one where nothing flows back. The layout makes short rows a third faster. Its
+Input: a layer of the model, frozen or a `LoraLinear`. Output: a function x -> x Wᵀ (+ scale · B A x) with its
+own backward pass, or without one where nothing flows back. The layout makes short rows a third faster. Its
 counterpart is `gpu/linear.py`.
 """
 

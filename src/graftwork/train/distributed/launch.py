@@ -1,6 +1,6 @@
 """How the processes of one run are started, know of each other, and end; as a program, torchrun.
 
-In: how many there are, on how many machines. Out: torchrun's arguments, the strategy of a process, and
+Input: how many there are, on how many machines. Output: torchrun's arguments, the strategy of a process, and
 torchrun itself. The first machine, which hosts the rendezvous, leaves last: torchrun has all meet once more
 when the work is done, and the others would report a broken connection after a good run if it had gone.
 """

@@ -1,8 +1,9 @@
 """How processes share a run: one alone, each with the whole model (DDP), or a part of it (FSDP, ZeRO).
 
-In: rows of a step, a loss, an optimizer. Out: the portions of each process, and gradients and updates that
-are those of all of them. Every process gets as many portions as every other, because those that hold only a
-part of the model must call it equally often. Checkpoints hold whole tensors under the names of one process.
+Input: rows of a step, a loss, an optimizer. Output: the portions of each process, and gradients and updates
+that are those of all of them. Every process gets as many portions as every other, because those that hold
+only a part of the model must call it equally often. Checkpoints hold whole tensors under the names of one
+process.
 """
 
 import json

@@ -1,7 +1,8 @@
 """Attention of packed documents, forward and backward: fused kernels on a GPU, plain operations elsewhere.
 
-In: queries, keys and values [tokens, heads, width] and where documents begin. Out: the mixed values, and for
-training a small graph of its own around them. A rule names the scale, the window and the cap of the scores.
+Input: queries, keys and values [tokens, heads, width] and where documents begin. Output: the mixed values,
+and for training a small graph of its own around them. A rule names the scale, the window and the cap of the
+scores.
 """
 
 from collections.abc import Sequence

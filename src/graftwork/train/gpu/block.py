@@ -1,8 +1,8 @@
 """One decoder block, forward and backward, written out: Llama's and those of the families with a BlockLayout.
 
-In: hidden states [tokens, width] and the block's weights. Out: the next hidden states, and exactly
-those tensors that the plan keeps for the backward pass; or the gradient. Attention itself comes
-between the pieces (attention.py). Pure functions, compiled or not.
+Input: hidden states [tokens, width] and the block's weights. Output: the next hidden states, and exactly
+those tensors that the plan keeps for the backward pass; or the gradient. Attention itself comes between the
+pieces (attention.py). Pure functions, compiled or not.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """A decoder that learns by its written-out blocks: one forward, one backward, no graph around them.
 
-In: the blocks' weights, how much each keeps, packed tokens. Out: the summed loss and gradients in the
+Input: the blocks' weights, how much each keeps, packed tokens. Output: the summed loss and gradients in the
 adapters' `.grad`, or for sampling the logits of one new token of each row. What a block keeps is a level:
 `keep` everything, `lean` without the MLP's widest tensor, `again` nothing but its input.
 """
@@ -343,7 +343,7 @@ Gradients = list[tuple[LoraGroup, LoraGradient]]
 
 
 def _add(gradients: Gradients) -> None:
-    """All in one go: hundreds of small sums would cost more than a block."""
+    """All at once: hundreds of small sums would cost more than a block."""
     sums: dict[int, tuple[Tensor, Tensor]] = {}
     for graft, gradient in gradients:
         if not gradient.a:

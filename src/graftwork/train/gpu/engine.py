@@ -1,7 +1,7 @@
 """The engine on a GPU: packed rows through the written-out decoder, within the memory that was given.
 
-In: a frozen model with adapters, a Tuning. Out: what every engine gives. The first thing it does is
-one measured step with nothing kept; what the GPU has left is then spent on keeping.
+Input: a frozen model with adapters, a Tuning. Output: what every engine gives. The first thing it does is one
+measured step with nothing kept; what the GPU has left is then spent on keeping.
 """
 
 from collections.abc import Callable, Sequence
@@ -322,9 +322,9 @@ FEWEST_HEAD_TOKENS, FEWEST_CHUNK_TOKENS = 128, 512
 def _one_less(tuning: Tuning) -> Tuning | None:
     """The next smaller step, by what costs the least time first. None: it cannot be less.
 
-    A block that kept goes lean; where none keeps, a lean one starts from its input; where none does, logits
-    and the insides of blocks are computed for fewer tokens at a time; then whole passes; and only then logits
-    and insides for so few tokens that the GPU waits for its memory.
+    A block that kept goes lean; if none keeps, a lean one starts from its input; if none does, logits and the
+    insides of blocks are computed for fewer tokens at a time; then whole passes; and only then logits and
+    insides for so few tokens that the GPU waits for its memory.
     """
     if tuning.keep:
         return tuning.model_copy(update={"keep": tuning.keep - 1, "lean": tuning.lean + 1})

@@ -1,7 +1,7 @@
 """Fused pieces of a training step, the loss too: each is one launch where PyTorch takes five to fifteen.
 
-In: tensors. Out: the same numbers as the plain functions, which run on a CPU and are the reference in the
-tests; on a GPU a Triton kernel runs instead. Each piece is a custom operator, so that on both devices a
+Input: tensors. Output: the same numbers as the plain functions, which run on a CPU and are the reference in
+the tests; on a GPU a Triton kernel runs instead. Each piece is a custom operator, so that on both devices a
 step's memory holds its results and no intermediates. Compiled steps use the plain functions, which the
 compiler fuses by itself.
 """

@@ -1,8 +1,8 @@
 """The Triton kernels: the few that a compiler does not write well by itself, and packed attention.
 
-In: tensors on a GPU. Out: the same numbers as the plain functions next to which they are used and which are
-the reference in the tests. Only imported where there is a GPU. Attention never has its scores in memory, and
-no kernel adds up atomically: the same input gives the same bytes.
+Input: tensors on a GPU. Output: the same numbers as the plain functions next to which they are used and which
+are the reference in the tests. Only imported where there is a GPU. Attention never has its scores in memory,
+and no kernel adds up atomically: the same input gives the same bytes.
 """
 
 from collections.abc import Sequence
@@ -352,7 +352,7 @@ def quantize_rows(x: Tensor, columns_scale: Tensor | None) -> tuple[Tensor, Tens
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _cross_entropy(logits, targets, weights, losses, width, factor, cap, capped: tl.constexpr, weighted: tl.constexpr, gradient: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
-    """One row: -log p of its target, and where asked for, logits become their weighted gradient."""
+    """One row: -log p of its target, and if asked for, logits become their weighted gradient."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * width
     target = tl.load(targets + row)

@@ -1,8 +1,9 @@
 """The products of a written-out step: frozen weights in the forms that memory allows, and their adapters.
 
-In: weights [out, in] whole, in 8 bits (a scale per row) or in 4 bits (NF4, dequantized once per use), and the
-A and B of each adapter. Out: x Wᵀ and y W, never a gradient of W; and for layers that read the same input (q,
-k, v) one stacked A and one B with their blocks on its diagonal, so that all cost one thin product each way.
+Input: weights [out, in] whole, in 8 bits (a scale per row) or in 4 bits (NF4, dequantized once per use), and
+the A and B of each adapter. Output: x Wᵀ and y W, never a gradient of W; and for layers that read the same
+input (q, k, v) one stacked A and one B with their blocks on its diagonal, so that all cost one thin product
+each way.
 """
 
 from collections.abc import Iterator, Sequence
@@ -208,7 +209,7 @@ class EightBitLinear(nn.Module):
 
 
 class LoraGroup(NamedTuple):
-    """Adapters of one frozen product. Empty tuples where nothing is adapted."""
+    """Adapters of one frozen product. Empty tuples if nothing is adapted."""
 
     a: tuple[Tensor, ...]
     b: tuple[Tensor, ...]
@@ -218,7 +219,7 @@ class LoraGroup(NamedTuple):
     places: tuple[int, ...]
     """Which of the layers each adapter belongs to."""
     stack: "LoraStack | None" = None
-    """The same adapters stacked in memory of their own, where nothing is compiled."""
+    """The same adapters stacked in memory of their own, if nothing is compiled."""
 
 
 class LoraStack(NamedTuple):

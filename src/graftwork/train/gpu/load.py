@@ -1,8 +1,8 @@
 """A model moved onto a GPU, block by block, its frozen weights in the form that the plan chose.
 
-In: a transformers model in host memory. Out: the same model, intact for other code, and the
-frozen weights side by side as the fast decoder wants them: layers hold views of them, so that nothing
-is there twice. The GPU never holds more than one block in another form than the last.
+Input: a transformers model in host memory. Output: the same model, intact for other code, and the frozen
+weights side by side as the fast decoder wants them: layers hold views of them, so that nothing is there
+twice. The GPU never holds more than one block in another form than the last.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Rows packed into the passes of a step: documents one after another, without padding between them.
 
-In: rows, and the few sizes of packs that the tuning gives. Out: passes, their numbers in one tensor that goes
-to the GPU in one copy. Does not know the model.
+Input: rows, and the few sizes of packs that the tuning gives. Output: passes, their numbers in one tensor
+that goes to the GPU in one copy. Does not know the model.
 """
 
 from collections.abc import Sequence

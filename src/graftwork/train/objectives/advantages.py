@@ -1,6 +1,6 @@
 """GRPO advantages: each reward of a group of answers to one prompt, less the mean of the group.
 
-In: rewards. Out: what `policy.py` weighs the tokens of an answer by. Needs no torch.
+Input: rewards. Output: what `policy.py` weighs the tokens of an answer by. Needs no torch.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """The epoch order of a dataset's rows: which rows are trained in which step, and the learning rate of a step.
 
-In: rows with their lengths, weights and stages, and the settings. Out: the rows of each step. A batch takes
-its rows from all lengths, so that no kind of row (short refusals, long reports) fills batches of its own;
-within a batch, rows are sorted by length, so that micro-batches pad little. Where rows have stages, lower
-stages come first in every epoch, no batch spans two stages, and rows without a stage join the last one.
+Input: rows with their lengths, weights and stages, and the settings. Output: the rows of each step. A batch
+takes its rows from all lengths, so that no kind of row (short refusals, long reports) fills batches of its
+own; within a batch, rows are sorted by length, so that micro-batches pad little. Where rows have stages,
+lower stages come first in every epoch, no batch spans two stages, and rows without a stage join the last one.
 Pure: depends on the rows and the seed alone, so a resumed run gets the same batches.
 """
 

@@ -1,6 +1,6 @@
 """Pairs of a chosen and a rejected reply: made from rows, checked, ordered into steps.
 
-In: rows with a `rejected` reply, a way to render it. Out: samples in pairs, what was left out, and the
+Input: rows with a `rejected` reply, a way to render it. Output: samples in pairs, what was left out, and the
 pairs of each step.
 """
 

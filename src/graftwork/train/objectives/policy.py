@@ -1,8 +1,8 @@
 """Policy gradients over sampled answers: REINFORCE with group advantages, GRPO's clip, CISPO, GSPO, KL.
 
-In: answers with their advantages (`advantages.py`) and the log-probabilities now, when sampled and of the
-start. Out: a weight for each token, whose gradient is that of the loss. One update a batch makes every ratio
-1: then the weight is the advantage, whatever the loss is called.
+Input: answers with their advantages (`advantages.py`) and the log-probabilities now, when sampled and of the
+start. Output: a weight for each token, whose gradient is that of the loss. One update a batch makes every
+ratio 1: then the weight is the advantage, whatever the loss is called.
 """
 
 from collections.abc import Callable, Sequence

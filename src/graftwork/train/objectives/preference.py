@@ -1,7 +1,7 @@
 """Preferences: pairs of chosen and rejected replies by DPO or ORPO, and single replies, good or bad, by KTO.
 
-In: replies with their log-probabilities now and of the model that training started from. Out: a weight for
-each token; a pair or reply that is decided already weighs little (DPO's σ(−βΔ)). Pairs are the units of
+Input: replies with their log-probabilities now and of the model that training started from. Output: a weight
+for each token; a pair or reply that is decided already weighs little (DPO's σ(−βΔ)). Pairs are the units of
 `samples.py`: chosen and rejected are in one micro-batch. KTO's baseline is the KL divergence of the step.
 """
 

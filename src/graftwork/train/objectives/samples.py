@@ -1,6 +1,6 @@
 """Samples: rows with what an objective compares them with, and the scale that divides a step's loss.
 
-In: rows of one optimizer step. Out: the same rows, each with the factor of its tokens. Pure. Supervised
+Input: rows of one optimizer step. Output: the same rows, each with the factor of its tokens. Pure. Supervised
 fine-tuning, which compares nothing and divides by its tokens, is here too.
 """
 

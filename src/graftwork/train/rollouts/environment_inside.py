@@ -1,7 +1,7 @@
 """What runs in the sandbox: an environment is set up for a case and gets the replies of an episode so far.
 
-In: a JSON object with the environment, the case and the replies. Out: one line on standard output, with what
-the environment answered to the last reply. Standard library only; the sandbox has nothing else.
+Input: a JSON object with the environment, the case and the replies. Output: one line on standard output, with
+what the environment answered to the last reply. Standard library only; the sandbox has nothing else.
 """
 
 import importlib.util

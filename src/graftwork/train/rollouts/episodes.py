@@ -1,8 +1,8 @@
 """Episodes on disk: what was sampled and what it was worth, written before any weight changes.
 
-In: answers and verdicts of a batch of rollouts. Out: the same after a crash. Answers are written as one file
-once all of a batch are there; verdicts line by line. So no answer is graded twice, and half a batch is never
-trained on.
+Input: answers and verdicts of a batch of rollouts. Output: the same after a crash. Answers are written as one
+file once all of a batch are there; verdicts line by line. So no answer is graded twice, and half a batch is
+never trained on.
 """
 
 import json

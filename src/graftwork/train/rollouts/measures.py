@@ -1,7 +1,7 @@
 """What sampled answers show: the next prompts, measures of a batch, advice before training, when to stop.
 
-In: rewards, lengths, checks of cases. Out: prompts, measures by name, messages, and the guards against a
-reward that is not the task: decoys and checks held back to audit. Pure.
+Input: rewards, lengths, checks of cases. Output: prompts, measures by name, messages, and the guards against
+a reward that is not the task: decoys and checks held back to audit. Pure.
 """
 
 import hashlib

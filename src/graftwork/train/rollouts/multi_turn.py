@@ -1,8 +1,9 @@
 """Episodes of several turns: the model replies, an environment in the sandbox answers, until either ends it.
 
-In: prompts, a writer of replies, an environment. Out: an answer for each episode. Tokens are concatenated and
-never encoded again; those of the environment are marked, so that they are not trained. Nothing of an
-environment lives between turns: each plays the episode from its beginning, so it must be deterministic.
+Input: prompts, a writer of replies, an environment. Output: an answer for each episode. Tokens are
+concatenated and never encoded again; those of the environment are marked, so that they are not trained.
+Nothing of an environment lives between turns: each plays the episode from its beginning, so it must be
+deterministic.
 """
 
 import json

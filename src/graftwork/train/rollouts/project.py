@@ -1,7 +1,8 @@
 """What an open project gives to rollouts: prompts, rewards, held-out cases, and rows that a plan counts.
 
-In: the settings, the dataset, a file of cases or a task set. Out: cases to sample from, the `RewardSpec` of a
-reward worker, `RolloutLoad`. Here the cases and checks of evaluation become prompts and rewards of training.
+Input: the settings, the dataset, a file of cases or a task set. Output: cases to sample from, the
+`RewardSpec` of a reward worker, `RolloutLoad`. Here the cases and checks of evaluation become prompts and
+rewards of training.
 """
 
 import hashlib

@@ -1,8 +1,9 @@
 """Answers by the model in training, or by an OpenAI-compatible endpoint (vLLM) with the adapter in training.
 
-In: prompts as tokens. Out: answers with the log-probability of each token. The prompt of a group is read
-once; an answer's random numbers depend on seed, batch, prompt and answer only. A GPU replays recorded passes.
-An endpoint's kernels are not the trainer's: tokens where both disagree are left out (`correct_mismatch`).
+Input: prompts as tokens. Output: answers with the log-probability of each token. The prompt of a group is
+read once; an answer's random numbers depend on seed, batch, prompt and answer only. A GPU replays recorded
+passes. An endpoint's kernels are not the trainer's: tokens where both disagree are left out
+(`correct_mismatch`).
 """
 
 import json

@@ -1,7 +1,7 @@
 """The batch source of reinforcement learning: prompts → answers → verdicts → rows with advantages.
 
-In: prompts, a sampler over the live adapter, rewards, a journal. Out: the rows of each step and what they
-measured. A batch that is in the journal is read and neither sampled nor graded again, so a killed run
+Input: prompts, a sampler over the live adapter, rewards, a journal. Output: the rows of each step and what
+they measured. A batch that is in the journal is read and neither sampled nor graded again, so a killed run
 repeats its steps to the same bytes.
 """
 

@@ -1,6 +1,6 @@
 """The streaming engine: full fine-tuning on one device whose memory holds two layers and not the model.
 
-In: a model in host memory, rows, a StreamedStep. Out: what every engine gives. Weights, gradients and
+Input: a model in host memory, rows, a StreamedStep. Output: what every engine gives. Weights, gradients and
 Adam's moments stay in host memory. In float32 its losses and weights are those of the plain engine with
 activation checkpointing, bit by bit.
 """
@@ -32,8 +32,8 @@ from graftwork.train.settings import TrainSettings
 from graftwork.train.streamed.passes import DecoderShell, StreamedPasses
 from graftwork.train.streamed.transfers import HostUnit, ModelUnits, cut_up, gradient_norm
 
-# Adam over units in host memory: on the host in slices, or on the GPU with slices streamed through it.
-# In: units with gradients, the factor that clips them, a learning rate. Out: updated weights, moments and
+# Adam over units in host memory: on the host in slices, or on the GPU with slices streamed through it. Input:
+# units with gradients, the factor that clips them, a learning rate. Output: updated weights, moments and
 # working copies. A thread updates the units in the order in which the next forward pass asks for them; `wait`
 # blocks until one of them is done.
 SLICE_ELEMENTS = 1 << 22

@@ -1,8 +1,8 @@
 """Forward and backward over a decoder whose weights are on the host, block by block.
 
-In: the token batches of a step. Out: their losses; the gradients are in the units. All batches go through a
-block before the next is fetched: a step fetches every block twice, however many batches it has. The decoder's
-own code makes masks and positions: it is run with blocks that only record how they are called.
+Input: the token batches of a step. Output: their losses; the gradients are in the units. All batches go
+through a block before the next is fetched: a step fetches every block twice, however many batches it has. The
+decoder's own code makes masks and positions: it is run with blocks that only record how they are called.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,8 +1,9 @@
 """Weights in host memory, in the groups that travel together, and what travels between host and device.
 
-In: a model in host memory. Out: units whose float32 weights, working copies, gradients and moments are flat
-buffers; the model's parameters become views of them, so that checkpoints and digests see what is trained.
-Weights and gradients have two slots each on the device: one is computed with while the other is copied.
+Input: a model in host memory. Output: units whose float32 weights, working copies, gradients and moments are
+flat buffers; the model's parameters become views of them, so that checkpoints and digests see what is
+trained. Weights and gradients have two slots each on the device: one is computed with while the other is
+copied.
 """
 
 from collections import deque

@@ -1,9 +1,9 @@
 """The first process inside the sandbox: sets up isolation, runs the code in a child, reports how it ended.
 
-In: one argument; over a socket the source, its files and what to do with it. For code under test, a second
+Input: one argument; over a socket the source, its files and what to do with it. For code under test, a second
 message follows once the code has been loaded in a process of its own: the tests and a nonce, which that
-process never sees. Out: lines on the status pipe, which the code never holds: "started" and "ended", or why
-isolation failed. When this process ends, all processes that the code left behind end with it.
+process never sees. Output: lines on the status pipe, which the code never holds: "started" and "ended", or
+why isolation failed. When this process ends, all processes that the code left behind end with it.
 
 A batch is several jobs, one after the other, each as a user of its own. Each job's frame is read by the
 process that runs it and by no other, so that no job finds the code of another in memory. For each one that
@@ -150,7 +150,7 @@ def _be_the_answer(task: dict[str, Any], peer: Peer) -> NoReturn:
 
 
 def _module(name: str) -> dict[str, Any]:
-    """A module that the code runs in, so that dataclasses and the like find it by its name."""
+    """A module that the code runs in, so that dataclasses and similar find it by its name."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     return vars(module)

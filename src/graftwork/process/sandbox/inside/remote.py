@@ -1,9 +1,9 @@
 """Names of one process used from another: the tests of an answer run apart from the answer.
 
-In: a socket between the two. Out: values by content, and proxies of everything else: functions, classes and
-objects stay in the process that made them. The process with the tests believes nothing that the other says:
-messages are plain data with bounds, and a proxy equals a plain value only where its content does, or where
-the tests name its class themselves.
+Input: a socket between the two. Output: values by content, and proxies of everything else: functions, classes
+and objects stay in the process that made them. The process with the tests believes nothing that the other
+says: messages are plain data with bounds, and a proxy equals a plain value only where its content does, or
+where the tests name its class themselves.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Isolation by the kernel: namespaces and a root of its own, a system call filter, Landlock, resource limits;
 and the code's folder where it is on this machine instead of a file system of its own: measured and removed.
 
-In: plain values. Out: nothing, or OSError with the name of the call. Linux only, but for the folder; the
-system calls that Python does not offer are made through ctypes. The content of the folder is hostile: no link
-is followed and no file is opened, and neither depth nor number nor modes of its folders matter. Loaded for
-every run, so it imports little.
+Input: plain values. Output: nothing, or OSError with the name of the call. Linux only, but for the folder;
+the system calls that Python does not offer are made through ctypes. The content of the folder is hostile: no
+link is followed and no file is opened, and neither depth nor number nor modes of its folders matter. Loaded
+for every run, so it imports little.
 """
 
 # pathlib takes longer to load than everything else here together.
