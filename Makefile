@@ -18,10 +18,10 @@ CLUSTER_TESTS := tests/contract/test_cluster_engines.py tests/contract/test_simu
   tests/contract/test_resume_places.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test test-fast docs-check test-slow test-statistics test-hostile fuzz audit lock mutants drill test-gpu test-s3 test-trackers test-anthropic test-gepa test-deepspeed test-ray test-slurm test-azure test-trl test-agents bench pictures compare format clean
+.PHONY: help demo install dev check test test-fast docs-check test-slow test-statistics test-hostile fuzz audit lock mutants drill test-gpu test-deepspeed test-slurm bench pictures compare format clean $(addprefix test-,anthropic agents azure gepa ray s3 trackers trl)
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
 demo: install ## from logs to a gated, served adapter on this machine, in under 8 minutes after the install
 	$(BIN)/graft run --project $(DEMO)
@@ -79,52 +79,55 @@ drill: dev ## 1,000 schedules of faults at a simulated provider, 100 kills, 20 s
 test-gpu: dev ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
-test-s3: dev ## the tests of stores and mirrors on an S3, which they start; its packages stay apart
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .s3 s3fs==2026.9.0 \
-	  aiobotocore==3.10.0 boto3==1.43.117 botocore==1.43.117 'moto[s3,server]==5.2.5'
-	PYTHONPATH=.s3 $(BIN)/python -m pytest -n 2 -k s3 tests/contract
+# Tests against packages that stay apart from the environment: each target installs PACKAGES into a folder of
+# its own, once, and runs TESTS with it.
+APART := anthropic agents azure gepa ray s3 trackers trl
+PACKAGES_STAMP = .$*/.installed-$(firstword $(shell echo '$(PACKAGES)' | cksum))
 
-test-deepspeed: dev ## the files of `graft plan fit --write`, run by transformers + DeepSpeed on processors
-	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[deepspeed]' peft
-	$(BIN)/python -m pytest -m slow tests/contract/test_fit_files_run.py
+test-anthropic: ## /v1/messages with Anthropic's own client
+test-anthropic: PACKAGES = anthropic==2.8.0
+test-anthropic: TESTS = tests/unit/serve/test_serve_api_formats.py
 
-test-anthropic: dev ## the tests of /v1/messages with Anthropic's own client, which stays apart
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .anthropic anthropic==2.8.0
-	PYTHONPATH=.anthropic $(BIN)/python -m pytest tests/unit/serve/test_serve_api_formats.py
+test-agents: ## an agent of openai-agents on our endpoint
+test-agents: PACKAGES = openai-agents==0.24.0
+test-agents: TESTS = tests/contract/test_agent_frameworks.py
 
-test-agents: dev ## the tests of an agent of openai-agents on our endpoint; the package stays apart
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .agents openai-agents==0.24.0
-	PYTHONPATH=.agents $(BIN)/python -m pytest tests/contract/test_agent_frameworks.py
+test-azure: ## the place `azureml` with Azure's own client on its stand-in
+test-azure: PACKAGES = -c constraints.txt azure-ai-ml==1.35.2 azure-identity==1.27.0 azure-storage-blob==12.31.1
+test-azure: TESTS = -p no:xdist -k azure tests/contract/test_place_clouds.py tests/contract/test_place_mistakes.py
 
-test-gepa: dev ## the tests that optimise a prompt with the real gepa on the embedded model, which stays apart
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .gepa --no-deps gepa==0.1.4
-	PYTHONPATH=.gepa $(BIN)/python -m pytest -m "slow or not slow" tests/contract/test_gepa_live.py \
-	  tests/unit/evaluate/test_prompts.py
+test-gepa: ## prompt optimization with the real gepa on the embedded model
+test-gepa: PACKAGES = --no-deps gepa==0.1.4
+test-gepa: TESTS = -m "slow or not slow" tests/contract/test_gepa_live.py tests/unit/evaluate/test_prompts.py
 
-test-trackers: dev ## the tests of MLflow and trackio on the real servers, which they start; they stay apart
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .trackers \
-	  'mlflow[auth]==3.17.2' trackio==0.43.0
-	PYTHONPATH=.trackers $(BIN)/python -m pytest tests/contract/test_trackers_live.py
+test-ray: ## the place and the engine `ray` on a real Ray of several nodes; root for some
+test-ray: PACKAGES = 'ray[default]==2.60.0'
+test-ray: TESTS = -p no:xdist -m "slow or not slow" -k "not slurm" tests/contract/test_place_ray.py $(CLUSTER_TESTS)
 
-test-ray: dev ## the place and the engine `ray` on a real Ray of several nodes, which stays apart; root for some
-	@test -d .ray/ray-2.60.0.dist-info || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --upgrade --target .ray 'ray[default]==2.60.0'
-	PYTHONPATH=$(CURDIR)/.ray$(if $(PYTHONPATH),:$(PYTHONPATH)) $(BIN)/python -m pytest -p no:xdist -m "slow or not slow" \
-	  -k "not slurm" $(PYTEST_OPTIONS) tests/contract/test_place_ray.py $(CLUSTER_TESTS)
+test-s3: ## stores and mirrors on an S3 that the tests start
+test-s3: PACKAGES = s3fs==2026.9.0 aiobotocore==3.10.0 boto3==1.43.117 botocore==1.43.117 'moto[s3,server]==5.2.5'
+test-s3: TESTS = -n 2 -k s3 tests/contract
+
+test-trackers: ## MLflow and trackio on real servers that the tests start
+test-trackers: PACKAGES = 'mlflow[auth]==3.17.2' trackio==0.43.0
+test-trackers: TESTS = tests/contract/test_trackers_live.py
+
+test-trl: ## the gradients of every objective against TRL's own trainers
+test-trl: PACKAGES = --no-deps trl==1.16.0
+test-trl: TESTS = -p no:xdist tests/contract/test_trl_live.py
+
+$(addprefix test-,$(APART)): test-%: dev
+	@test -f $(PACKAGES_STAMP) || { rm -rf .$* && $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --target .$* $(PACKAGES) && touch $(PACKAGES_STAMP); }
+	PYTHONPATH=$(CURDIR)/.$*$(if $(PYTHONPATH),:$(PYTHONPATH)) $(BIN)/python -m pytest $(PYTEST_OPTIONS) $(TESTS)
 
 test-slurm: dev ## the place and the engine `slurm` on a real Slurm of this machine; root
 	$(BIN)/python -m pytest -p no:xdist -m "slow or not slow" $(PYTEST_OPTIONS) \
 	  tests/contract/test_place_slurm.py $(CLUSTER_TESTS)
 
-test-azure: dev ## the place `azureml` with Azure's own client on its stand-in; the client stays apart
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .azure -c constraints.txt \
-	  azure-ai-ml==1.35.2 azure-identity==1.27.0 azure-storage-blob==12.31.1
-	PYTHONPATH=.azure $(BIN)/python -m pytest -p no:xdist -k azure tests/contract/test_place_clouds.py \
-	  tests/contract/test_place_mistakes.py
-
-test-trl: dev ## the gradients of every objective against TRL's own trainers; TRL stays apart
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .trl trl==1.16.0
-	PYTHONPATH=.trl $(BIN)/python -m pytest -p no:xdist tests/contract/test_trl_live.py
+test-deepspeed: dev ## the files of `graft plan fit --write`, run by transformers + DeepSpeed on CPUs
+	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[deepspeed]' peft
+	$(BIN)/python -m pytest -m slow tests/contract/test_fit_files_run.py
 
 bench: dev ## the figures of docs/benchmarks.md, next to peers
 	$(BIN)/graft data prepare --project $(DEMO)

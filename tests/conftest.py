@@ -29,7 +29,7 @@ def pytest_addoption(parser):
         help="start every worker as a new interpreter, with its imports",
     )
     parser.addoption(
-        "--allowed-skips", type=Path, help="fail where a test is skipped for no reason of this file"
+        "--allowed-skips", action="store_true", help="fail if a skip's reason is not in allowed_skips.txt"
     )
 
     parser.addoption("--changed", metavar="REVISION", help="only quick unit tests of what differs from it")
@@ -64,17 +64,9 @@ def pytest_collection_modifyitems(config, items):
 def pytest_configure(config):
     if config.getoption("--changed"):
         config.pluginmanager.register(Changed(config.getoption("--changed")))
-    path = config.getoption("--allowed-skips")
-    if path is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(AllowedSkips(path))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_wait_for_the_disk():
-    """What was written outlives every process that a test kills; no test cuts the power."""
-    sync, os.fsync = os.fsync, preloaded.check_descriptor
-    yield
-    os.fsync = sync
+    if not hasattr(config, "workerinput"):
+        listed = Path(__file__).parent / "allowed_skips.txt"
+        config.pluginmanager.register(AllowedSkips(listed, enforce=config.getoption("--allowed-skips")))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,11 +1,13 @@
-"""Fails a run in which a test was skipped for a reason that is not on a list.
+"""Says what would run the skipped tests, and fails a run that skips for a reason that is not on the list.
 
-In: `pytest --allowed-skips FILE`, a regular expression a line. Out: exit code 1 and the tests with their
-reasons, where none of the lines matches. Works with and without xdist.
+In: `allowed_skips.txt`, a regular expression per line, with the program or command that enables such tests.
+Out: one line at the end; with `pytest --allowed-skips`, exit code 1 and the tests whose reason no line
+matches. Works with and without xdist.
 """
 
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,22 +15,23 @@ import pytest
 PREFIX = "Skipped: "
 
 
-def read_allowed(path: Path) -> list[re.Pattern[str]]:
-    """The lines that count on this machine."""
+def read_allowed(path: Path) -> list[tuple[re.Pattern[str], str]]:
+    """The lines that count on this machine, each with what would enable its tests."""
     allowed = []
     for line in path.read_text().splitlines():
-        pattern, _, program = line.partition(" :: ")
-        if pattern.strip() and not line.startswith("#") and not (program and shutil.which(program.strip())):
-            allowed.append(re.compile(pattern.strip(), re.DOTALL))
+        pattern, _, enabler = line.partition(" :: ")
+        if pattern.strip() and not line.startswith("#") and not shutil.which(enabler.strip() or "-"):
+            allowed.append((re.compile(pattern.strip(), re.DOTALL), enabler.strip()))
     return allowed
 
 
 class AllowedSkips:
     """A plugin that remembers what was skipped and for which reason."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, enforce: bool) -> None:
         self._allowed = read_allowed(path)
-        self._path = path
+        self._path, self._enforce = path, enforce
+        self._enabled_by: Counter[str] = Counter()
         self._refused: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -42,8 +45,10 @@ class AllowedSkips:
             return
         text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         reason = text.removeprefix(PREFIX)
-        if not any(pattern.fullmatch(reason) for pattern in self._allowed):
+        enablers = [enabler for pattern, enabler in self._allowed if pattern.fullmatch(reason)]
+        if not enablers and self._enforce:
             self._refused[report.nodeid] = reason
+        self._enabled_by.update(enabler for enabler in enablers[:1] if enabler)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -51,6 +56,9 @@ class AllowedSkips:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._enabled_by:
+            counts = [f"{enabler} ({count})" for enabler, count in self._enabled_by.most_common()]
+            terminalreporter.line(f"skipped tests that would run with {', '.join(counts)}")
         if self._refused:
             terminalreporter.section(f"skipped without a reason of {self._path}", red=True)
             for test, reason in self._refused.items():

@@ -19,7 +19,7 @@ def run(pytester, request):
             from skips import AllowedSkips
 
             def pytest_configure(config):
-                config.pluginmanager.register(AllowedSkips(Path("allowed.txt")))
+                config.pluginmanager.register(AllowedSkips(Path("allowed.txt"), enforce=True))
             """
         )
         pytester.path.joinpath("allowed.txt").write_text(allowed)
@@ -48,6 +48,12 @@ def test_the_whole_reason_must_match(run):
 def test_a_program_that_is_installed_is_no_reason(run):
     assert run("no shell", "no shell :: sh").ret == 1
     assert run("no shell", "no shell :: a-program-that-nobody-has").ret == 0
+
+
+def test_the_end_says_what_would_run_them(run):
+    result = run("no s3fs", "no s3fs :: make test-s3")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["skipped tests that would run with make test-s3 (1)"])
 
 
 def test_reasons_come_from_the_workers_of_xdist_too(run):
