@@ -5,16 +5,15 @@ The fields are those of the published OpenAPI description: unknown ones are refu
 
 import json
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+from cloud_server import Answer, CloudStandIn, Denied, serving
 from fleet_simulator import SimulatedProvider
 
-from graftwork.fleet.place import PlaceUnreachable, Refused
 from graftwork.fleet.places.runpod import TIMER_SPARE
 
 KEY = "rpa_stand1nkey"
@@ -61,39 +60,40 @@ def problems(body) -> list[str]:
     return found
 
 
-class RunPodStandIn:
+class RunPodStandIn(CloudStandIn):
     def __init__(self, provider: SimulatedProvider, *, ssh_port: int | None) -> None:
-        self.provider, self.ssh_port = provider, ssh_port
+        super().__init__(provider, Path())
+        self.ssh_port = ssh_port
         self.card = CARD
         self.has_address = ssh_port is not None
         """Whether pods that are up show the port of their sshd."""
         self.seconds_per_request = 0.0
         self.bodies: dict[str, dict] = {}
         self.requests: Counter[str] = Counter()
-        self.raw: list[bytes] = []
-        self.lock = threading.Lock()
 
-    @property
-    def creations(self):
-        return self.requests["POST /v2/pods"]
+    def error(self, status, message):
+        return Answer(status, problem(status, message), {"Retry-After": "1"} if status == 429 else {})
 
-    def output(self, _label):
-        return ""
+    def answer(self, request):
+        if request.headers.get("Authorization") != f"Bearer {KEY}":
+            raise Denied("missing bearer token")
+        self.requests[f"{request.method} {request.path}"] += 1
+        self.creations = self.requests["POST /v2/pods"]
+        return Answer(*self.describe(request.method, request.path, request))
 
-    def answer(self, method, path, body):
+    def describe(self, method, path, request):
         """Status and content, as the description has them."""
-        path, _, query = path.partition("?")
-        self.requests[f"{method} {path}"] += 1
         if path == "/clock":
             # Of the tests: time passes with the requests.
             self.provider.advance(self.seconds_per_request)
             return 200, {"now": self.provider.now}
         if (method, path) == ("GET", "/v2/catalog/gpus"):
-            assert query == "include=AVAILABILITY"
+            assert request.query == {"include": "AVAILABILITY"}
             return 200, {"gpus": [gpu(self.card, self.provider.usd_per_hour), gpu("Sold out", 0.1, "NONE")]}
         if (method, path) == ("GET", "/v2/pods"):
             return 200, {"pods": [self.pod(machine) for machine in self.provider.list()]}
         if (method, path) == ("POST", "/v2/pods"):
+            body = json.loads(request.raw)
             wrong = problems(body)
             if wrong:
                 return 422, problem(422, "validation failed", wrong)
@@ -172,44 +172,5 @@ def problem(status, detail, errors=None):
 @contextmanager
 def running_runpod(provider: SimulatedProvider, *, ssh_port: int | None = None) -> Iterator[tuple]:
     """The stand-in and its address."""
-    api = RunPodStandIn(provider, ssh_port=ssh_port)
-
-    class Handler(BaseHTTPRequestHandler):
-        def respond(self):
-            raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            with api.lock:
-                api.raw.append(f"{self.path} {self.headers}".encode() + raw)
-                status, content = self.decide(json.loads(raw) if raw else None)
-            body = json.dumps(content).encode() if content is not None else b""
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            if status == 429:
-                self.send_header("Retry-After", "1")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def decide(self, body):
-            if self.headers.get("Authorization") != f"Bearer {KEY}":
-                return 401, problem(401, "missing bearer token")
-            try:
-                return api.answer(self.command, self.path, body)
-            except Refused as refused:
-                return 400, problem(400, refused.what)
-            except PlaceUnreachable as error:
-                status = 429 if "429" in error.what else 504 if "no answer" in error.what else 500
-                return status, problem(status, error.what)
-
-        do_GET = do_POST = do_DELETE = respond  # noqa: N815
-
-        def log_message(self, *_arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield api, f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(RunPodStandIn(provider, ssh_port=ssh_port)) as api:
+        yield api, api.url

@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +31,7 @@ def running_sshd(folder: Path) -> Iterator[str]:
     (folder / "config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\nPidFile none\nUsePAM no\nStrictModes no\n"
         f"AuthorizedKeysFile {own_key}.pub\nPasswordAuthentication no\nPermitRootLogin prohibit-password\n"
+        "MaxSessions 100\n"
     )
     if os.geteuid() == 0:
         # Where sshd gives up its rights; a service file makes it elsewhere.
@@ -50,8 +52,20 @@ def running_sshd(folder: Path) -> Iterator[str]:
             if server.poll() is not None:
                 pytest.skip(f"sshd does not start here: {log.read_text()[-200:]}")
             time.sleep(0.02)
-        known = folder / "known_hosts"
-        yield f"ssh -p {port} -i {own_key} -o UserKnownHostsFile={known} -o StrictHostKeyChecking=accept-new"
+        # One connection for all commands: agreeing on keys is most of the work of each.
+        with tempfile.TemporaryDirectory(prefix="ssh-") as control:
+            command = (
+                f"ssh -p {port} -i {own_key} -o ControlPath={control}/%C"
+                f" -o UserKnownHostsFile={folder}/known_hosts -o StrictHostKeyChecking=accept-new"
+            )
+            master = subprocess.Popen([*command.split(), "-M", "-N", "127.0.0.1"])
+            try:
+                while not any(Path(control).iterdir()) and master.poll() is None:
+                    time.sleep(0.02)
+                yield command
+            finally:
+                master.terminate()
+                master.wait()
     finally:
         server.terminate()
         server.wait()
