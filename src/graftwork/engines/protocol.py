@@ -34,6 +34,7 @@ class EngineJob(Record):
     """The engine's own folder for its lock, heartbeat, log and error."""
 
     base_folder: str
+    """Empty for an endpoint, whose server renders the prompts."""
     template_fingerprint: str | None = None
     """The template that the releases were trained with; the engine refuses any other."""
 
@@ -128,6 +129,12 @@ class PieceData(TypedDict):
     finish_reason: NotRequired[str | None]
     prompt_tokens: NotRequired[int]
     reply_tokens: NotRequired[int]
+    cached_tokens: NotRequired[int]
+    """Of the prompt's tokens; stated by the servers of endpoints."""
+    cost: NotRequired[float]
+    """US dollars, where the server states them."""
+    estimated: NotRequired[bool]
+    """Whether the server states no tokens, so that the counts are estimates."""
     tool_calls: NotRequired[list[CallData]]
     call_deltas: NotRequired[list[CallDelta]]
     """What is new of calls; formats without parts of calls take `tool_calls` of the last piece."""
@@ -160,6 +167,11 @@ class ReplyPiece:
     queue_ms: float | None = None
     """How long the request waited before it was started; on the last piece."""
     embeddings: tuple[dict[str, Any], ...] = ()
+    cached_tokens: int | None = None
+    cost: float | None = None
+    """US dollars, where the server states them."""
+    estimated: bool = False
+    """Whether the token counts are estimates."""
 
     def to_data(self) -> PieceData:
         """The piece without what it does not have."""
@@ -171,6 +183,12 @@ class ReplyPiece:
         if self.finish_reason is not None:
             data["finish_reason"] = self.finish_reason
             data["prompt_tokens"], data["reply_tokens"] = self.prompt_tokens, self.reply_tokens
+            if self.cached_tokens is not None:
+                data["cached_tokens"] = self.cached_tokens
+            if self.cost is not None:
+                data["cost"] = self.cost
+            if self.estimated:
+                data["estimated"] = True
             if self.tool_calls:
                 data["tool_calls"] = list(self.tool_calls)
             if self.stop is not None:

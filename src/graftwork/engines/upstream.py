@@ -165,7 +165,9 @@ class UpstreamBackend:
 
         self._job, self._client, self._server = job, client, server
         self._dialect: Dialect = DIALECTS[job.engine.kind]
-        self._prompts = PromptRenderer(job, positions=max_positions(Path(job.base_folder)))
+        self._prompts: PromptRenderer | None = None
+        if self._dialect.takes_tokens:
+            self._prompts = PromptRenderer(job, positions=max_positions(Path(job.base_folder)))
         self._adapters: AdapterSet[str] = AdapterSet(most=job.engine.max_adapters)
         self._folders: dict[str, str] = {}
         self._loading = asyncio.Lock()
@@ -210,7 +212,7 @@ class UpstreamBackend:
             "pid": os.getpid(),
             "waiting": self._room.waiting,
             "answered": self._room.answered,
-            "template_fingerprint": self._prompts.fingerprint,
+            "template_fingerprint": None if self._prompts is None else self._prompts.fingerprint,
             "unreachable": self._health.reason,
         }
 
@@ -246,23 +248,25 @@ class UpstreamBackend:
         if request.model not in (BASE, *self._adapters.names):
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
         prompt, response_format, opening = None, None, ""
-        if self._dialect.takes_tokens:
-            prompt, response_format, opening = await self._render(request)
+        template = None
+        if self._prompts is not None:
+            template = self._prompts.template
+            prompt, response_format, opening = await self._render(request, self._prompts)
             room = self._prompts.room_after(prompt)
             request = request.model_copy(update={"max_tokens": min(request.max_tokens, room)})
-        template = self._prompts.template
-        form = template.tool_form if prompt is not None and request.tools else None
+        form = template.tool_form if template is not None and request.tools else None
+        end, token_bytes = (0, None) if template is None else (template.eos, template.token_bytes)
         with self._adapters.using(None if request.model == BASE else request.model) as adapter:
             async with self._room.take(1):
                 model = self._dialect.name_model(self._base_name, adapter)
                 body = self._dialect.encode(
-                    request, model=model, prompt=prompt, end=template.eos, response_format=response_format
+                    request, model=model, prompt=prompt, end=end, response_format=response_format
                 )
                 reply = await self._ask(request, body, adapter)
                 answer = UpstreamReply(
                     request,
                     ReplyText(request, form, opening=opening),
-                    template.token_bytes,
+                    token_bytes,
                     secrets=self._client.secrets,
                 )
                 try:
@@ -285,12 +289,14 @@ class UpstreamBackend:
             raise self._explain(reply.status, answer)
         return read_embeddings(answer)
 
-    async def _render(self, request: GenerateRequest) -> tuple[list[int], dict[str, Any] | None, str]:
+    async def _render(
+        self, request: GenerateRequest, prompts: PromptRenderer
+    ) -> tuple[list[int], dict[str, Any] | None, str]:
         """The prompt, what its answer must follow, and the beginning of a call in it that the answer
         continues with.
         """
-        template = self._prompts.template
-        tokens = await self._prompts.render(request)
+        template = prompts.template
+        tokens = await prompts.render(request)
         is_bound = bool(request.tools) and (request.tool_choice != "auto" or request.strict_tools)
         response_format, opening = write_format(request, require_call_form(template) if is_bound else None)
         if opening:
@@ -322,7 +328,13 @@ class UpstreamBackend:
         return reply
 
     def _explain(self, status: int, body: bytes) -> ApiError:
-        return explain_refusal(status, body, self._client.secrets)
+        refusal = explain_refusal(status, body, self._client.secrets)
+        if status not in (401, 403):
+            return refusal
+        # The operator's mistake, not the client's: say which variable has the key.
+        variable = self._job.engine.api_key_env
+        why = f"the server rejects the key in {variable}" if variable else "the server asks for a key"
+        return ApiError(502, f"{why}: {refusal.message}", code="upstream_key")
 
     async def close(self) -> None:
         self._health.stop()

@@ -6,6 +6,7 @@ sent. Texts, tool calls, log-probabilities and counts come in two forms: those o
 completions. Pure but for the reply that is read.
 """
 
+import math
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -259,7 +260,7 @@ class UpstreamReply:
         self,
         request: GenerateRequest,
         text: ReplyText,
-        token_bytes: TokenBytes,
+        token_bytes: TokenBytes | None = None,
         *,
         secrets: Collection[str] = (),
     ) -> None:
@@ -327,11 +328,16 @@ class UpstreamReply:
         calls = calls or tuple(self._calls[index] for index in sorted(self._calls))
         # For a server that states no usage: a piece of a stream is about a token, or holds several.
         estimate = max(self._pieces, estimate_tokens(len(self._text)))
+        stated_prompt = _read_count(self._usage.get("prompt_tokens"))
+        stated_reply = _read_count(self._usage.get("completion_tokens"))
         return ReplyPiece(
             text=text,
             finish_reason="length" if self._finish == "length" else "stop",
-            prompt_tokens=int(self._usage.get("prompt_tokens") or prompt_tokens),
-            reply_tokens=int(self._usage.get("completion_tokens") or estimate),
+            prompt_tokens=stated_prompt or prompt_tokens,
+            reply_tokens=estimate if stated_reply is None else stated_reply,
+            cached_tokens=_read_count((self._usage.get("prompt_tokens_details") or {}).get("cached_tokens")),
+            cost=_read_dollars(self._usage.get("cost")),
+            estimated=not stated_prompt or stated_reply is None,
             tool_calls=calls,
             call_deltas=tuple(self._deltas),
             logprobs=self._take_logprobs(),
@@ -363,8 +369,21 @@ class UpstreamReply:
 
     def _describe(self, token: str, value: float | None) -> AlternativeData:
         number = token.removeprefix(_TOKEN_ID)
-        data = self._token_bytes(int(number)) if number != token and number.isdigit() else token.encode()
+        read, is_id = self._token_bytes, number != token and number.isdigit()
+        data = read(int(number)) if read is not None and is_id else token.encode()
         return describe_token(data, 0.0 if value is None else value)
+
+
+def _read_count(value: Any) -> int | None:
+    """A number of tokens; None where none is stated. Raises ValueError or TypeError for what is no number."""
+    count = None if value is None else int(value)
+    return None if count is None or count < 0 else count
+
+
+def _read_dollars(value: Any) -> float | None:
+    """What the server charges for the answer; None where it does not say."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number and value >= 0 else None
 
 
 def _unreadable() -> ApiError:

@@ -62,7 +62,7 @@ from graftwork.records.base import Figure, Record, fingerprint
 from graftwork.records.dataset import Audit, Dataset
 from graftwork.records.errors import GraftError
 from graftwork.records.hardware import Machine
-from graftwork.records.interaction import Hosting, Savings
+from graftwork.records.interaction import Hosting, Savings, TokenPrice
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport, TimingJob
 
 HOURS_PER_MONTH = 730.5
@@ -165,6 +165,12 @@ def price_cases(work: OpenProject, cases: tuple[Case, ...]) -> tuple[Case, ...]:
         cost = price.cost_of(usage.prompt_tokens, usage.reply_tokens, usage.cached_tokens or 0)
         priced.append(case.model_copy(update={"usage": usage.model_copy(update={"cost": cost})}))
     return tuple(priced)
+
+
+def price_models(models: Mapping[str, str]) -> dict[str, TokenPrice]:
+    """What tokens of these models cost, by the same keys; those whose price is not known are left out."""
+    prices = index_prices(list_token_prices())
+    return {key: price for key, model in models.items() if (price := find_token_price(model, prices))}
 
 
 def price_of_subject(work: OpenProject, subject: Subject) -> AnswerPrice | None:

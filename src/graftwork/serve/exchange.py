@@ -4,6 +4,7 @@ Each of several choices is a request of its own to the engine, and all run at on
 """
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -272,6 +273,19 @@ class RunningExchange:
             return sum(self.usage)
         return max(sum(self.usage), self.call.estimate_prompt() + len(self.texts))
 
+    @property
+    def cost(self) -> float | None:
+        """Dollars: what the server states, else its tokens at their price; None where neither is known."""
+        price, costs = self.target.price, list[float]()
+        for piece in self.endings:
+            if (stated := piece.get("cost")) is not None:
+                costs.append(stated)
+            elif price is not None and not piece.get("estimated"):
+                cached = piece.get("cached_tokens", 0)
+                costs.append(price.cost_of(piece["prompt_tokens"], piece["reply_tokens"], cached))
+        # Of an answer that broke off, and of several of which one is not priced, the whole is not known.
+        return math.fsum(costs) if costs and len(costs) == self.call.choices else None
+
     def charge(self) -> None:
         """Count its tokens against the budget of the key."""
         self.client.key.usage.add_tokens(self.count_tokens())
@@ -323,6 +337,8 @@ class RunningExchange:
             escalated_from=None if check is None else check.escalated_from,
             rejected=rejected,
             chain=self.chain,
+            cost=self.cost,
+            cached_tokens=self.endings[0].get("cached_tokens") if len(self.endings) == 1 else None,
         )
 
 

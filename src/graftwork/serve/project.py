@@ -7,9 +7,11 @@ are found and not changed. `data/captures.py` makes training rows of captures.
 
 import asyncio
 import hashlib
+import os
 import secrets
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,17 +24,18 @@ from graftwork.data.ingest.blocks import ReadFault
 from graftwork.data.ingest.fields import BadRow
 from graftwork.data.ingest.files import find_sources
 from graftwork.data.ingest.trace_formats import read_otlp
-from graftwork.engines.protocol import EngineJob
+from graftwork.engines.protocol import BASE, EngineJob
 from graftwork.evaluate.escalation import read_forecast
 from graftwork.evaluate.gate.project import require_engine_gate
 from graftwork.evaluate.live.answer_checks import LiveChecks, with_call_check
 from graftwork.files.dataset import iterate_rows, read_manifest
 from graftwork.files.safetensors import read_router, router_path
 from graftwork.grading.metrics import TOOL_CALLS_VALID
+from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.project.load import load_settings
 from graftwork.project.open_project import OpenProject, load_template, timestamp
 from graftwork.records.base import MIB, Record
-from graftwork.records.errors import GraftError, NegativeResult, UserError, WorkerFailed
+from graftwork.records.errors import EnvironmentFailure, GraftError, NegativeResult, UserError, WorkerFailed
 from graftwork.records.interaction import Capture, Feedback, Interaction, Origin
 from graftwork.records.release import Release
 from graftwork.registry.manifest import split_alias
@@ -44,7 +47,7 @@ from graftwork.serve.captures import ServedExchange, redact_name
 from graftwork.serve.family import Family
 from graftwork.serve.keys import DEFAULT_SCOPES, ApiKey, digest_secret, make_secret
 from graftwork.serve.otlp import BadTrace, TracedCalls
-from graftwork.serve.routing import set_up_experiment
+from graftwork.serve.routing import FindAdapter, set_up_experiment
 from graftwork.serve.settings import OperationSettings, ServeSettings, require_upstream_keys
 from graftwork.store.captures import FeedbackStore
 from graftwork.text.redact import Redactor
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
     from graftwork.serve.run import ServedProject
 
 READY_SECONDS = 120.0
+CHECK_SECONDS = 10.0
+"""How long a server may take to list its models before `graft serve` starts without having asked it."""
 BACKGROUND = "background"
 """The folder under `.graft/serving` of endpoints that try a release out or answer cases of a gate."""
 ServedParts = Callable[[Lease, EngineJob], "ServedProject"]
@@ -87,11 +92,70 @@ def describe_experiment(work: OpenProject, settings: ServeSettings) -> str | Non
     )
 
 
+def needs_base(work: OpenProject, settings: ServeSettings) -> bool:
+    """Whether an engine of our own answers: not for an endpoint, and not for endpoints before a release."""
+    if settings.engine.kind == "endpoint":
+        return False
+    return not settings.uses_endpoints_only or bool(work.releases.aliases())
+
+
+def require_known_models(work: OpenProject, settings: ServeSettings) -> None:
+    """Refuse a name of `serve.models` that goes to nobody: its clients would get errors only."""
+    known = {*settings.failover.endpoints, *work.releases.aliases(), "base"}
+    releases = {release.id for release in work.releases.list()}
+    for name, model in settings.models.items():
+        if model.to not in known | releases:
+            raise UserError(
+                f"there is no {model.to!r} to answer for {name}",
+                why=f"known: {', '.join(sorted(known))}, and releases by their whole id",
+                fix="name an endpoint of serve.failover.endpoints, an alias or base",
+                where=f"serve.models.{name}.to",
+            )
+
+
+def require_accepted_keys(work: OpenProject, settings: ServeSettings) -> None:
+    """Ask each server that clients' models go to for its models, with its key. Refuse a key that it refuses;
+    a server that does not answer now may do so later."""
+    names = {model.to for model in settings.models.values()}
+    servers: list[tuple[str, str | None, str | None]] = [
+        (f"serve.failover.endpoints.{name}", endpoint.url, endpoint.api_key_env)
+        for name, endpoint in settings.failover.endpoints.items()
+        if name in names
+    ]
+    if settings.engine.kind == "endpoint":
+        engines = [engine for engine, _ in settings.engine.split_replicas()]
+        servers += [("serve.engine", engine.url, engine.api_key_env) for engine in engines]
+    for where, url, variable in servers:
+        if url is None:
+            continue
+        key = os.environ.get(variable, "").strip() if variable else ""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        request = urllib.request.Request(f"{url.rstrip('/')}/models", headers=headers)
+        try:
+            with HttpClient(proxies=False).send(request, seconds=CHECK_SECONDS) as answer:
+                status = answer.status
+        except (NoAnswer, ValueError) as error:
+            work.reporter.info(f"{where}: {url} does not answer yet: {error}")
+            continue
+        if status in (401, 403):
+            raise EnvironmentFailure(
+                f"the server refuses the key in {variable}" if variable else "the server asks for a key",
+                why=f"{url}/models answered with status {status}",
+                fix=f"export {variable}=… with a valid key before `graft serve`"
+                if variable
+                else f"name the environment variable that holds it: {where}.api_key_env",
+                where=f"{where}.api_key_env",
+            )
+
+
 def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> EngineJob:
     """The base and every release on it that an alias points at, each verified byte by byte.
 
-    What aliases of other models point at is left out where it needs another base or template.
+    What aliases of other models point at is left out where it needs another base or template. Where endpoints
+    alone answer, no base is needed, and none is made ready.
     """
+    if not needs_base(work, settings):
+        return EngineJob(folder=str(work.project.serving), base_folder="")
     aliases, (own_model, _) = work.releases.aliases(), split_alias(full_alias(work))
     own_releases = {to for alias, to in aliases.items() if split_alias(alias)[0] == own_model}
     template = load_template(work).template_fingerprint
@@ -267,9 +331,12 @@ def serve_here(
     `revise` makes the settings of a reload from those in graft.yaml; None keeps the settings.
     """
     from graftwork.evaluate.live.canary import find_canary
+    from graftwork.evaluate.project import price_models
     from graftwork.serve.run import ServedProject, run, serve
 
     require_upstream_keys(settings)
+    require_known_models(work, settings)
+    require_accepted_keys(work, settings)
     root = work.project.root
     settings = with_threshold(work, find_certificate(settings, root=root))
 
@@ -282,13 +349,16 @@ def serve_here(
     with open_store(work).lease() as lease:
         job = engine_job(work, lease, settings)
         sink = StoreSink(work) if settings.capture else None
+        find_adapter: FindAdapter = lambda _release: ""  # noqa: E731  (the engine says why it loads none)
+        if job.base_folder:
+            find_adapter = AdapterFinder(work, lease, job.template_fingerprint, settings)
         run(
             serve(
                 settings,
                 engine_job=job,
                 project=ServedProject(
                     resolve_aliases=work.releases.aliases,
-                    find_adapter=AdapterFinder(work, lease, job.template_fingerprint, settings),
+                    find_adapter=find_adapter,
                     find_canary=lambda: find_canary(work),
                     captures=sink,
                     prune_captures=prune_captures(work, settings),
@@ -299,6 +369,10 @@ def serve_here(
                     family=open_family(work, settings),
                     checks=open_checks(work, settings),
                     chain_checks=open_chain_checks(work, settings),
+                    prices=price_models(
+                        {name: e.model for name, e in settings.failover.endpoints.items()}
+                        | ({BASE: settings.engine.model or ""} if settings.engine.kind == "endpoint" else {})
+                    ),
                 ),
                 on_ready=on_ready,
                 stop=stop,

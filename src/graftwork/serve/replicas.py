@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from graftwork.engines.settings import EngineSettings
 from graftwork.files.disk import make_folder
 from graftwork.http.messages import ApiError
 from graftwork.process.machine import count_cores
-from graftwork.records.errors import GraftError, WorkerFailed
+from graftwork.records.errors import GraftError, UserError, WorkerFailed
 from graftwork.serve.api.call import ChatCall
 from graftwork.serve.serving_engine import (
     OUT_OF_TIME,
@@ -522,53 +522,113 @@ def _has_succeeded(task: "asyncio.Task[None]") -> bool:
     return task.done() and task.exception() is None
 
 
+class EndpointsOnly:
+    """The engine of a server without a model of its own: it is ready when one of the endpoints is."""
+
+    def __init__(self, endpoints: Mapping[str, ReplicaPool]) -> None:
+        self._endpoints = endpoints
+        self.models: list[str] = []
+
+    @property
+    def _best(self) -> ReplicaPool:
+        return min(self._endpoints.values(), key=lambda pool: _STATES.index(pool.state))
+
+    @property
+    def state(self) -> EngineState:
+        return self._best.state
+
+    def describe(self) -> EngineStatus:
+        return self._best.describe()
+
+    async def complete(self, call: ChatCall, *, model: str) -> PieceData:
+        raise NoReplica(_NO_ENGINE)
+
+    async def stream(self, call: ChatCall, *, model: str) -> ReplyStream:
+        raise NoReplica(_NO_ENGINE)
+
+    async def load_adapter(self, name: str, folder: str, *, keep: Collection[str] = ()) -> None:
+        raise WorkerFailed(
+            f"release {name[:12]} is not served yet",
+            why="`graft serve` was started when there was no release, without an engine of its own",
+            fix="start `graft serve` again",
+        )
+
+
+_NO_ENGINE = "no model is loaded here: endpoints alone answer"
+
+
 class EngineSet:
-    """`pool` answers, `endpoints` are the remote APIs of fallback chains by name."""
+    """`pool` answers, `endpoints` are the remote APIs by name. Without a base, endpoints alone answer."""
 
     def __init__(self, job: EngineJob, settings: ServeSettings, *, module: str | None = None) -> None:
         self._job, self._settings = job, settings
         self._module = module or ENGINE_MODULES[settings.engine.kind]
         self._engines: dict[str, EngineSettings] = {}
         """The settings of each replica by its name."""
-        replicas = [self._open(engine, weight) for engine, weight in settings.engine.split_replicas()]
-        self.pool = ReplicaPool(replicas, settings.failover, burst=settings.queue_limit)
         self.endpoints: dict[str, ReplicaPool] = {}
+        self._own: ReplicaPool | None = None
+        if job.base_folder or settings.engine.kind == "endpoint":
+            replicas = [self._open(engine, weight) for engine, weight in settings.engine.split_replicas()]
+            self._own = ReplicaPool(replicas, settings.failover, burst=settings.queue_limit)
+        self.pool: ReplicaPool | EndpointsOnly = self._own or EndpointsOnly(self.endpoints)
         self._opened: dict[str, FallbackEndpoint] = {}
         self._retired: set[asyncio.Task[None]] = set()
 
+    @property
+    def has_base(self) -> bool:
+        return self._own is not None
+
     async def start(self) -> None:
         """Start all engines; returns when the first replica answers. Raises if no replica starts."""
-        self._revise_endpoints()
-        await self.pool.start()
+        opened = self._revise_endpoints()
+        first = self._own or opened[0]
+        for pool in opened:
+            if pool is not first:
+                pool.start_in_background()
+        await first.start()
 
     async def stop(self) -> None:
         for task in self._retired:
             task.cancel()
-        pools = [self.pool, *self.endpoints.values()]
+        pools = [*self.endpoints.values(), *([] if self._own is None else [self._own])]
         await asyncio.gather(*(pool.stop() for pool in pools))
         await asyncio.gather(*self._retired, return_exceptions=True)
 
     def revise(self, settings: ServeSettings) -> None:
         """Use other settings from now on. Of the engine itself only the replicas may differ."""
+        if self._own is None and not settings.failover.endpoints:
+            raise UserError(
+                "nobody would answer any more",
+                why="this server has no engine of its own, and the settings name no endpoint",
+                fix="stop `graft serve` and start it again",
+                where="serve.failover.endpoints",
+            )
         self._settings = settings
-        self.pool.revise(settings.failover, burst=settings.queue_limit)
         for pool in self.endpoints.values():
             pool.revise(settings.failover, burst=settings.queue_limit)
-        unused = sorted(self.pool.replicas, key=lambda r: (r.engine.state != "ready", r.retiring))
+        if self._own is not None:
+            self._revise_engine(self._own)
+        for pool in self._revise_endpoints():
+            pool.start_in_background()
+
+    def _revise_engine(self, pool: ReplicaPool) -> None:
+        settings = self._settings
+        pool.revise(settings.failover, burst=settings.queue_limit)
+        unused = sorted(pool.replicas, key=lambda r: (r.engine.state != "ready", r.retiring))
         for engine, weight in self._settings.engine.split_replicas():
             match = next((r for r in unused if self._engines[r.name] == engine), None)
             if match is None:
-                self.pool.add(self._open(engine, weight))
+                pool.add(self._open(engine, weight))
             else:
                 unused.remove(match)
                 match.weight, match.retiring = weight, False
         for replica in unused:
             if not replica.retiring:
-                self.pool.retire(replica, seconds=self._settings.drain_seconds, on_end=self._engines.pop)
-        self._revise_endpoints()
+                pool.retire(replica, seconds=self._settings.drain_seconds, on_end=self._engines.pop)
 
-    def _revise_endpoints(self) -> None:
-        endpoints = self._settings.failover.endpoints
+    def _revise_endpoints(self) -> list[ReplicaPool]:
+        """Open and close endpoints as the settings say; the new ones are to be started."""
+        endpoints, opened = self._settings.failover.endpoints, list[ReplicaPool]()
         for name in [name for name, endpoint in self._opened.items() if endpoints.get(name) != endpoint]:
             del self._opened[name]
             task = asyncio.create_task(self.endpoints.pop(name).close(self._settings.drain_seconds))
@@ -578,7 +638,8 @@ class EngineSet:
             if name not in self._opened:
                 self._opened[name] = endpoint
                 self.endpoints[name] = self._open_endpoint(name, endpoint)
-                self.endpoints[name].start_in_background()
+                opened.append(self.endpoints[name])
+        return opened
 
     def _open(self, engine: EngineSettings, weight: float) -> Replica:
         """One more replica. The first one uses the folder of the job, the others a folder below it."""

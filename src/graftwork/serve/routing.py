@@ -22,13 +22,13 @@ from graftwork.engines.protocol import BASE
 from graftwork.http.messages import RETRY, ApiError
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import Busy, GraftError
-from graftwork.records.interaction import Arm
+from graftwork.records.interaction import Arm, TokenPrice
 from graftwork.serve.api.call import ChatCall
 from graftwork.serve.family import Family
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.request_log import OTHER_MODEL
 from graftwork.serve.serving_engine import ServingEngine, failure_code
-from graftwork.serve.settings import SplitSettings
+from graftwork.serve.settings import ServedModel, SplitSettings
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +133,12 @@ class Routes:
     """Routes requests for its name; None if requests name their model."""
     chains: Collection[str] = ()
     """Names of chains, which are asked for like models."""
+    models: Mapping[str, ServedModel] = field(default_factory=dict)
+    """Model names of clients, from the settings."""
+    shares: Mapping[str, Experiment] = field(default_factory=dict)
+    """By such a name: who of its sessions the small model answers, where its release is loaded."""
+    has_base: bool = True
+    """Whether `base` can be asked: not where endpoints alone answer."""
     loaded: bool = True
     """False until the aliases have been read and their releases loaded for the first time."""
 
@@ -140,7 +146,7 @@ class Routes:
         """The engine's model for an alias, `base`, a release id or a prefix of one. Raises ApiError."""
         if name in self.aliases:
             return self.aliases[name]
-        if name == BASE or name in self.releases:
+        if (name == BASE and self.has_base) or name in self.releases:
             return name
         matches = [r for r in self.releases if r.startswith(name)] if len(name) >= _MIN_PREFIX else []
         if len(matches) == 1:
@@ -167,16 +173,19 @@ class Routes:
         """Whether it is a name of ours, loaded or not. A prefix of a release is not."""
         if self.family is not None and name in (self.family.name, *self.family.aliases.values()):
             return True
+        if name in self.models:
+            return True
         return name in self.aliases or name in self.pending or name == BASE or name in self.releases
 
     def names(self) -> dict[str, str]:
         """Every name that can be requested, with the model that answers it."""
         family = {} if self.family is None else {self.family.name: "family"}
         return {
+            **{name: model.to for name, model in self.models.items()},
             **family,
             **dict.fromkeys(self.chains, "chain"),
             **self.aliases,
-            BASE: BASE,
+            **({BASE: BASE} if self.has_base else {}),
             **{release: release for release in sorted(self.releases)},
         }
 
@@ -199,7 +208,23 @@ def update_routes(
         experiment_off=experiment if isinstance(experiment, str) else "",
         family=old.family,
         chains=old.chains,
+        models=old.models,
+        shares=set_up_shares(old.models, loaded),
+        has_base=old.has_base,
     )
+
+
+def set_up_shares(models: Mapping[str, ServedModel], aliases: Mapping[str, str]) -> dict[str, Experiment]:
+    """The experiment of each model name of which a loaded release answers a share."""
+    shares = {}
+    for name, model in models.items():
+        if model.small is None or model.share is None or model.small not in aliases:
+            continue
+        split = SplitSettings(alias=name, challenger=model.small, share=model.share)
+        champion = aliases.get(model.to, model.to)
+        if champion != aliases[model.small]:
+            shares[name] = make_experiment(split, champion=champion, challenger=aliases[model.small])
+    return shares
 
 
 class _Retry(NamedTuple):
@@ -234,9 +259,12 @@ class AliasWatcher:
         # The family and the chains that a request may name, before any release is loaded.
         self.routes = names or Routes(loaded=False)
 
-    def revise(self, split: SplitSettings | None, *, seconds: float) -> None:
-        """Use another experiment and interval from the next refresh on."""
+    def revise(
+        self, split: SplitSettings | None, *, seconds: float, models: Mapping[str, ServedModel]
+    ) -> None:
+        """Use other model names, another experiment and interval from the next refresh on."""
         self._split, self._seconds = split, seconds
+        self.routes = replace(self.routes, models=models, shares=set_up_shares(models, self.routes.aliases))
 
     async def refresh(self) -> None:
         async with self._refreshing:
@@ -313,6 +341,8 @@ class Target(NamedTuple):
     assignment: ArmAssignment | None = None
     notes: Mapping[str, str] = {}
     """Response headers that say what family and fallback did with the request."""
+    price: TokenPrice | None = None
+    """What its tokens cost, where it is an endpoint with a known price."""
 
     def fall_back_to(self, other: "Target", why: str) -> "Target":
         """Another model answers. It is not part of an experiment."""
@@ -321,7 +351,7 @@ class Target(NamedTuple):
 
     def escalate_to(self, large: "Target") -> "Target":
         """The large model answers in the place of this one, which still counts in its experiment."""
-        return self._replace(release=large.release, engine=large.engine, model=large.model)
+        return self._replace(release=large.release, engine=large.engine, model=large.model, price=large.price)
 
 
 class Fallbacks:
@@ -331,10 +361,12 @@ class Fallbacks:
         *,
         engine: ServingEngine,
         endpoints: Mapping[str, ServingEngine],
+        prices: Mapping[str, TokenPrice] = {},
     ) -> None:
         self.chains = dict(chains)
         self.engine = engine
         self._endpoints = endpoints
+        self.prices = prices
 
     def covers(self, model: str) -> bool:
         """Whether the settings declare this name, so that it is answered even before it has a release."""
@@ -360,6 +392,9 @@ class Fallbacks:
             # The main model answers for a specialist of the family that has no chain of its own.
             main = family.aliases[family.main]
             chain = () if names[0] == main else (main,)
+        if not chain and (model := routes.models.get(names[0])) is not None and model.small is not None:
+            # The large model answers for a small one that has a share of its requests.
+            chain = (model.to,)
         for index in range(passed, len(chain)):
             target = self.resolve(chain[index], routes, index + 1)
             if target is not None and target.release != failed:
@@ -371,14 +406,16 @@ class Fallbacks:
         endpoint = self._endpoints.get(name)
         if endpoint is not None:
             model = endpoint.models[0] if endpoint.models else ""
-            return Target(name, endpoint, model, name, passed) if endpoint.state == "ready" else None
+            if endpoint.state != "ready":
+                return None
+            return Target(name, endpoint, model, name, passed, price=self.prices.get(name))
         if self.engine.state != "ready":
             return None
         try:
             release = routes.resolve(name)
         except ApiError:
             return None
-        return Target(release, self.engine, release, name, passed)
+        return Target(release, self.engine, release, name, passed, price=self.prices.get(release))
 
 
 def find_chain(chains: Mapping[str, tuple[str, ...]], model: str, *aliases: str) -> tuple[str, ...]:
@@ -419,7 +456,13 @@ def choose_target(
     if direct is not None:
         return direct._replace(name=name, label=direct.release, notes=notes)
     is_known = routes.knows(name) or fallbacks.covers(name)
+    served = routes.models.get(name)
     try:
+        if served is not None:
+            target = choose_served(served, name, routes=routes, fallbacks=fallbacks, session=session)
+            if target.assignment is not None:
+                metrics.assigned[target.assignment.experiment, target.assignment.arm] += 1
+            return target._replace(notes=notes)
         release, assignment = choose_release(routes, name, session=session)
     except ApiError as error:
         # No release yet, or one that is not loaded: a model with a fallback is answered all the same.
@@ -435,7 +478,8 @@ def choose_target(
         metrics.assigned[assignment.experiment, assignment.arm] += 1
     # Else it is the prefix of a release.
     label = name if is_known else release
-    return Target(release, fallbacks.engine, release, name, label=label, assignment=assignment, notes=notes)
+    price = fallbacks.prices.get(release)
+    return Target(release, fallbacks.engine, release, name, 0, label, assignment, notes, price)
 
 
 def choose_release(routes: Routes, model: str, *, session: str) -> tuple[str, ArmAssignment | None]:
@@ -446,3 +490,25 @@ def choose_release(routes: Routes, model: str, *, session: str) -> tuple[str, Ar
     arm = experiment.assign(session)
     assignment = ArmAssignment(experiment.experiment, arm, experiment.share)
     return experiment.release_of(arm), assignment
+
+
+def choose_served(
+    model: ServedModel, name: str, *, routes: Routes, fallbacks: Fallbacks, session: str
+) -> Target:
+    """Who answers a model name of clients in this session. Raises ApiError."""
+    to, assignment, experiment = model.to, None, routes.shares.get(name)
+    if experiment is not None:
+        arm = experiment.assign(session)
+        assignment = ArmAssignment(experiment.experiment, arm, experiment.share)
+        to = experiment.release_of(arm)
+    if not fallbacks.has_endpoint(to):
+        release = routes.resolve(to)
+        price = fallbacks.prices.get(release)
+        return Target(
+            release, fallbacks.engine, release, name, label=name, assignment=assignment, price=price
+        )
+    target = fallbacks.resolve(to, routes)
+    if target is None:
+        message = f"the endpoint {to} is not ready; try again soon"
+        raise ApiError(503, message, param="model", code="engine_down", headers=RETRY)
+    return target._replace(name=name, label=name, assignment=assignment)

@@ -24,6 +24,7 @@ from graftwork.files.disk import write_atomic
 from graftwork.http.server import Server
 from graftwork.process.worker import hold_lock
 from graftwork.records.errors import GraftError, UserError
+from graftwork.records.interaction import TokenPrice
 from graftwork.serve.answers import AnswerService
 from graftwork.serve.captures import CaptureSink, CaptureWriter
 from graftwork.serve.escalation import AnswerChecks
@@ -55,6 +56,7 @@ RELOADED = frozenset(
         "failover",
         "max_new_tokens",
         "max_new_tokens_limit",
+        "models",
         "queue_limit",
         "request_timeout_seconds",
         "split",
@@ -227,7 +229,7 @@ class SettingsReloader:
             return ReloadResult(number=self.number, error=str(error))
         self.settings = settings
         self._gateway.revise(settings)
-        self._watcher.revise(settings.split, seconds=settings.alias_refresh_seconds)
+        self._watcher.revise(settings.split, seconds=settings.alias_refresh_seconds, models=settings.models)
         try:
             await self._watcher.refresh()
         except Exception:
@@ -258,6 +260,8 @@ class ServedProject:
     """Checks of `serve.escalate`."""
     chain_checks: Mapping[str, AnswerChecks] = field(default_factory=dict)
     """Checks that conditions of `serve.chains` name."""
+    prices: Mapping[str, TokenPrice] = field(default_factory=dict)
+    """What tokens cost, by the names of endpoints."""
 
 
 async def serve(
@@ -282,7 +286,13 @@ async def serve(
         resolve_aliases=project.resolve_aliases,
         find_adapter=project.find_adapter,
         split=settings.split,
-        names=Routes(loaded=False, family=project.family, chains=tuple(settings.chains)),
+        names=Routes(
+            loaded=False,
+            family=project.family,
+            chains=tuple(settings.chains),
+            models=settings.models,
+            has_base=engines.has_base,
+        ),
         find_canary=project.find_canary,
     )
     captures = None
@@ -300,6 +310,7 @@ async def serve(
         checks=project.checks,
         chain_checks=project.chain_checks,
     )
+    answers.fallbacks.prices = project.prices
     gateway = Gateway(answers, feedback=project.feedback, read_traces=project.read_traces, keys=keys)
     reloader = SettingsReloader(
         settings,

@@ -431,6 +431,34 @@ class FallbackEndpoint(Record):
     )
 
 
+class ServedModel(Record):
+    """A model name of clients, and who answers it."""
+
+    to: str = Field(
+        min_length=1,
+        description="Who answers: a name under `serve.failover.endpoints`, or an alias, `base` or a release.",
+    )
+
+    small: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Alias of a release that answers a share of the sessions. While it is not loaded, `to` "
+        "answers everything.",
+    )
+
+    share: float | None = Field(
+        default=None, gt=0, lt=1, description="The share of sessions that `small` answers."
+    )
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if (self.small is None) != (self.share is None):
+            raise ValueError("`small` and `share` go together: who answers a share, and how large it is")
+        if self.small == self.to:
+            raise ValueError(f"{self.to} cannot take a share of itself")
+        return self
+
+
 class FailoverSettings(Record):
     """Health probes, circuit breakers, retries and fallbacks."""
 
@@ -446,8 +474,8 @@ class FailoverSettings(Record):
         NotSecret("names of endpoints; their fields have marks of their own"),
     ] = Field(
         default={},
-        description="Remote APIs for fallback chains, by name. They are used only as fallbacks, and receive "
-        "the prompts of those requests.",
+        description="Remote APIs by name, for `serve.models`, fallback chains, `escalate` and `shadow`. They "
+        "receive the prompts of the requests that they answer.",
     )
 
     retries: int = Field(
@@ -629,7 +657,19 @@ class ServeSettings(OperationSettings):
 
     default_model: str = Field(
         default="champion",
-        description="The model for requests that do not name one: an alias, `base` or a release.",
+        description="The model for requests that do not name one: an alias, `base`, a release or a name "
+        "under `models`. Unset: `champion`, or the first name under `models`.",
+    )
+
+    models: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[\w./:@-]{1,128}$")], ServedModel],
+        NotSecret("model names of clients; their fields have marks of their own"),
+    ] = Field(
+        default={},
+        description="Model names that clients use already, by name, and who answers each: "
+        "`gpt-4o: {to: large}` passes them on to an endpoint of `failover`, and `small` with `share` lets a "
+        "release answer a share of the sessions. If all of them go to endpoints and there is no release yet, "
+        "no base model is loaded.",
     )
 
     engine: EngineSettings = Field(
@@ -755,6 +795,30 @@ class ServeSettings(OperationSettings):
         description="An experiment on live traffic: a share of the sessions goes to a challenger. Unset: no "
         "experiment.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_to_first_model(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "default_model" not in data and isinstance(data.get("models"), dict):
+            return {**data, **({"default_model": name} if (name := next(iter(data["models"]), "")) else {})}
+        return data
+
+    @model_validator(mode="after")
+    def _names_are_distinct(self) -> Self:
+        own = {"base", *self.chains} | ({self.family.name} if self.family is not None else set())
+        for name, model in self.models.items():
+            if name in own:
+                raise ValueError(f"models: {name} is the name of another model of the endpoint")
+            if model.to in self.models or model.to in self.chains:
+                raise ValueError(f"models: {name} goes to {model.to}, which is not a model: name who answers")
+        return self
+
+    @property
+    def uses_endpoints_only(self) -> bool:
+        """Whether everyone who answers is a remote API, as long as there is no release."""
+        if self.engine.kind == "endpoint" or self.family is not None or self.chains or not self.models:
+            return False
+        return all(model.to in self.failover.endpoints for model in self.models.values())
 
     @model_validator(mode="after")
     def _chains_are_sound(self) -> Self:
