@@ -208,3 +208,29 @@ def test_a_model_name_that_goes_to_nobody_is_refused_at_the_start(upstream, tmp_
     refused = run_graft("serve", "-C", folder, check=False)
     assert refused.returncode == 2
     assert "there is no 'lage' to answer for gpt-4o" in refused.stderr
+
+
+def test_from_an_upstream_to_captures_by_two_commands(upstream, tmp_path):
+    folder = tmp_path / "front"
+    folder.mkdir()
+    written = run_graft("init", "--upstream", f"{upstream.url}#gpt-4o,key=UPSTREAM_KEY", "-C", folder)
+    assert "UPSTREAM_KEY" in written.stdout
+    settings = open_project(folder).settings.serve
+    assert (settings.default_model, settings.models["gpt-4o"].to) == ("gpt-4o", "large")
+    with served(folder) as client:
+        assert client.started["models"] == ["gpt-4o"]
+        shown = subprocess.run(
+            ["bash", "-c", client.started["curl"]], check=True, capture_output=True, text=True
+        )
+        assert json.loads(shown.stdout)["choices"][0]["message"]["content"] == "gpt-4o answers"
+        header = client.chat(max_tokens=5000)[1]
+        feedback = {"capture": header("x-graft-capture"), "score": True}
+        assert client.send("/v1/feedback", feedback)[0] == 200
+    assert len(captures_of(folder)) == 2
+
+    again = run_graft("init", "--upstream", f"{upstream.url}#gpt-4o", "-C", folder, check=False)
+    assert again.returncode == 2
+    assert "there is a graft.yaml already" in again.stderr
+    wrong = run_graft("init", "--upstream", f"{upstream.url}#gpt-4o,key={KEY}", "-C", tmp_path, check=False)
+    assert wrong.returncode == 2
+    assert KEY not in wrong.stderr + wrong.stdout

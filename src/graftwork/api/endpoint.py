@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from graftwork.api.project import PAGE_SIZE, Page, Project, number_page
 from graftwork.process.http_client import HttpAnswer, NoAnswer
@@ -21,6 +22,9 @@ from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.records.interaction import Capture, Feedback
 from graftwork.serve.captures import CaptureTotals, read_totals
 from graftwork.store.captures import FeedbackStore
+
+if TYPE_CHECKING:
+    from graftwork.serve.settings import ServeSettings
 
 ASK_SECONDS = 120.0
 LIST_SECONDS = 10.0
@@ -142,13 +146,48 @@ def ask_models(
         return list(pool.map(ask, models))
 
 
-def curl_command(project: Project, model: str, messages: list[dict[str, str]]) -> str:
-    """The same request as a shell command."""
+def curl_command(
+    project: Project, model: str, messages: list[dict[str, str]], *, address: str | None = None
+) -> str:
+    """The same request as a shell command, at the address of the settings or at this one."""
     body = json.dumps({"model": model, "messages": messages}, ensure_ascii=False)
-    url = f"{ask_address(project)}/v1/chat/completions"
+    url = f"{address or ask_address(project)}/v1/chat/completions"
     certificate = project.settings.serve.tls_certificate
     trusted = ["--cacert", str(project.root / certificate)] if certificate is not None else []
     return shlex.join(["curl", url, *trusted, "-H", "Content-Type: application/json", "-d", body])
+
+
+class StartedEndpoint(Record):
+    """What a user needs who has just started the endpoint."""
+
+    url: str
+    models: tuple[str, ...]
+    """The names that requests may use, the default first."""
+    curl: str
+    needs_key: bool
+
+
+def describe_start(project: Project, settings: "ServeSettings", url: str) -> StartedEndpoint:
+    """The models of a running endpoint and a request to try. `settings` are those it was started with."""
+    from graftwork.serve.keys import is_usable
+    from graftwork.serve.project import needs_base
+    from graftwork.serve.settings import is_loopback
+
+    with project.open() as work:
+        own = [*work.releases.aliases()]
+        if settings.engine.kind == "endpoint" or needs_base(work, settings):
+            own.append("base")
+        has_keys = any(is_usable(key) for key in work.api_keys.list())
+    family = [] if settings.family is None else [settings.family.name]
+    names = [*settings.models, *family, *settings.chains, *own]
+    default = settings.default_model
+    models = tuple(dict.fromkeys([default, *names] if default in names else names))
+    needs_key = has_keys or settings.api_key_env is not None or not is_loopback(settings.host)
+    question = [{"role": "user", "content": "Hello"}]
+    curl = curl_command(project, models[0], question, address=url)
+    if needs_key:
+        curl += f' -H "Authorization: Bearer ${settings.api_key_env or "GRAFT_KEY"}"'
+    return StartedEndpoint(url=url, models=models, curl=curl, needs_key=needs_key)
 
 
 def ask_address(project: Project) -> str:

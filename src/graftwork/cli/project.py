@@ -29,6 +29,14 @@ def init(
         str,
         typer.Option(help="The base model: the embedded one, a folder, or a name on the Hugging Face Hub."),
     ] = "smollm2-135m-instruct",
+    upstream: Annotated[
+        str | None,
+        typer.Option(
+            help="Start in front of a large model, without a log: its API, the model, and the variable that "
+            "holds the key.",
+            metavar="URL#MODEL,key=VARIABLE",
+        ),
+    ] = None,
     plan: Annotated[
         bool, typer.Option("--plan/--no-plan", help="Then prepare the data and estimate the run.")
     ] = True,
@@ -40,11 +48,19 @@ def init(
     gate rules that an untrained model cannot pass, a test split large enough to show a gain, and training
     settings for this machine, each with its reason.
 
+    With --upstream, `graft serve` then answers under the names that your clients use already, and captures.
+
     Example:  graft init logs/tickets.jsonl
+    Example:  graft init --upstream https://api.openai.com/v1#gpt-4o,key=OPENAI_API_KEY
     """
     from graftwork.project.init import start_project
 
     folder, named = _find_logs(logs or [], project)
+    if upstream is not None:
+        if named:
+            raise typer.BadParameter("--upstream starts without a log: leave the log out")
+        _init_upstream(folder, upstream, as_json=json)
+        return
     with stderr.status("reading the logs and choosing metrics, gate rules and settings"):
         started = start_project(folder, named, base=base)
     if json and (started.proposal is None or not plan):
@@ -65,6 +81,23 @@ def init(
         _show_fields(started)
     if plan:
         _show_preflight(folder, started, as_json=json)
+
+
+def _init_upstream(folder: Path, upstream: str, *, as_json: bool) -> None:
+    from graftwork.evaluate.subjects import parse_endpoint
+    from graftwork.project.upstream import start_with_upstream
+
+    endpoint = parse_endpoint(upstream, where="--upstream").endpoint
+    assert endpoint is not None
+    started = start_with_upstream(
+        folder, url=endpoint.url, model=endpoint.model, api_key_env=endpoint.api_key_env
+    )
+    if as_json:
+        print_json(started)
+        return
+    print_line(stdout, f"wrote {quote(started.file)}", soft_wrap=True)
+    key = f"export {endpoint.api_key_env}=… and " if endpoint.api_key_env else ""
+    print_line(stdout, f"Next: {key}`graft serve`: it prints a request to try.")
 
 
 def _find_logs(logs: list[str], project: Path | None) -> tuple[Path, list[str]]:

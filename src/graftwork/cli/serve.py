@@ -13,6 +13,7 @@ from graftwork.views.document import quote
 from graftwork.views.terminal import print_document, print_line
 
 if TYPE_CHECKING:
+    from graftwork.api.endpoint import StartedEndpoint
     from graftwork.project.reporter import Reporter
     from graftwork.serve.keys import ApiKey
     from graftwork.serve.settings import ServeSettings
@@ -22,6 +23,8 @@ app = typer.Typer(invoke_without_command=True)
 NO_RELEASE = (
     "no release yet: only the model `base` answers; `graft run` makes a release if the gate says deploy"
 )
+
+MOST_MODELS = 8
 
 Challenger = Annotated[
     str | None,
@@ -81,6 +84,7 @@ def serve(
             )
         _reload(project, as_json=json)
         return
+    from graftwork.api.endpoint import describe_start
     from graftwork.api.project import open_project
     from graftwork.serve.project import describe_experiment
 
@@ -103,12 +107,14 @@ def serve(
         start.close()
         with opened.open() as work:
             split, aliases = describe_experiment(work, settings), work.releases.aliases()
+        started = describe_start(opened, settings, url)
         if json:
-            body = {"url": url, "aliases": aliases}
+            body = {"url": url, "aliases": aliases, "models": started.models, "curl": started.curl}
             print_json(body if split is None else {**body, "split": split})
         else:
             stdout.print(f"serving at [bold]{url}/v1[/] (Ctrl-C to stop)", highlight=False)
-            if not aliases:
+            _show_start(started, captures=settings.capture)
+            if not aliases and not settings.models:
                 stdout.print(NO_RELEASE, highlight=False, markup=False, soft_wrap=True)
             if split is not None:
                 stdout.print(split, highlight=False, markup=False, soft_wrap=True)
@@ -116,6 +122,24 @@ def serve(
 
     with start:
         opened.serve(settings, on_ready=ready, revise=apply_options)
+
+
+def _show_start(started: "StartedEndpoint", *, captures: bool) -> None:
+    """The models, a request to try, keys and feedback."""
+    needed = "clients need one" if started.needs_key else "none is needed on this machine"
+    lines = [
+        f"models: {', '.join(started.models[:MOST_MODELS])}"
+        + (f" and {len(started.models) - MOST_MODELS} more" if len(started.models) > MOST_MODELS else ""),
+        f"try it: {started.curl}",
+        f"API keys: {needed}; `graft serve keys create NAME` makes one",
+    ]
+    if captures:
+        lines.append(
+            f"feedback: POST {started.url}/v1/feedback "
+            '{"capture": "<x-graft-capture>", "score": true}; the captures: `graft data captures`'
+        )
+    for line in lines:
+        stdout.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _choose_reporter(settings: "ServeSettings", start: ExitStack) -> "Reporter":

@@ -71,7 +71,7 @@ def parse_subject(text: str) -> NamedSubject:
     if name == CHAMPION:
         return NamedSubject(name, "release", which=CHAMPION)
     if name.startswith(("http://", "https://")):
-        return _parse_endpoint(name)
+        return parse_endpoint(name)
     before, colon, which = name.partition(":")
     if before == "engine" and which:
         return _parse_engine(name, which)
@@ -113,14 +113,15 @@ def parse_subjects(texts: Iterable[str]) -> tuple[NamedSubject, ...]:
     return tuple({subject.name: subject for subject in map(parse_subject, texts)}.values())
 
 
-def _parse_endpoint(name: str) -> NamedSubject:
+def parse_endpoint(name: str, *, where: str = "--subject") -> NamedSubject:
+    """`URL#model,key=VARIABLE` as it stands at the option `where`."""
     address, _, model_and_options = name.partition("#")
     model, *options = model_and_options.split(",")
     parts = urlsplit(address)
     if not parts.hostname or not model:
-        raise _wrong(address, "it names a URL and, after #, the model that is asked there")
+        raise _wrong(address, "it names a URL and, after #, the model that is asked there", where)
     if parts.username or parts.password or parts.query:
-        raise _wrong(address.split("@")[-1].split("?")[0], "a key in a URL would end up in the report")
+        raise _wrong(address.split("@")[-1].split("?")[0], "a key in a URL would end up in files", where)
     endpoint = Endpoint(url=address.rstrip("/"), model=model)
     for option in options:
         key, _, value = option.partition("=")
@@ -133,16 +134,17 @@ def _parse_endpoint(name: str) -> NamedSubject:
             raise _wrong(
                 f"{address}#{model}",
                 f"after the comma write key=VARIABLE_NAME or concurrency=1…{MAX_CONCURRENCY}",
+                where,
             )
     return NamedSubject(f"{endpoint.url}#{model}", "endpoint", endpoint=endpoint)
 
 
-def _wrong(name: str, why: str) -> UserError:
+def _wrong(name: str, why: str, where: str) -> UserError:
     return UserError(
         f"the endpoint {name} cannot be asked",
         why=why,
         fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE",
-        where="--subject",
+        where=where,
     )
 
 

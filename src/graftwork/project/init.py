@@ -386,11 +386,16 @@ class Started(Record):
     """Why `graft data prepare` may keep other rows than the usable ones; None if it keeps these."""
 
 
+def name_project(folder: Path) -> str:
+    """The name of a project from that of its folder."""
+    return re.sub(r"[^a-z0-9._-]+", "-", folder.absolute().name.lower()).strip("-._") or "project"
+
+
 def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
     """Write graft.yaml into the folder. One that is there already is never overwritten, except the starter
     that was written without a log and is unchanged."""
     path = folder / PROJECT_FILE
-    name = re.sub(r"[^a-z0-9._-]+", "-", folder.absolute().name.lower()).strip("-._") or "project"
+    name = name_project(folder)
     if not logs and any(folder.glob(USUAL_LOGS)):
         logs = [str(folder / USUAL_LOGS)]
     starter = STARTER.format(name=_flow(name), logs=_flow(USUAL_LOGS))
