@@ -12,15 +12,9 @@ from graftwork.records.errors import UserError
 CARD = ("--gpu", "RTX 5060 Ti 16GB", "--ram", "128")
 LARGE = ("--model", "deepseek-coder-6.7b", *CARD)
 FIGURES = (
-    "peak_allocated_gib",
-    "peak_reserved_gib",
-    "host_gib",
-    "tokens_per_second",
-    "step_seconds",
-    "epoch_minutes",
-    "run_minutes",
-    "late_oom_chance",
-)
+    "peak_allocated_gib", "peak_reserved_gib", "host_gib", "tokens_per_second", "step_seconds",
+    "epoch_minutes", "run_minutes", "late_oom_chance",
+)  # fmt: skip
 
 
 def graft(*arguments):

@@ -11,25 +11,10 @@ from graftwork.plan.fit import project as fit
 from graftwork.records.plan import DeviceFacts
 
 KEYS = {
-    "verdict",
-    "good",
-    "fits",
-    "meets_limit",
-    "certainty",
-    "weights",
-    "memory_gib",
-    "available_gib",
-    "spare_gib",
-    "parts_gib",
-    "first_token_seconds",
-    "token_seconds",
-    "answer_seconds",
-    "tokens_per_second",
-    "most_users",
-    "longest_context",
-    "quantisations",
-    "specialists",
-}
+    "verdict", "good", "fits", "meets_limit", "certainty", "weights", "memory_gib", "available_gib",
+    "spare_gib", "parts_gib", "first_token_seconds", "token_seconds", "answer_seconds", "tokens_per_second",
+    "most_users", "longest_context", "quantisations", "specialists",
+}  # fmt: skip
 SEED = ("--model", "deepseek-coder-6.7b", "--copies", "6", "--weights", "fp16", "--gpu", "RTX 5060 Ti 16GB")
 
 

@@ -18,22 +18,9 @@ WORDS = {
     "legal": ["contract", "privacy", "deletion", "request", "terms", "data", "consent", "signature"],
 }
 FILLER = [
-    "hello",
-    "please",
-    "help",
-    "since",
-    "yesterday",
-    "our",
-    "team",
-    "we",
-    "cannot",
-    "thanks",
-    "urgent",
-    "order",
-    "customer",
-    "again",
-    "the",
-]
+    "hello", "please", "help", "since", "yesterday", "our", "team", "we", "cannot", "thanks", "urgent",
+    "order", "customer", "again", "the",
+]  # fmt: skip
 SLOW = pytest.mark.slow
 PRIORITIES = ("low", "normal", "high")
 

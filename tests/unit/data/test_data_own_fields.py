@@ -98,21 +98,11 @@ def test_a_condition_keeps_the_rows_that_meet_it(condition, kept):
 @pytest.mark.parametrize(
     "condition",
     [
-        "",
-        "stars",
-        "stars >=",
-        "stars >= good",
-        "stars >= 3 and",
-        "stars >= 3 lang == de",
-        "3 < stars < 5",
-        "__import__('os').system('true')",
-        "stars = 3",
-        "stars >= 3)",
-        '"stars" >= 3',
-        "or",
+        "", "stars", "stars >=", "stars >= good", "stars >= 3 and", "stars >= 3 lang == de", "3 < stars < 5",
+        "__import__('os').system('true')", "stars = 3", "stars >= 3)", '"stars" >= 3', "or",
         "a == 1 or or b == 1",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_condition_is_refused_with_the_grammar(condition):
     with pytest.raises(ValidationError, match="FIELD >= NUMBER"):
         DataSettings(keep=condition)

@@ -100,17 +100,10 @@ def test_a_row_is_found_by_its_id_and_by_the_beginning_of_it(project, folder):
 @pytest.mark.parametrize(
     "what",
     [
-        "logs/a b.jsonl:99",
-        "none.jsonl:1",
-        "nothing",
-        "train:99",
-        "train:0:9999",
-        "id-",
-        "rl:0",
-        ":",
+        "logs/a b.jsonl:99", "none.jsonl:1", "nothing", "train:99", "train:0:9999", "id-", "rl:0", ":",
         "train:",
     ],
-)
+)  # fmt: skip
 def test_a_row_that_is_not_found_is_an_error_with_a_fix(project, folder, what):
     with pytest.raises(UserError) as caught:
         trace(folder, what, root=project)

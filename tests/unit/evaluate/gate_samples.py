@@ -5,8 +5,25 @@ from statistics import median
 from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.report import make_metric
 from graftwork.evaluate.statistics.intervals import quantile_interval
-from graftwork.records.report import Generation, Metric, Report, SubjectReport
+from graftwork.records.interaction import Message, Origin
+from graftwork.records.report import Answer, Case, Generation, Metric, Report, SubjectReport
 from graftwork.records.run import TrainingEvaluation, TrainOutcome, TrainStep
+
+
+def new_case(name, question, reference="r", **more):
+    """A case of one question."""
+    fields = {"origin": Origin(file="log.jsonl", line=1), "reference": reference, **more}
+    return Case(id=name, messages=(Message(role="user", content=question),), **fields)
+
+
+def new_answer(case_id, text, **more):
+    fields = {"tokens": 1, "prompt_tokens": 1, "finish_reason": "stop", "seconds": 1, **more}
+    return Answer(case_id=case_id, text=text, **fields)
+
+
+def new_generation(subject, **more):
+    figures = {"answers": 1, "seconds": 1, "tokens_per_second": 1, "peak_memory_gib": 1}
+    return Generation(**{"subject": subject, **figures, "single_latency_seconds": (), "settings": {}, **more})
 
 
 def marks(successes, n):

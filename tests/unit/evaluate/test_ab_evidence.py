@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from gate_samples import new_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +18,6 @@ from graftwork.evaluate.live.ab import (
     units_of,
 )
 from graftwork.evaluate.statistics.anytime import TwoArms
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Case
 
 
 def run_live(exchanges, *, alpha):
@@ -29,13 +28,7 @@ def run_live(exchanges, *, alpha):
 
 
 def case(number, session=None, question=None):
-    return Case(
-        id=f"c{number}",
-        origin=Origin(file="x", line=1),
-        messages=(Message(role="user", content=question or f"question {number}"),),
-        reference="",
-        session=session,
-    )
+    return new_case(f"c{number}", question or f"question {number}", "", session=session)
 
 
 def graders(rate_a, rate_b, seed):

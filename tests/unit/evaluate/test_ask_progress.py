@@ -1,14 +1,14 @@
 """Time left: from the tokens of the first batch, then from whole batches, and between single requests."""
 
 import pytest
+from gate_samples import new_case
 from hypothesis import given
 from hypothesis import strategies as st
 from stand_in_engine import StandInEngine
 
 from graftwork.evaluate.ask import runner as pacing
 from graftwork.evaluate.ask.runner import CaseRunner, Pace
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Case, EvalJob
+from graftwork.records.report import EvalJob
 
 
 class Clock:
@@ -117,15 +117,7 @@ def make_runner(tmp_path, *, timings=()):
 
 
 def make_cases(n):
-    return [
-        Case(
-            id=f"c{i}",
-            origin=Origin(file="f", line=i + 1),
-            messages=(Message(role="user", content="x" * (i + 1)),),
-            reference="y",
-        )
-        for i in range(n)
-    ]
+    return [new_case(f"c{i}", "x" * (i + 1), "y") for i in range(n)]
 
 
 def test_progress_of_the_first_batch_is_reported_while_it_is_written(tmp_path, monkeypatch):

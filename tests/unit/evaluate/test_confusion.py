@@ -3,14 +3,13 @@
 import json
 
 import pytest
+from gate_samples import new_answer, new_case
 from test_gate_vacuous import report_on
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.report import OTHER, UNREADABLE, confuse
 from graftwork.grading.checks import GradeCheck
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Answer, Case
 
 DUE = ["billing"] * 30 + ["access"] * 20 + ["sales"] * 10
 SAID = [*["billing"] * 18, *["access"] * 12, *["access"] * 20, *["sales"] * 7, *["lunch"] * 2, "no JSON"]
@@ -19,12 +18,7 @@ QUEUE = GradeCheck(name="queue", metric="exact", field="queue")
 
 def make_cases():
     return [
-        Case(
-            id=str(place),
-            origin=Origin(file="log", line=place + 1),
-            messages=(Message(role="user", content=f"ticket {place}"),),
-            reference=json.dumps({"queue": queue}),
-        )
+        new_case(str(place), f"ticket {place}", json.dumps({"queue": queue}))
         for place, queue in enumerate(DUE)
     ]
 
@@ -35,10 +29,7 @@ def say(case):
 
 
 def answers(speak=say):
-    return [
-        Answer(case_id=case.id, text=speak(case), tokens=1, prompt_tokens=1, finish_reason="stop", seconds=1)
-        for case in make_cases()
-    ]
+    return [new_answer(case.id, speak(case)) for case in make_cases()]
 
 
 def test_every_case_is_counted_under_the_label_due_and_the_label_given():

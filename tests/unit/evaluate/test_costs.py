@@ -3,6 +3,7 @@
 from datetime import date, timedelta
 
 import pytest
+from gate_samples import new_answer, new_generation
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,27 +21,19 @@ from graftwork.evaluate.gate.settings import GateRule, Win
 from graftwork.grading.metrics import COST_PER_SUCCESS, LATENCY_P95, TOKENS_PER_TASK, show, show_dollars
 from graftwork.records.base import Figure
 from graftwork.records.interaction import Hosting, TokenPrice, UsageDay
-from graftwork.records.report import Answer, Generation, Metric, Report, SubjectReport
+from graftwork.records.report import Metric, Report, SubjectReport
 
 MINI = TokenPrice(model="mini", usd_per_million_input=1.0, usd_per_million_output=4.0)
 
 
 def generation(subject="base", seconds=()):
-    return Generation(
-        subject=subject,
-        answers=10,
-        seconds=10.0,
-        tokens_per_second=1.0,
-        single_latency_seconds=tuple(seconds),
-        peak_memory_gib=0.0,
-        settings={},
+    return new_generation(
+        subject, answers=10, seconds=10.0, single_latency_seconds=tuple(seconds), peak_memory_gib=0.0
     )
 
 
 def answer(case, *, prompt=100, tokens=50, seconds=1.0):
-    return Answer(
-        case_id=case, text="x", tokens=tokens, prompt_tokens=prompt, finish_reason="stop", seconds=seconds
-    )
+    return new_answer(case, "x", tokens=tokens, prompt_tokens=prompt, seconds=seconds)
 
 
 def hosting(dollars=100.0):

@@ -1,22 +1,15 @@
 """Escalation predicted: shares, quality and cost of the pair follow from the answers of both models."""
 
 import pytest
+from gate_samples import new_generation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.evaluate.escalation import Answered, forecast
 from graftwork.evaluate.report import make_rate
-from graftwork.records.report import Generation, SubjectReport
+from graftwork.records.report import SubjectReport
 
-NOTHING = Generation(
-    subject="",
-    answers=0,
-    seconds=1,
-    tokens_per_second=1,
-    single_latency_seconds=(),
-    peak_memory_gib=1,
-    settings={},
-)
+NOTHING = new_generation("", answers=0)
 
 
 def answered(name, *, costs=1.0, is_reference=False, **metrics):

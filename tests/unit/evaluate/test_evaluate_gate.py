@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from gate_samples import new_answer, new_case, new_generation
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -12,22 +13,13 @@ from graftwork.evaluate.gate.settings import GateRule, GateSettings
 from graftwork.evaluate.report import make_rate, make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading.metrics import METRICS
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport
+from graftwork.records.report import Report, SubjectReport
 
 JSON_RULE = GateSettings(rules=(GateRule(metric="json_valid", over=0.9),))
 
 
 def make_generation(subject, latency=(1.0, 1.1, 0.9), memory=1.0):
-    return Generation(
-        subject=subject,
-        answers=1,
-        seconds=1,
-        tokens_per_second=1,
-        single_latency_seconds=latency,
-        peak_memory_gib=memory,
-        settings={},
-    )
+    return new_generation(subject, single_latency_seconds=latency, peak_memory_gib=memory)
 
 
 def subject_of(name, marks, metric="json_valid"):
@@ -186,18 +178,17 @@ def test_a_rule_that_says_nothing_sensible_is_refused(rule, message):
 
 def make_cases(n):
     return tuple(
-        Case(
-            id=f"c{i}",
-            origin=Origin(file="f", line=i + 1),
-            messages=(Message(role="user", content="[1] It rains.\nWeather?"),),
-            reference=json.dumps({"answer": "rain", "citations": [1], "refused": i % 2 == 1}),
+        new_case(
+            f"c{i}",
+            "[1] It rains.\nWeather?",
+            json.dumps({"answer": "rain", "citations": [1], "refused": i % 2 == 1}),
         )
         for i in range(n)
     )
 
 
 def answer(case_id, text, finish="stop"):
-    return Answer(case_id=case_id, text=text, tokens=3, prompt_tokens=9, finish_reason=finish, seconds=0.1)
+    return new_answer(case_id, text, tokens=3, prompt_tokens=9, finish_reason=finish, seconds=0.1)
 
 
 def test_a_report_counts_what_was_answered():

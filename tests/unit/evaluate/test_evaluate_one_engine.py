@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import torch
+from gate_samples import new_answer, new_case
 from safetensors.torch import save_file
 
 from graftwork.evaluate.ask.answers import KeptAnswers, answer_key
 from graftwork.evaluate.project import forget_subjects
 from graftwork.evaluate.subjects import Lineup, Subject, with_one_engine
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Answer, Case, Endpoint, EvalJob
+from graftwork.records.report import Endpoint, EvalJob
 
 
 def make_subject(root, name, **changes):
@@ -55,10 +55,8 @@ def test_all_models_are_asked_with_the_engine_that_the_environment_names(tmp_pat
 
 
 def test_asked_again_the_answers_of_this_engine_are_forgotten_in_every_precision(tmp_path):
-    case = Case(
-        id="c", origin=Origin(file="f", line=1), messages=(Message(role="user", content="?"),), reference="!"
-    )
-    answer = Answer(case_id="c", text="t", tokens=1, prompt_tokens=1, finish_reason="stop", seconds=1.0)
+    case = new_case("c", "?", "!")
+    answer = new_answer("c", "t")
     lineup = Lineup(make_subject(tmp_path, "base"), with_adapter(tmp_path, "adapter"))
     kept = KeptAnswers(tmp_path / "answers")
     settled = [s.job.model_copy(update={"precision": "bfloat16"}) for s in with_one_engine(lineup).all]

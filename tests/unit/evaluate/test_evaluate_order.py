@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from gate_samples import new_generation
 
 from graftwork.data.project import PreparedData
 from graftwork.evaluate import project as evaluation
@@ -12,7 +13,7 @@ from graftwork.evaluate.project import ask_everybody, remark_on_log
 from graftwork.evaluate.subjects import Lineup, Subject
 from graftwork.records.dataset import Dataset, Drop, InputFile
 from graftwork.records.interaction import Origin
-from graftwork.records.report import Endpoint, EvalJob, Generation, Metric, SubjectReport
+from graftwork.records.report import Endpoint, EvalJob, Metric, SubjectReport
 
 
 def make_subject(root, name, **changes):
@@ -56,15 +57,7 @@ def test_releases_that_are_only_compared_are_not_timed(tmp_path, monkeypatch):
 
 
 def make_report(name, *graded):
-    made = Generation(
-        subject=name,
-        answers=1,
-        seconds=1,
-        tokens_per_second=1,
-        single_latency_seconds=(),
-        peak_memory_gib=0,
-        settings={},
-    )
+    made = new_generation(name, peak_memory_gib=0)
     metrics = {metric: Metric(name=metric, kind="rate", value=1, low=0, high=1, n=1) for metric in graded}
     return SubjectReport(subject=name, metrics=metrics, generation=made)
 

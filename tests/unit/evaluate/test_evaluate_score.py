@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from gate_samples import new_answer, new_case, new_generation
 
 from graftwork.evaluate.comparison import compare, compare_candidates
 from graftwork.evaluate.report import make_metric, make_report, score
@@ -18,37 +19,22 @@ from graftwork.evaluate.statistics.significance import mcnemar
 from graftwork.grading.interface import FailedGrade
 from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, PERPLEXITY, TRUNCATED
 from graftwork.records.errors import UserError
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport
+from graftwork.records.report import Report, SubjectReport
 
 SETTINGS = EvaluateSettings(metrics=("json_valid",))
 RIGHT = '{"answer": "yes", "citations": [1]}'
 
 
 def make_case(i, session=None):
-    return Case(
-        id=f"c{i}",
-        origin=Origin(file="log", line=i + 1),
-        messages=(Message(role="user", content=f"Is {i} so?"),),
-        reference=RIGHT,
-        session=session,
-    )
+    return new_case(f"c{i}", f"Is {i} so?", RIGHT, session=session)
 
 
 def make_answer(case, text, finish="stop"):
-    return Answer(case_id=case.id, text=text, tokens=1, prompt_tokens=1, finish_reason=finish, seconds=1)
+    return new_answer(case.id, text, finish_reason=finish)
 
 
 def make_generation(subject="adapter", latency=()):
-    return Generation(
-        subject=subject,
-        answers=1,
-        seconds=1,
-        tokens_per_second=1,
-        single_latency_seconds=latency,
-        peak_memory_gib=1,
-        settings={},
-    )
+    return new_generation(subject, single_latency_seconds=latency)
 
 
 def subject_of(name, values, *, metric="similarity", latency=(), sessions=None):

@@ -1,36 +1,22 @@
 """The same figures on parts of the cases."""
 
 import pytest
+from gate_samples import new_case, new_generation
 
 from graftwork.evaluate.report import MOST_PARTS, REST, cut_cases, make_metric, make_report, slice_report
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.evaluate.statistics.significance import mcnemar
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Case, Generation, SubjectReport
+from graftwork.records.report import SubjectReport
 
 
 def make_case(i, **more):
     given = {"group": "ab"[i % 2], "text": "x" * (10 * (i + 1))} | more
-    return Case(
-        id=f"c{i}",
-        origin=Origin(file="f", line=i + 1),
-        messages=(Message(role="user", content=given.pop("text")),),
-        reference="r",
-        **given,
-    )
+    return new_case(f"c{i}", given.pop("text"), "r", **given)
 
 
 def make_subject(name, scores):
-    generation = Generation(
-        subject=name,
-        answers=len(scores),
-        seconds=1,
-        tokens_per_second=1,
-        single_latency_seconds=(),
-        peak_memory_gib=1,
-        settings={},
-    )
+    generation = new_generation(name, answers=len(scores))
     metric = make_metric("answer_match", scores={f"c{i}": value for i, value in enumerate(scores)})
     return SubjectReport(subject=name, metrics={"answer_match": metric}, generation=generation)
 

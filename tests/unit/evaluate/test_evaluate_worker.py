@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from gate_samples import new_generation
 from hypothesis import given
 from hypothesis import strategies as st
 from stand_in_engine import StandInEngine
@@ -281,15 +282,7 @@ def test_answers_that_were_not_timed_are_timed_when_somebody_wants_to_know(tmp_p
 
     cases = make_cases(2)
     job = make_job(tmp_path, latency_cases=3)
-    made = Generation(
-        subject="adapter",
-        answers=2,
-        seconds=1,
-        tokens_per_second=1,
-        single_latency_seconds=(0.1,) * timed,
-        peak_memory_gib=0,
-        settings={},
-    )
+    made = new_generation("adapter", answers=2, single_latency_seconds=(0.1,) * timed, peak_memory_gib=0)
     (tmp_path / GENERATION_FILE).write_text(made.to_json())
     assert worker._all_is_there(job, cases) is not asked_anew
     assert worker._all_is_there(job.model_copy(update={"latency_cases": 0}), cases)

@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from gate_samples import new_answer, new_generation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from graftwork.evaluate.report import score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.records.errors import Corrupted, UserError
 from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Answer, Case, Generation
+from graftwork.records.report import Case
 
 FILES = Path(__file__).parent / "exchange_files"
 RESULTS = next(FILES.glob("results_*.json"))
@@ -50,9 +51,9 @@ def make_cases(count=8):
 def make_export(subject="adapter", *, cases=None, says="It closes at six {i} \ud800</script>"):
     cases = cases or make_cases()
     answers = [
-        Answer(
-            case_id=case.id,
-            text=says.format(i=i) if i else "I do not know.",
+        new_answer(
+            case.id,
+            says.format(i=i) if i else "I do not know.",
             tokens=5,
             prompt_tokens=9,
             finish_reason="length" if i == 3 else "stop",
@@ -60,13 +61,10 @@ def make_export(subject="adapter", *, cases=None, says="It closes at six {i} \ud
         )
         for i, case in enumerate(cases)
     ]
-    generation = Generation(
-        subject=subject,
+    generation = new_generation(
+        subject,
         answers=len(cases),
-        seconds=1,
-        tokens_per_second=1,
         single_latency_seconds=(0.1,),
-        peak_memory_gib=1,
         settings={"temperature": 0.0, "seed": 3, "max_new_tokens": 64},
     )
     scored = score(cases, answers=answers, generation=generation, settings=SETTINGS)

@@ -1,7 +1,7 @@
 """Own metrics as they come: whatever a function says or does, what is ungraded never helps a deploy."""
 
 import pytest
-from gate_samples import marks, report, subject
+from gate_samples import marks, new_answer, new_case, new_generation, report, subject
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -12,23 +12,13 @@ from graftwork.evaluate.report import make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading.checks import GradeCheck, grade
 from graftwork.grading.interface import GradeContext
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Answer, Case, Generation, Report
+from graftwork.records.report import Report
 
 MINE = {"name": "mine", "metric": "own.py:mine"}
 
 
 def cases(n, **more):
-    return [
-        Case(
-            id=f"c{i}",
-            origin=Origin(file="log.jsonl", line=i + 1),
-            messages=(Message(role="user", content=f"question {i}"),),
-            reference="r",
-            **more,
-        )
-        for i in range(n)
-    ]
+    return [new_case(f"c{i}", f"question {i}", "r", **more) for i in range(n)]
 
 
 def good(_i, _r):
@@ -44,28 +34,8 @@ def evaluated(folder, source, *, answer, before=good, n=200, repeats=1, settings
     asked = cases(n)
 
     def of(name, speak):
-        answers = [
-            Answer(
-                case_id=f"c{i}",
-                text=speak(i, r),
-                tokens=1,
-                prompt_tokens=1,
-                finish_reason="stop",
-                seconds=1,
-                repeat=r,
-            )
-            for i in range(n)
-            for r in range(repeats)
-        ]
-        made = Generation(
-            subject=name,
-            answers=n,
-            seconds=1,
-            tokens_per_second=1,
-            single_latency_seconds=(),
-            peak_memory_gib=1,
-            settings={},
-        )
+        answers = [new_answer(f"c{i}", speak(i, r), repeat=r) for i in range(n) for r in range(repeats)]
+        made = new_generation(name, answers=n)
         context = GradeContext(fields=settings.fields, folder=folder)
         return score(asked, answers=answers, generation=made, settings=settings, context=context)
 

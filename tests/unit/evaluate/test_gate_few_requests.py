@@ -5,13 +5,13 @@ import random
 from statistics import median
 
 import pytest
-from gate_samples import marks, number, report, subject
+from gate_samples import marks, new_answer, number, report, subject
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateRule, GateSettings
 from graftwork.evaluate.report import measure
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile, quantile_interval
-from graftwork.records.report import Answer, Generation, Metric
+from graftwork.records.report import Generation, Metric
 
 QUALITY = {"json_valid": marks(100, 100)}
 WELL = GateRule(metric="json_valid", over=0.9)
@@ -157,17 +157,7 @@ def generation(**more):
 
 def sentence_on(losses):
     return {
-        case: [
-            Answer(
-                case_id=case,
-                text="",
-                tokens=0,
-                prompt_tokens=0,
-                finish_reason="stop",
-                seconds=0,
-                reference_loss=loss,
-            )
-        ]
+        case: [new_answer(case, "", tokens=0, prompt_tokens=0, seconds=0, reference_loss=loss)]
         for case, loss in losses.items()
     }
 

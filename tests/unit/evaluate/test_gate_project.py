@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from gate_samples import new_generation
 from registry_samples import alias_move
 
 from graftwork.evaluate.comparison import compare
@@ -33,7 +34,7 @@ from graftwork.records.base import Figure
 from graftwork.records.errors import Corrupted
 from graftwork.records.plan import DeviceFacts, Plan
 from graftwork.records.release import Release, ReleaseFile
-from graftwork.records.report import Generation, Metric, Report, SubjectReport
+from graftwork.records.report import Metric, Report, SubjectReport
 from graftwork.records.run import TrainOutcome
 
 STRICT = {"rules": [{"metric": "json_valid", "over": 0.95}], "primary": "none"}
@@ -53,15 +54,7 @@ def opened(folder):
 
 def subject(name, right, n=100):
     scores = {f"c{i}": float(i < right) for i in range(n)}
-    made = Generation(
-        subject=name,
-        answers=n,
-        seconds=1,
-        tokens_per_second=1,
-        single_latency_seconds=(),
-        peak_memory_gib=1,
-        settings={},
-    )
+    made = new_generation(name, answers=n)
     return SubjectReport(
         subject=name, metrics={"json_valid": make_rate("json_valid", scores=scores)}, generation=made
     )

@@ -3,14 +3,13 @@
 import json
 
 import pytest
+from gate_samples import new_answer, new_case, new_generation
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.report import make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.project.settings import ProjectSettings
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Answer, Case, Generation
 
 ANSWERED = {"answer": "By the pond.", "citations": [1], "refused": False}
 REFUSED = {"answer": "", "citations": [], "refused": True}
@@ -18,11 +17,10 @@ REFUSED = {"answer": "", "citations": [], "refused": True}
 
 def make_cases(*references):
     return [
-        Case(
-            id=str(place),
-            origin=Origin(file="log", line=place + 1),
-            messages=(Message(role="user", content=f"[1] By the pond.\n\nWhere is it, {place}?"),),
-            reference=reference if isinstance(reference, str) else json.dumps(reference),
+        new_case(
+            str(place),
+            f"[1] By the pond.\n\nWhere is it, {place}?",
+            reference if isinstance(reference, str) else json.dumps(reference),
         )
         for place, reference in enumerate(references)
     ]
@@ -32,21 +30,8 @@ def report_on(cases, *, base, adapter, **settings):
     evaluate = EvaluateSettings.model_validate(settings)
     reports = []
     for subject, say in (("base", base), ("adapter", adapter)):
-        answers = [
-            Answer(
-                case_id=case.id, text=say(case), tokens=1, prompt_tokens=1, finish_reason="stop", seconds=1
-            )
-            for case in cases
-        ]
-        generation = Generation(
-            subject=subject,
-            answers=len(cases),
-            seconds=1,
-            tokens_per_second=1,
-            single_latency_seconds=(),
-            peak_memory_gib=1,
-            settings={},
-        )
+        answers = [new_answer(case.id, say(case)) for case in cases]
+        generation = new_generation(subject, answers=len(cases))
         reports.append(score(cases, answers=answers, generation=generation, settings=evaluate))
     return make_report(cases, baseline=reports[0], candidate=reports[1], settings=evaluate)
 

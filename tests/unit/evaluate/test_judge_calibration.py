@@ -1,7 +1,7 @@
 """A judge compared with people: agreement, kappa, their intervals, and what the gate makes of it."""
 
 import pytest
-from gate_samples import marks, report, subject
+from gate_samples import marks, new_case, report, subject
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,8 +19,6 @@ from graftwork.evaluate.judge_statistics import (
     opinions_of_pairs,
 )
 from graftwork.evaluate.settings import JudgeSettings
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Case
 
 
 def terms(mode="pointwise", confidence=0.95, min_kappa=0.2, min_labels=30):
@@ -41,13 +39,7 @@ def opinions(both=0, judge_only=0, people_only=0, neither=0, *, per_cluster=1):
 
 
 def case(name, group=None):
-    return Case(
-        id=name,
-        origin=Origin(file="log", line=1),
-        messages=(Message(role="user", content="q"),),
-        reference="",
-        group=group,
-    )
+    return new_case(name, "q", "", group=group)
 
 
 def verdicts_of(said):

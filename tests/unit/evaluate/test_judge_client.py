@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from gate_samples import new_case
 
 from graftwork.evaluate.judge import REPLIES_FILE, JudgeBudget, JudgeClient, open_judge
 from graftwork.evaluate.judge_statistics import count_pairs
@@ -14,8 +15,6 @@ from graftwork.grading.checks import grade
 from graftwork.grading.interface import GradeContext
 from graftwork.process.asking import NoReply
 from graftwork.records.errors import EnvironmentFailure
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Case
 
 CHAT = [{"role": "user", "content": "hello"}]
 TIE = '{"reason": "alike", "winner": "tie"}'
@@ -156,7 +155,7 @@ def test_a_slow_server_is_left_and_asked_again(endpoint, url):
 @pytest.mark.parametrize(
     ("fault", "reported"),
     [
-        (status(401), "refuses us"),
+        (status(401), "rejected us"),
         (status(404, b'{"error": {"message": "no model judge-1"}}'), "status 404"),
         (status(400, b'{"error": "bad"}'), "status 400"),
         (status(302, Location="http://127.0.0.1:9/elsewhere"), "status 302"),
@@ -194,12 +193,7 @@ def test_a_key_that_is_not_there_or_none_is_reported_by_its_variable(url, monkey
 
 
 def make_case(case_id="c"):
-    return Case(
-        id=case_id,
-        origin=Origin(file="log.jsonl", line=1),
-        messages=(Message(role="user", content=f"When, {case_id}?"),),
-        reference="At six.",
-    )
+    return new_case(case_id, f"When, {case_id}?", "At six.")
 
 
 def prefer(word):
@@ -302,7 +296,7 @@ def test_a_wrong_key_stops_those_that_wait_for_a_busy_server_too(endpoint, url):
     cases = [make_case(f"case {n}") for n in range(4)]
     before, after = {case.id: "x" for case in cases}, {case.id: "y" for case in cases}
     judge = open_judge(settings_for(url, concurrency=4), folder=None)
-    with pytest.raises(EnvironmentFailure, match="refuses us"):
+    with pytest.raises(EnvironmentFailure, match="rejected us"):
         judge.compare(cases, baseline=before, candidate=after)
     # Nobody waited for his half minute to ask once more.
     assert len(endpoint.requests) == 4

@@ -9,22 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from gate_samples import new_answer, new_case, new_generation
 
 from graftwork.evaluate.judge import judge_subjects, open_judge
 from graftwork.evaluate.judge_statistics import add_judgment
 from graftwork.evaluate.settings import JudgeSettings
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport
+from graftwork.records.report import Report, SubjectReport
 
-CASES = [
-    Case(
-        id=f"case {n}",
-        origin=Origin(file="log.jsonl", line=n + 1),
-        messages=(Message(role="user", content=f"Question {n}?"),),
-        reference="six",
-    )
-    for n in range(12)
-]
+CASES = [new_case(f"case {n}", f"Question {n}?", "six") for n in range(12)]
 RUN = """
 import sys, json
 from pathlib import Path
@@ -35,10 +27,7 @@ judge_all(sys.argv[1], Path(sys.argv[2]))
 
 
 def answers_of(text):
-    return [
-        Answer(case_id=case.id, text=text, tokens=1, prompt_tokens=1, finish_reason="stop", seconds=0.1)
-        for case in CASES
-    ]
+    return [new_answer(case.id, text, seconds=0.1) for case in CASES]
 
 
 def judge_all(url, folder):
@@ -106,15 +95,7 @@ def test_a_report_carries_the_judgement_and_its_comparison(endpoint, tmp_path):
     tally = judge_all(f"http://127.0.0.1:{endpoint.server_port}/v1", tmp_path)
     assert tally.questions == 24
     assert tally.cost == pytest.approx(24 * 55 / 1e6)
-    generation = Generation(
-        subject="base",
-        answers=12,
-        seconds=1.0,
-        tokens_per_second=1.0,
-        single_latency_seconds=(),
-        peak_memory_gib=1.0,
-        settings={},
-    )
+    generation = new_generation("base", answers=12)
     subject = SubjectReport(subject="base", metrics={}, generation=generation)
     report = Report(cases_hash="x", cases=12, baseline=subject, candidate=subject, comparisons=())
     judged = add_judgment(report, tally)

@@ -1,6 +1,7 @@
 """Verdicts in both orders: what counts as won, how steady the judge is, which place it favours."""
 
 import pytest
+from gate_samples import new_case
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -8,8 +9,7 @@ from pydantic import ValidationError
 from graftwork.evaluate.judge import LONGEST_ANSWER, UnclearReply, ask_mark, ask_pair, read_mark, read_pair
 from graftwork.evaluate.judge_statistics import PairVerdict, compare_by_judge, count_pairs
 from graftwork.evaluate.settings import JudgeSettings
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Case, JudgeTally
+from graftwork.records.report import JudgeTally
 
 SETTINGS = JudgeSettings(url="http://localhost:1/v1", model="m")
 choices = st.sampled_from(["first", "second", "tie", None])
@@ -79,17 +79,10 @@ def test_a_clear_verdict_is_read(reply, choice):
 @pytest.mark.parametrize(
     "reply",
     [
-        "A",
-        '{"winner": "a"}',
-        '{"winner": "C"}',
-        '{"winner": ["A"]}',
-        '{"winner": null}',
-        'Sure! {"winner": "A"}',
-        '{"winner": "A"} {"winner": "B"}',
-        "",
-        "[]",
+        "A", '{"winner": "a"}', '{"winner": "C"}', '{"winner": ["A"]}', '{"winner": null}',
+        'Sure! {"winner": "A"}', '{"winner": "A"} {"winner": "B"}', "", "[]",
     ],
-)
+)  # fmt: skip
 def test_anything_else_is_unclear(reply):
     with pytest.raises(UnclearReply):
         read_pair(reply)
@@ -103,12 +96,7 @@ def test_only_whole_marks_from_1_to_5_count(mark):
 
 
 def make_case(content):
-    return Case(
-        id="c",
-        origin=Origin(file="f", line=1),
-        messages=(Message(role="user", content=content),),
-        reference="six",
-    )
+    return new_case("c", content, "six")
 
 
 @given(st.text(max_size=60), st.text(max_size=60), st.text(max_size=30))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from gate_samples import new_case
 
 from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.gate.decide import decide
@@ -13,8 +14,6 @@ from graftwork.evaluate.subjects import answers_of_log, generation_of_log
 from graftwork.grading.checks import GradeCheck, grade
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import AGAINST_REFERENCE, GRADERS
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Case
 
 REFERENCE = '{"answer": "The ship came in 1901 [1].", "citations": [1], "refused": false}'
 REFUSAL = '{"answer": "", "citations": [], "refused": true}'
@@ -22,12 +21,7 @@ REFUSAL = '{"answer": "", "citations": [], "refused": true}'
 
 def make_case(n, **more):
     values = {"reference": REFERENCE, **more}
-    return Case(
-        id=f"c{n}",
-        origin=Origin(file="f", line=n + 1),
-        messages=(Message(role="user", content=f"[1] Ship {n} came in 1901.\nWhen?"),),
-        **values,
-    )
+    return new_case(f"c{n}", f"[1] Ship {n} came in 1901.\nWhen?", **values)
 
 
 def log_report(cases, settings):
@@ -140,12 +134,7 @@ def reads_prompt(case, text):
 
 def test_an_own_metric_that_reads_the_reference_says_nothing_of_the_log(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
-    case = Case(
-        id="1",
-        origin=Origin(file="log", line=1),
-        messages=(Message(role="user", content="a ticket"),),
-        reference='{"queue": "billing"}',
-    )
+    case = new_case("1", "a ticket", '{"queue": "billing"}')
     names = ("reads_reference", "dumps_case", "reads_prompt")
     checks = {name: GradeCheck(name=name, metric=f"own.py:{name}") for name in names}
     model = GradeContext(checks=checks, folder=tmp_path)

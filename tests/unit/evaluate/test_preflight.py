@@ -5,13 +5,12 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from gate_samples import new_case
 
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.preflight import spoil, try_out
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading.interface import GradeContext
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Case
 
 QUEUES = ("billing", "access", "sales")
 QUEUE = {"name": "queue", "metric": "exact", "field": "queue"}
@@ -21,14 +20,7 @@ def make_cases(count=90, reply=None):
     made = []
     for place in range(count):
         text = json.dumps({"queue": QUEUES[place % 3], "priority": "low"}) if reply is None else reply
-        made.append(
-            Case(
-                id=str(place),
-                origin=Origin(file="log", line=place + 1),
-                messages=(Message(role="user", content=f"ticket {place}"),),
-                reference=text,
-            )
-        )
+        made.append(new_case(str(place), f"ticket {place}", text))
     return made
 
 

@@ -4,6 +4,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from gate_samples import new_generation
 
 from graftwork.evaluate.ask.answers import answer_key
 from graftwork.evaluate.ask.prompt_search import PromptAdapter, search_instruction
@@ -19,7 +20,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.release import PromptVariant, replace_system
-from graftwork.records.report import Case, EvalJob, Generation, Report, SubjectReport
+from graftwork.records.report import Case, EvalJob, Report, SubjectReport
 
 
 def turn(role, content):
@@ -121,15 +122,7 @@ def test_subjects_with_a_prompt_are_named_after_the_base():
 
 def test_a_rule_can_compare_with_the_prompted_base():
     def subject(name):
-        made = Generation(
-            subject=name,
-            answers=0,
-            seconds=0,
-            tokens_per_second=0,
-            single_latency_seconds=(),
-            peak_memory_gib=0,
-            settings={},
-        )
+        made = new_generation(name, answers=0, seconds=0, tokens_per_second=0, peak_memory_gib=0)
         return SubjectReport(subject=name, metrics={}, generation=made)
 
     report = Report(

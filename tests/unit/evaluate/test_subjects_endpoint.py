@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from gate_samples import new_case
 
 from graftwork.engines.endpoint import EndpointEngine, TryAgain
 from graftwork.engines.interface import DecodingSettings
@@ -15,8 +16,7 @@ from graftwork.evaluate.ask.runner import ask_endpoint
 from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate
 from graftwork.evaluate.cases import write_cases
 from graftwork.records.errors import EnvironmentFailure, GracefulStop, UserError
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Case, Endpoint, EvalJob, Generation
+from graftwork.records.report import Endpoint, EvalJob, Generation
 
 
 class Stand:
@@ -130,15 +130,7 @@ class Silent:
 
 
 def make_cases(n):
-    return [
-        Case(
-            id=f"c{i}",
-            origin=Origin(file="f", line=i + 1),
-            messages=(Message(role="user", content=f"question {i}"),),
-            reference="r",
-        )
-        for i in range(n)
-    ]
+    return [new_case(f"c{i}", f"question {i}", "r") for i in range(n)]
 
 
 def make_job(folder, stand, **changes):

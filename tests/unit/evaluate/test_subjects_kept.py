@@ -1,6 +1,7 @@
 """Answers are kept by what was asked: the same question to the same subject is never paid for twice."""
 
 import pytest
+from gate_samples import new_case
 from stand_in_engine import StandInEngine
 
 from graftwork.evaluate.ask.answers import (
@@ -14,18 +15,12 @@ from graftwork.evaluate.ask.answers import (
 from graftwork.evaluate.ask.runner import CaseRunner, seed_of
 from graftwork.evaluate.cases import hash_cases
 from graftwork.evaluate.subjects import answers_of_log, generation_of_log
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Answer, Case, Endpoint, EvalJob
+from graftwork.records.interaction import Message
+from graftwork.records.report import Answer, Endpoint, EvalJob
 
 
 def make_case(number, *, name=None, reference="yes", duration_ms=None):
-    return Case(
-        id=name or f"c{number}",
-        origin=Origin(file="f", line=number + 1),
-        messages=(Message(role="user", content=f"question {number}"),),
-        reference=reference,
-        duration_ms=duration_ms,
-    )
+    return new_case(name or f"c{number}", f"question {number}", reference, duration_ms=duration_ms)
 
 
 def make_job(root, **changes):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from gate_samples import new_case
 
 from graftwork.engines.embedded import EmbeddedEngine
 from graftwork.engines.local import settle, source_of
@@ -17,20 +18,11 @@ from graftwork.evaluate.ask.answers import CaseBatch, read_answers
 from graftwork.evaluate.ask.shards import share_out
 from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate
 from graftwork.evaluate.cases import write_cases
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Case, EvalJob, Generation
+from graftwork.records.report import EvalJob, Generation
 
 
 def make_cases(n):
-    return tuple(
-        Case(
-            id=f"c{i:03}",
-            origin=Origin(file="f", line=i + 1),
-            messages=(Message(role="user", content="why " * (1 + i % 5)),),
-            reference=f"because {i}",
-        )
-        for i in range(n)
-    )
+    return tuple(new_case(f"c{i:03}", "why " * (1 + i % 5), f"because {i}") for i in range(n))
 
 
 def make_job(root, base, *, cases=12, **changes):

@@ -40,15 +40,10 @@ def test_an_endpoint_names_its_model_and_where_its_key_is():
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "bass",
-        "release:",
-        "https://host/v1",
-        "https://#m",
-        "https://host/v1#m,key=",
+        "", "bass", "release:", "https://host/v1", "https://#m", "https://host/v1#m,key=",
         "http://h/v1#m,concurrency=0",
     ],
-)
+)  # fmt: skip
 def test_an_invalid_subject_is_refused(text):
     with pytest.raises(UserError):
         parse_subject(text)
@@ -104,13 +99,13 @@ def test_cases_are_read_with_all_their_fields(tmp_path):
     ("line", "output"),
     [
         ("no json", "not JSON"),
-        ("[1]", "no JSON object"),
-        ({"reference": "x"}, "asks nothing"),
-        ({"prompt": "x"}, "what a right answer is"),
+        ("[1]", "not a JSON object"),
+        ({"reference": "x"}, "has no question"),
+        ({"prompt": "x"}, "the right answer"),
         ({"prompt": "x", "reference": "y", "refrence": "z"}, "'refrence'"),
-        ({"prompt": 3, "reference": "y"}, "not a text"),
+        ({"prompt": 3, "reference": "y"}, "not a string"),
         ({"messages": [], "reference": "y"}, "not a list of turns"),
-        ({"messages": [{"role": "user"}], "reference": "y"}, "no text as its content"),
+        ({"messages": [{"role": "user"}], "reference": "y"}, "no text content"),
         ({"messages": [{"role": "robot", "content": "x"}], "reference": "y"}, "'robot'"),
         ({"messages": [{"role": "assistant", "content": "x"}], "reference": "y"}, "the assistant's"),
         ({"prompt": "x", "reference": "y", "duration_ms": -1}, "duration_ms"),

@@ -1,42 +1,25 @@
 """Task success: graded where something says when an answer is right, and nowhere else."""
 
 import pytest
+from gate_samples import new_answer, new_case, new_generation
 
 from graftwork.evaluate.report import make_report, score
 from graftwork.evaluate.settings import EvaluateSettings, require_evaluated
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import METRICS
 from graftwork.project.settings import ProjectSettings
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Answer, Case, Generation
 
 BY_RULE = {"name": "says_six", "contains": "six"}
 
 
 def case(i, **more):
     fields = {"reference": "six", **more}
-    return Case(
-        id=f"c{i}",
-        origin=Origin(file="f", line=i + 1),
-        messages=(Message(role="user", content="how many?"),),
-        **fields,
-    )
+    return new_case(f"c{i}", "how many?", **fields)
 
 
 def scored(cases, settings, text="six"):
-    answers = [
-        Answer(case_id=c.id, text=text, tokens=1, prompt_tokens=1, finish_reason="stop", seconds=1)
-        for c in cases
-    ]
-    made = Generation(
-        subject="adapter",
-        answers=len(cases),
-        seconds=1,
-        tokens_per_second=1,
-        single_latency_seconds=(),
-        peak_memory_gib=1,
-        settings={},
-    )
+    answers = [new_answer(c.id, text) for c in cases]
+    made = new_generation("adapter", answers=len(cases))
     context = GradeContext(fields=settings.fields)
     return score(cases, answers=answers, generation=made, settings=settings, context=context)
 

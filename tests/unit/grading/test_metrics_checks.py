@@ -18,23 +18,9 @@ from graftwork.records.report import Case
 CONTEXT = GradeContext()
 
 PATTERNS = [
-    "a",
-    "^a",
-    "[ab]$",
-    "a b",
-    r"\d",
-    r"x\.y",
-    r"\w+\b",
-    r"(?i)Ä+",
-    r"(?m)^b.*$",
-    r"(?s)a.b",
-    r"(a)|\1b",
-    r"(?<!a)b(?=1)",
-    r"a{1,2}?b",
-    r"[^\W\d_]+",
-    r"\s\S",
-    r"(?P<x>a)(?P=x)",
-]
+    "a", "^a", "[ab]$", "a b", r"\d", r"x\.y", r"\w+\b", r"(?i)Ä+", r"(?m)^b.*$", r"(?s)a.b", r"(a)|\1b",
+    r"(?<!a)b(?=1)", r"a{1,2}?b", r"[^\W\d_]+", r"\s\S", r"(?P<x>a)(?P=x)",
+]  # fmt: skip
 
 
 def make_case(reference="The total is 42 euros.", **more):

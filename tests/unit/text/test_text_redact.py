@@ -351,14 +351,10 @@ KEY_ID, SECRET_KEY = "AKIAQ1W2E3R4T5Y6U7I8", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYzQ8k
 @pytest.mark.parametrize(
     "text",
     [
-        "Secret access key\n{}",
-        "secret key {}",
-        "Secret Access Key (shown once): {}",
-        "| Secret access key | {} |",
-        "<secret>{}</secret>",
-        "our token `{}` expires tomorrow",
+        "Secret access key\n{}", "secret key {}", "Secret Access Key (shown once): {}",
+        "| Secret access key | {} |", "<secret>{}</secret>", "our token `{}` expires tomorrow",
     ],
-)
+)  # fmt: skip
 def test_a_generated_value_after_the_name_of_a_secret_is_redacted(text):
     redacted = redact(text.format(SECRET_KEY))
     assert SECRET_KEY not in redacted.text

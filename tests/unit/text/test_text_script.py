@@ -5,17 +5,10 @@ from hypothesis import strategies as st
 from graftwork.text.shape import find_garble, main_script
 
 HONEST = [
-    "Plain words.\nA second line\twith a tabulator.\r\n",
-    "Café, naïve, Ångström, Ærø, “quoted” – and so on…",
-    "Она сказала: «Привет»",
-    "O CORAÇÃO E A MAÇÃ… NÃO",
-    "«Voilà…» dit-elle au café…»",
-    "日本語のテキスト",
-    "MAÇÃ” – ÎLE",
-    "\x1b[31mred\x1b[0m in a terminal",
-    "Größe: 5 µm, 20 °C, ß»",
-    "✅ done 🎉",
-]
+    "Plain words.\nA second line\twith a tabulator.\r\n", "Café, naïve, Ångström, Ærø, “quoted” – and so on…",
+    "Она сказала: «Привет»", "O CORAÇÃO E A MAÇÃ… NÃO", "«Voilà…» dit-elle au café…»", "日本語のテキスト",
+    "MAÇÃ” – ÎLE", "\x1b[31mred\x1b[0m in a terminal", "Größe: 5 µm, 20 °C, ß»", "✅ done 🎉",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

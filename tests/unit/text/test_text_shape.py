@@ -103,14 +103,10 @@ def test_a_sentence_that_stops_near_the_token_limit_is_cut():
 @pytest.mark.parametrize(
     "reply",
     [
-        "Paris",
-        "[1] The museum opens at nine.",
-        "```\nprint(1)\n```",
-        "<think>short</think> Yes.",
-        "{name} is the variable to use here.",
-        "The list is open, as they say, and so are we",
+        "Paris", "[1] The museum opens at nine.", "```\nprint(1)\n```", "<think>short</think> Yes.",
+        "{name} is the variable to use here.", "The list is open, as they say, and so are we",
     ],
-)
+)  # fmt: skip
 def test_whole_replies_are_not_called_cut(reply):
     assert find_cut(reply) is None
 
@@ -134,17 +130,13 @@ def test_whole_json_is_never_called_cut_and_any_beginning_of_it_is(value):
 @pytest.mark.parametrize(
     "reply",
     [
-        "Traceback (most recent call last):\n  File 'x'",
-        "HTTP 502 Bad Gateway",
+        "Traceback (most recent call last):\n  File 'x'", "HTTP 502 Bad Gateway",
         "I'm sorry, something went wrong on our side. Please try again later.",
-        "Error: context window exceeded",
-        "Sorry, I could not reach the search index.",
-        "Internal server error (500).",
-        "<html><body><h1>503 Service Unavailable</h1></body></html>",
-        "ConnectionResetError: [Errno 104] Connection reset by peer",
-        '{"error": {"message": "overloaded"}}',
+        "Error: context window exceeded", "Sorry, I could not reach the search index.",
+        "Internal server error (500).", "<html><body><h1>503 Service Unavailable</h1></body></html>",
+        "ConnectionResetError: [Errno 104] Connection reset by peer", '{"error": {"message": "overloaded"}}',
     ],
-)
+)  # fmt: skip
 def test_failures_in_words_are_recognised(reply):
     assert find_failure(reply)
 
