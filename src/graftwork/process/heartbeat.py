@@ -112,8 +112,8 @@ class Sampler:
 
 
 def seconds_between_lines(elapsed: float, *, every: float = SAMPLE_SECONDS) -> float:
-    """The pause between two lines of the file, after so many seconds of work."""
-    return max(every * 0.9, elapsed / LINES_AT_FULL_RATE)
+    """The pause between two lines of the file after this many seconds of work: a minute at most."""
+    return max(every * 0.9, min(elapsed / LINES_AT_FULL_RATE, 60.0))
 
 
 def growth_per_minute(samples: list[tuple[float, float]]) -> float:

@@ -23,7 +23,7 @@ def view_project_status(status: "ProjectStatus") -> Document:
     viewed.add(_list_steps(status.steps, title=quote(status.project)))
     viewed.line(_say_next(status.next, status.steps))
     if status.runs:
-        viewed.add(list_runs(status.runs))
+        viewed.add(list_runs(status.runs), list_devices(status.runs))
     for run in status.runs:
         if run.health:
             health = f"[{HEALTH_TONES[run.health]}]{run.health}[/]"
@@ -85,6 +85,30 @@ def list_runs(runs: "Sequence[RunStatus]") -> Table:
     }
     shown = {name: cells for name, cells in columns.items() if any(cells)}
     return Table(tuple(shown), list(zip(*shown.values(), strict=True)), no_wrap={0})
+
+
+def list_devices(runs: "Sequence[RunStatus]") -> Table | None:
+    """The GPUs of the runs that work now; None if there are none."""
+    rows = [
+        (
+            run.id,
+            f"{device.index} {quote(device.name)}",
+            *(
+                "" if value is None else f"{value:.{digits}f} {unit}"
+                for value, digits, unit in (
+                    (device.use_percent, 0, "%"),
+                    (device.memory_gib, 1, "GiB"),
+                    (device.temperature_c, 0, "°C"),
+                    (device.power_watts, 0, "W"),
+                )
+            ),
+        )
+        for run in runs
+        if run.state == "running" and run.vitals is not None
+        for device in run.vitals.devices
+    ]
+    columns = ("run", "GPU", "use", "memory", "temperature", "power")
+    return Table(columns, rows, right=columns[2:], no_wrap={0}) if rows else None
 
 
 def _say_step_times(run: "RunStatus") -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from graftwork.records.fleet import DeviceVitals, Vitals
+from graftwork.records.fleet import Vitals
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.run import AnswerExtremes, TrainingEvaluation, TrainOutcome, TrainStep
 from graftwork.text.wording import change, duration, number, percent
@@ -156,6 +156,15 @@ def step_courses(
     ]
 
 
+GPU_FIGURES = {
+    "use_percent": ("use", "%"),
+    "memory_gib": ("memory", "GiB"),
+    "temperature_c": ("temperature", "°C"),
+    "power_watts": ("power", "W"),
+}
+"""What is drawn of each GPU, with its unit."""
+
+
 def machine_courses(vitals: Sequence[Vitals], steps: Sequence[TrainStep]) -> list[LabelledPlot]:
     """The machine over the minutes of the run; what was never measured is left out."""
     if not vitals:
@@ -167,11 +176,12 @@ def machine_courses(vitals: Sequence[Vitals], steps: Sequence[TrainStep]) -> lis
     figures: dict[str, tuple[str, Callable[[Vitals], float | None]]] = {
         "Memory of the worker": ("GiB", lambda item: item.memory_gib),
         "CPU": ("cores", lambda item: item.cpu_cores),
-        "GPU use": ("%", lambda item: _mean(item, lambda device: device.use_percent)),
-        "GPU memory": ("GiB", lambda item: _mean(item, lambda device: device.memory_gib)),
-        "GPU temperature": ("°C", lambda item: _mean(item, lambda device: device.temperature_c)),
-        "GPU power": ("W", lambda item: _mean(item, lambda device: device.power_watts)),
     }
+    devices = sorted({device.index for sample in vitals for device in sample.devices})
+    for index in devices:
+        name = f"GPU {index}" if len(devices) > 1 else "GPU"
+        for key, (figure, unit) in GPU_FIGURES.items():
+            figures[f"{name} {figure}"] = (unit, partial(_read_device, index=index, key=key))
     courses = []
     for name, (unit, read) in figures.items():
         points = [
@@ -183,10 +193,8 @@ def machine_courses(vitals: Sequence[Vitals], steps: Sequence[TrainStep]) -> lis
     return courses
 
 
-def _mean(sample: Vitals, read: Callable[[DeviceVitals], float | None]) -> float | None:
-    """Over the devices that say anything."""
-    found = [value for device in sample.devices if (value := read(device)) is not None]
-    return sum(found) / len(found) if found else None
+def _read_device(sample: Vitals, *, index: int, key: str) -> float | None:
+    return next((getattr(device, key) for device in sample.devices if device.index == index), None)
 
 
 def _list_looks(outcome: TrainOutcome) -> Document:

@@ -7,12 +7,14 @@ from report_sample import make_page
 from test_report_page import EVIL, words
 from test_report_plots import check, widths
 
+from graftwork.pipeline.status import RunStatus
 from graftwork.records.fleet import DeviceVitals, Vitals
 from graftwork.records.plan import Drift, Residual
 from graftwork.records.run import AnswerExtremes, GradedAnswer, TrainingEvaluation
 from graftwork.views.charts import EvaluationPoint, draw_course, draw_looks, draw_loss
 from graftwork.views.page import render_report
-from graftwork.views.training import make_training_page
+from graftwork.views.status import list_devices
+from graftwork.views.training import machine_courses, make_training_page
 
 values = st.floats(allow_nan=True, allow_infinity=True, width=32) | st.floats(-1, 1)
 spots = st.lists(
@@ -89,6 +91,25 @@ def test_the_page_of_a_run_is_whole_and_asks_nothing_of_the_outside():
     ):
         assert output in text, output
     assert "GPU temperature" not in text, "nobody measured it"
+
+
+def test_each_of_two_gpus_has_its_own_course_and_its_own_line_in_the_status():
+    devices = tuple(
+        DeviceVitals(index=index, name="A40", use_percent=90.0 - 60 * index, temperature_c=70.0 + index)
+        for index in range(2)
+    )
+    vitals = [Vitals(at=60.0 * minute, memory_gib=1.0, devices=devices) for minute in range(3)]
+    titles = [course.name for course in machine_courses(vitals, ())]
+    assert titles == [
+        "Memory of the worker, GiB",
+        *("GPU 0 use, %", "GPU 0 temperature, °C", "GPU 1 use, %", "GPU 1 temperature, °C"),
+    ]
+    run = RunStatus(id="r1", state="running", updated_at="", vitals=vitals[-1])
+    assert [row[1:] for row in list_devices([run]).rows] == [
+        ("0 A40", "90 %", "", "70 °C", ""),
+        ("1 A40", "30 %", "", "71 °C", ""),
+    ]
+    assert list_devices([run.model_copy(update={"state": "done"})]) is None
 
 
 def test_evaluations_by_loss_are_marked_on_the_loss_plot():
