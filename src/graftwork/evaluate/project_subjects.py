@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graftwork.data.project import PreparedData, audit_context
 from graftwork.engines.llamacpp import LLAMACPP
@@ -47,6 +47,9 @@ from graftwork.records.run import TrainOutcome
 from graftwork.registry.index import find_release
 from graftwork.registry.project import full_alias, open_store
 from graftwork.train.rollouts.project import find_case_file, read_prompt_file
+
+if TYPE_CHECKING:
+    from graftwork.store.runs import RunEntry
 
 ANSWERS_FOLDER = "answers"
 
@@ -163,12 +166,7 @@ def find_weights(
     if subject.kind == "run":
         entry = work.runs.get(subject.which)
         if entry is None or entry.outcome is None:
-            raise UserError(
-                f"no finished run is named {subject.which!r}",
-                why="only a run that has finished has an adapter",
-                fix="`graft status` lists the runs",
-                where="--subject",
-            )
+            raise explain_unfinished(subject.which, entry)
         done = TrainOutcome.model_validate(entry.outcome)
         _require_adapter(Path(done.adapter_folder))
     elif subject.kind == "model":
@@ -182,6 +180,7 @@ def find_weights(
             )
     if subject.kind in ("adapter", "run", "model"):
         assert done is not None
+        require_same_base(work, done.run_id, subject=subject.name)
         return SubjectWeights(Path(done.adapter_folder), done.adapter_hash)
     release = find_release(work.releases, full_alias(work) if subject.which == CHAMPION else subject.which)
     if release.base_fingerprint != work.base.revision:
@@ -204,6 +203,38 @@ def find_weights(
         prompt = PromptVariant.from_json((folder / PROMPT_FILE).read_bytes())
         return SubjectWeights(folder, None, release=release.id, prompt=prompt)
     return SubjectWeights(folder, release.adapter_hash, release=release.id)
+
+
+def explain_unfinished(run_id: str, entry: "RunEntry | None") -> UserError:
+    """Why this run has no adapter; a failed run says its error."""
+    if entry is not None and entry.error is not None:
+        return UserError(
+            f"run {run_id} {'failed' if entry.state == 'failed' else 'has not finished'}: "
+            f"{entry.error.get('what')}",
+            why=str(entry.error.get("why") or "only a run that has finished has an adapter"),
+            fix=str(entry.error.get("fix") or "`graft train` continues the run"),
+            where="--subject",
+        )
+    return UserError(
+        f"no finished run is named {run_id!r}",
+        why="only a run that has finished has an adapter",
+        fix="`graft status` lists the runs",
+        where="--subject",
+    )
+
+
+def require_same_base(work: OpenProject, run_id: str, *, subject: str) -> None:
+    """Refuse the adapter of a run on another base: loaded on this one, it would answer at random."""
+    entry = work.runs.get(run_id)
+    base = entry.plan.get("base_fingerprint") if entry is not None else None
+    if entry is None or base in (None, work.base.revision):
+        return
+    raise UserError(
+        f"{subject} was trained on another base",
+        why=f"run {run_id} needs {entry.plan.get('base')} with revision {str(base)[:12]}",
+        fix="name with --model a model of graft.yaml that has this base, or train again",
+        where="--subject",
+    )
 
 
 def find_trained(work: OpenProject, name: str) -> TrainOutcome | None:
