@@ -39,7 +39,7 @@ class CaptureExport:
         held_out = _held_out_questions(self._work)
         for capture in self._work.captures.export():
             reason = self._why_not(capture)
-            if reason is None and _question_of(capture.request.get("messages")) in held_out:
+            if reason is None and held_out.intersection(_questions_of(capture.request.get("messages"))):
                 reason = HELD_OUT
             if reason is None:
                 self.written += 1
@@ -102,3 +102,11 @@ def _held_out_questions(work: OpenProject) -> set[str]:
 def _question_of(messages: Any) -> str:
     """The text of all user messages, without case, spacing and punctuation."""
     return " ".join(word for text in user_texts(messages) for word in words(text))
+
+
+def _questions_of(messages: Any) -> Iterator[str]:
+    """What each turn of a conversation asked: a held-out question may be followed by others."""
+    question: list[str] = []
+    for text in user_texts(messages):
+        question += words(text)
+        yield " ".join(question)
