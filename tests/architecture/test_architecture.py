@@ -90,8 +90,8 @@ ON_A_PROJECT = {
     "week": "follow project",
     "train": "distributed.multi_node all_models federated sweep rollouts.project router runs "
     "taskset_export worker_process",
-    "evaluate": "commands gate.family gate.project live.answer_checks live.canary live.comparison live.drift "
-    "live.shadow live.traffic measure_escalation project project_subjects",
+    "evaluate": "chat commands gate.family gate.project live.answer_checks live.canary live.comparison "
+    "live.drift live.shadow live.traffic measure_escalation project project_subjects",
     "registry": "deploy export project prompt_release",
     "serve": "project",
     "fleet": "jobs plans project",

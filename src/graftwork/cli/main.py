@@ -36,6 +36,7 @@ COMMANDS = {
     "plan": "plan:app",
     "train": "train:app",
     "eval": "evaluate:app",
+    "chat": "chat:chat",
     "gate": "gate:gate",
     "release": "release:app",
     "serve": "serve:app",

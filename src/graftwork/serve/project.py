@@ -62,6 +62,7 @@ CHECK_SECONDS = 10.0
 BACKGROUND = "background"
 """The folder under `.graft/serving` of endpoints that try a release out or answer cases of a gate."""
 ServedParts = Callable[[Lease, EngineJob], "ServedProject"]
+MakeEngineJob = Callable[[OpenProject, Lease, ServeSettings], EngineJob]
 
 
 class StoreSink:
@@ -401,12 +402,14 @@ def serve_in_background(
     settings: ServeSettings,
     *,
     project: ServedParts | None = None,
+    make_job: MakeEngineJob | None = None,
     folder: Path | None = None,
 ) -> Iterator[str]:
     """An endpoint in a background thread while the block runs, without an experiment. Yields its URL.
 
-    `project` makes what it serves, by default the aliases as they are, with captures. `folder` is for its
-    lock and logs, by default one of its own, so that the project's endpoint may run at the same time.
+    `project` makes what it serves, by default the aliases as they are, with captures; `make_job` what the
+    engine loads, by default what aliases point at. `folder` is for its lock and logs, by default one of its
+    own, so that the project's endpoint may run at the same time.
     """
     folder = folder or work.project.serving / BACKGROUND
     settings = without_operations(settings).model_copy(update={"split": None, "shadow": None})
@@ -423,7 +426,7 @@ def serve_in_background(
         stop = asyncio.Event()
         loops.append((asyncio.get_running_loop(), stop))
         with open_store(work).lease() as lease:
-            job = engine_job(work, lease, settings).model_copy(update={"folder": str(folder)})
+            job = (make_job or engine_job)(work, lease, settings).model_copy(update={"folder": str(folder)})
             served = ServedProject(resolve_aliases=work.releases.aliases, captures=StoreSink(work))
             await serve(
                 settings,
