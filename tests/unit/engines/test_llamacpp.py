@@ -72,7 +72,7 @@ def make_model(folder: Path, tokenizer: Path, family: str, *, seed: int = 3) -> 
     return folder
 
 
-def make_adapter(base: Path, folder: Path) -> Path:
+def make_adapter(base: Path, folder: Path, *, kind: str = "lora") -> Path:
     """Another rank for one kind of layer and another strength for a second: every scale must be right."""
     import torch
 
@@ -80,24 +80,8 @@ def make_adapter(base: Path, folder: Path) -> Path:
     from graftwork.model.load import load_base
 
     model = load_base(base)
-    shape = AdapterShape(
-        rank=4, alpha=6.0, targets=TARGETS, layers=(0, 1), ranks={"v_proj": 2}, alphas={"up_proj": 12.0}
-    )
-    torch.manual_seed(5)
-    for parameter in attach(model, shape, seed=1):
-        torch.nn.init.normal_(parameter.data, std=0.15)
-    save_adapter(model, folder, shape=shape, base="tiny")
-    return folder
-
-
-def make_dora(base: Path, folder: Path) -> Path:
-    import torch
-
-    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
-    from graftwork.model.load import load_base
-
-    model = load_base(base)
-    shape = AdapterShape(rank=4, alpha=6.0, targets=TARGETS, layers=(0, 1), kind="dora")
+    uneven = {} if kind == "dora" else {"ranks": {"v_proj": 2}, "alphas": {"up_proj": 12.0}}
+    shape = AdapterShape(rank=4, alpha=6.0, targets=TARGETS, layers=(0, 1), kind=kind, **uneven)
     torch.manual_seed(5)
     for parameter in attach(model, shape, seed=1):
         parameter.data.add_(torch.randn_like(parameter.data), alpha=0.15)
@@ -134,7 +118,7 @@ def source(model, precision: str = "f32") -> EngineSource:
     return EngineSource(base_folder=base, adapters={"adapter": adapter}, precision=precision, threads=1)
 
 
-@pytest.mark.parametrize("family", ["llama", "llama3", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama3", "qwen2", "qwen3"])
 def test_probabilities_and_greedy_answers_equal_those_of_the_embedded_engine(make, family):
     """At every position the ten likeliest tokens have the log-probabilities that torch computes."""
     import torch
@@ -227,7 +211,7 @@ def test_llama_cpp_splits_text_as_the_tokenizer_does(model):
 def test_a_server_that_has_just_started_can_be_closed(model):
     base, _ = model
     file = base_file(base, precision="f32")
-    for _ in range(10):
+    for _ in range(3):
         LlamaServer(file, options=LlamaOptions(threads=1, context=256)).close()
 
 
@@ -247,7 +231,7 @@ def test_smollm2_answers_as_the_embedded_engine_does(embedded_base):
 def test_a_merged_file_answers_as_base_and_adapter_do(model, tmp_path, kind):
     base, adapter = model
     if kind == "dora":
-        adapter = make_dora(base, tmp_path / "dora")
+        adapter = make_adapter(base, tmp_path / "dora", kind="dora")
     if kind == "full":
         adapter = make_model(tmp_path / "full", base, "llama", seed=4)
     merged = tmp_path / "merged.gguf"

@@ -1,7 +1,6 @@
 """Tool calls in the base's own form: rendered by its template with `tools`, proven, read back."""
 
 import json
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -161,7 +160,7 @@ def test_the_longer_template_writes_tools_as_training_does_also_in_transformers(
     called = write_calls(TextAndCalls("Wait.", (ToolCall("find", {"place": "Zürich\n<b>"}), CALL)))
     system, user = Message(role="system", content="Be brief."), Message(role="user", content="Where?")
     turns = (Message(role="assistant", content=called), Message(role="tool", content="{}"), user)
-    for begin, more, offered in product(((user,), (system, user)), ((), turns), ([], tools)):
+    for begin, more, offered in (((user,), (), []), ((user,), turns, tools), ((system, user), turns, [])):
         asked = add_tools((*begin, *more), offered)
         for reply in ("Here.", REPLY, called):
             assert longer.render(asked, reply).tokens == template.render(asked, reply).tokens

@@ -8,6 +8,7 @@ import shutil
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,6 +70,33 @@ def final(loop):
     return loop._engine.digest()
 
 
+@pytest.fixture(scope="module")
+def whole(tiny_base, tmp_path_factory):
+    """A run of `SETTINGS` that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("loop") / "whole"
+    loop, digests = make_loop(tiny_base, folder), {}
+    loop._digest_is_cheap = True
+    loop._callbacks = [After(lambda step: digests.update({step.step: loop._engine.digest()}))]
+    loop.run()
+    return SimpleNamespace(folder=folder, steps=loop.steps, digest=final(loop), digests=digests)
+
+
+class After(TrainingCallback):
+    def __init__(self, call):
+        self._call = call
+
+    def on_step_end(self, step, steps):
+        self._call(step)
+
+
+def dies_at(number):
+    def die(step, _steps):
+        if step == number:
+            raise Killed
+
+    return die
+
+
 def test_the_loss_falls_and_the_base_stays(tiny_base, tmp_path):
     loop = make_loop(tiny_base, tmp_path, settings=SETTINGS.model_copy(update={"epochs": 4}))
     before = base_digest(loop._engine.model)
@@ -79,57 +107,49 @@ def test_the_loss_falls_and_the_base_stays(tiny_base, tmp_path):
     assert base_digest(loop._engine.model) == before
 
 
-def test_the_same_run_gives_the_same_bytes(tiny_base, tmp_path):
-    first, second = make_loop(tiny_base, tmp_path / "a"), make_loop(tiny_base, tmp_path / "b")
-    first.run()
-    second.run()
-    assert final(first) == final(second)
-    assert [s.loss for s in read_steps(tmp_path / "a")] == [s.loss for s in read_steps(tmp_path / "b")]
+def test_the_same_run_gives_the_same_bytes(tiny_base, tmp_path, whole):
+    again = make_loop(tiny_base, tmp_path)
+    again.run()
+    assert final(again) == whole.digest
+    assert [step.loss for step in read_steps(tmp_path)] == [step.loss for step in read_steps(whole.folder)]
 
 
-@pytest.mark.parametrize("killed_before", range(1, 9))
-def test_killed_before_any_step_it_resumes_to_the_same_bytes(tiny_base, tmp_path, killed_before):
-    whole = make_loop(tiny_base, tmp_path / "whole")
-    whole.run()
+EACH_STEP = [
+    number if number in (1, 3, 4, 8) else pytest.param(number, marks=pytest.mark.slow)
+    for number in range(1, 9)
+]
+"""Before the first checkpoint, before one, after one, and before the last step, in the quick tests."""
 
-    def die(step, _steps):
-        if step == killed_before:
-            raise Killed
+
+@pytest.mark.parametrize("killed_before", EACH_STEP)
+def test_killed_before_any_step_it_resumes_to_the_same_bytes(tiny_base, tmp_path, whole, killed_before):
 
     with pytest.raises(Killed):
-        make_loop(tiny_base, tmp_path / "cut", before=die).run()
+        make_loop(tiny_base, tmp_path / "cut", before=dies_at(killed_before)).run()
     resumed = make_loop(tiny_base, tmp_path / "cut")
     replay = resumed.run()
-    assert final(resumed) == final(whole)
+    assert final(resumed) == whole.digest
     done_twice = (killed_before - 1) % SETTINGS.checkpoint_every
     assert (replay[0] if replay else 0) == done_twice
     assert replay is None or replay[1]
     assert len(read_journal(tmp_path / "cut")) == whole.steps + done_twice
-    assert [s.loss for s in read_steps(tmp_path / "cut")] == [s.loss for s in read_steps(tmp_path / "whole")]
+    assert [s.loss for s in read_steps(tmp_path / "cut")] == [s.loss for s in read_steps(whole.folder)]
 
 
-def test_a_damaged_checkpoint_costs_time_and_not_the_result(tiny_base, tmp_path):
-    whole = make_loop(tiny_base, tmp_path / "whole")
-    whole.run()
-
-    def die(step, _steps):
-        if step == 8:
-            raise Killed
+def test_a_damaged_checkpoint_costs_time_and_not_the_result(tiny_base, tmp_path, whole):
 
     with pytest.raises(Killed):
-        make_loop(tiny_base, tmp_path / "cut", before=die).run()
+        make_loop(tiny_base, tmp_path / "cut", before=dies_at(8)).run()
     newest = tmp_path / "cut" / "checkpoints" / "step-000006" / "tensors.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     words: list[str] = []
     resumed = make_loop(tiny_base, tmp_path / "cut", words=words)
     resumed.run()
-    assert final(resumed) == final(whole)
+    assert final(resumed) == whole.digest
     assert any("step-000006 is passed over" in word for word in words)
 
 
-def test_asked_to_stop_it_saves_and_goes_on_later(tiny_base, tmp_path):
-    whole = make_loop(tiny_base, tmp_path / "whole")
-    whole.run()
+def test_asked_to_stop_it_saves_and_goes_on_later(tiny_base, tmp_path, whole):
     asked: list[int] = []
 
     def stop():
@@ -140,7 +160,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later(tiny_base, tmp_path):
         make_loop(tiny_base, tmp_path / "cut", stop_requested=stop).run()
     resumed = make_loop(tiny_base, tmp_path / "cut")
     assert resumed.run() is None
-    assert final(resumed) == final(whole)
+    assert final(resumed) == whole.digest
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_rows(tiny_base, tmp_path):
@@ -189,7 +209,10 @@ def make_sure_of_itself(loop):
     loop._engine.model.get_output_embeddings().weight.mul_(20)
 
 
-@pytest.mark.parametrize(("seed", "batch_size", "count"), [(1, 8, 100), (2, 8, 100), (3, 8, 100), (1, 1, 60)])
+SEEDS = [(1, 8, 100), (1, 1, 60), *(pytest.param(seed, 8, 100, marks=pytest.mark.slow) for seed in (2, 3))]
+
+
+@pytest.mark.parametrize(("seed", "batch_size", "count"), SEEDS)
 def test_every_refusal_in_a_log_of_easy_rows_is_learned_from_in_every_epoch(
     tiny_base, tmp_path, seed, batch_size, count
 ):
@@ -263,10 +286,6 @@ def test_a_batch_that_fails_again_is_left_out_with_a_message(tiny_base, tmp_path
 
 @pytest.mark.parametrize("killed_before", [4, 5])
 def test_a_skipped_batch_survives_a_resume_to_the_same_bytes(tiny_base, tmp_path, killed_before):
-    def die(step, _steps):
-        if step == killed_before:
-            raise Killed
-
     def make(folder, **more):
         loop = make_loop(tiny_base, folder, callbacks=[DivergenceCallback(SETTINGS.watch)], **more)
         OneBadGradient(loop, 3)
@@ -275,7 +294,7 @@ def test_a_skipped_batch_survives_a_resume_to_the_same_bytes(tiny_base, tmp_path
     whole = make(tmp_path / "whole")
     whole.run()
     with pytest.raises(Killed):
-        make(tmp_path / "cut", before=die).run()
+        make(tmp_path / "cut", before=dies_at(killed_before)).run()
     # The checkpoint of step 3 was saved while its rows waited.
     resumed = make_loop(tiny_base, tmp_path / "cut", callbacks=[DivergenceCallback(SETTINGS.watch)])
     resumed.run()
@@ -395,50 +414,31 @@ def weights_after(folder):
 
 
 @pytest.mark.parametrize("best", [1, 4, 6, 8])
-def test_the_adapter_is_that_of_the_best_evaluation(tiny_base, tmp_path, best):
-    always = make_loop(tiny_base, tmp_path / "plain")
-    always._digest_is_cheap = True
-    digests = {}
-    always._callbacks = [After(lambda step: digests.update({step.step: always._engine.digest()}))]
-    always.run()
+def test_the_adapter_is_that_of_the_best_evaluation(tiny_base, tmp_path, whole, best):
     words: list[str] = []
     scores = {1: 0.8, 4: 0.7, 6: 0.7, 8: 0.75} | {best: 0.5}
     loop = make_loop(tiny_base, tmp_path / "best", callbacks=[Looks(scores)], words=words)
     loop.run()
-    assert final(loop) == digests[best]
+    assert final(loop) == whole.digests[best]
     assert loop.kept_step == (None if best == 8 else best)
     assert any(f"from step {best}" in word for word in words) == (best != 8)
 
 
-class After(TrainingCallback):
-    def __init__(self, call):
-        self._call = call
-
-    def on_step_end(self, step, steps):
-        self._call(step)
-
-
-def test_without_keep_best_the_last_step_stays(tiny_base, tmp_path):
-    plain = make_loop(tiny_base, tmp_path / "plain")
-    plain.run()
+def test_without_keep_best_the_last_step_stays(tiny_base, tmp_path, whole):
     settings = SETTINGS.model_copy(update={"eval": EvalSettings(keep_best=False)})
     loop = make_loop(tiny_base, tmp_path / "best", callbacks=[Looks({2: 0.1})], settings=settings)
     loop.run()
-    assert final(loop) == final(plain)
+    assert final(loop) == whole.digest
 
 
-@pytest.mark.parametrize("killed_before", [5, 7, 8])
+@pytest.mark.parametrize("killed_before", [5, 8])
 def test_the_best_evaluation_survives_a_kill(tiny_base, tmp_path, killed_before):
     scores = {2: 0.9, 4: 0.1, 6: 0.5}
     whole = make_loop(tiny_base, tmp_path / "whole", callbacks=[Looks(scores)])
     whole.run()
 
-    def die(step, _steps):
-        if step == killed_before:
-            raise Killed
-
     with pytest.raises(Killed):
-        make_loop(tiny_base, tmp_path / "cut", before=die, callbacks=[Looks(scores)]).run()
+        make_loop(tiny_base, tmp_path / "cut", before=dies_at(killed_before), callbacks=[Looks(scores)]).run()
     resumed = make_loop(tiny_base, tmp_path / "cut", callbacks=[Looks(scores)])
     resumed.run()
     assert final(resumed) == final(whole)
@@ -478,7 +478,7 @@ def test_a_checkpoint_of_another_run_is_refused(tiny_base, tmp_path, change, out
     assert "the checkpoint of step 4" in caught.value.what
 
 
-def test_how_a_run_is_kept_may_change(tiny_base, tmp_path):
+def test_how_a_run_is_kept_may_change(tiny_base, tmp_path, whole):
     stop = iter([False] * 4 + [True])
     with pytest.raises(GracefulStop):
         make_loop(tiny_base, tmp_path, stop_requested=lambda: next(stop)).run()
@@ -486,9 +486,7 @@ def test_how_a_run_is_kept_may_change(tiny_base, tmp_path):
     kept = {"run": run, "checkpoint_every": 2, "keep_checkpoints": 5}
     loop = make_loop(tiny_base, tmp_path, settings=SETTINGS.model_copy(update=kept))
     loop.run()
-    whole = make_loop(tiny_base, tmp_path / "whole")
-    whole.run()
-    assert final(loop) == final(whole)
+    assert final(loop) == whole.digest
 
 
 def test_other_versions_are_a_warning(tiny_base, tmp_path):
@@ -500,12 +498,12 @@ def test_other_versions_are_a_warning(tiny_base, tmp_path):
     assert any("made with torch 2.11" in word for word in words)
 
 
-@pytest.mark.parametrize("part", [1, 2, 3, 4])
-def test_asked_to_stop_inside_a_step_it_gives_the_step_up_and_nothing_has_changed(tiny_base, tmp_path, part):
-    whole = make_loop(tiny_base, tmp_path / "whole")
-    whole.run()
+@pytest.mark.parametrize("part", [1, 4])
+def test_asked_to_stop_inside_a_step_it_gives_the_step_up_and_nothing_has_changed(
+    tiny_base, tmp_path, whole, part
+):
     beats: list[str] = []
-    torch.set_rng_state(drawn_by(tmp_path / "whole"))
+    torch.set_rng_state(drawn_by(whole.folder))
 
     def progress(*doing):
         if len(beats) >= 4 * 4:
@@ -518,16 +516,14 @@ def test_asked_to_stop_inside_a_step_it_gives_the_step_up_and_nothing_has_change
         make_loop(tiny_base, tmp_path / "cut", progress=progress).run()
     resumed = make_loop(tiny_base, tmp_path / "cut")
     assert resumed.run() is None
-    assert final(resumed) == final(whole)
-    assert torch.equal(drawn_by(tmp_path / "cut"), drawn_by(tmp_path / "whole"))
+    assert final(resumed) == whole.digest
+    assert torch.equal(drawn_by(tmp_path / "cut"), drawn_by(whole.folder))
 
 
 @pytest.mark.parametrize("step", [4, 8])
 def test_given_up_anywhere_else_it_is_a_stop_in_order_and_goes_on_to_the_same_bytes(
-    tiny_base, tmp_path, step
+    tiny_base, tmp_path, whole, step
 ):
-    whole = make_loop(tiny_base, tmp_path / "whole")
-    whole.run()
     progress = stoppable_progress(lambda *_: None, lambda: True)
 
     class Looks(TrainingCallback):
@@ -542,7 +538,7 @@ def test_given_up_anywhere_else_it_is_a_stop_in_order_and_goes_on_to_the_same_by
     assert "same command" in caught.value.fix
     resumed = make_loop(tiny_base, tmp_path / "cut")
     resumed.run()
-    assert final(resumed) == final(whole)
+    assert final(resumed) == whole.digest
 
 
 class FakeHeart:
@@ -618,15 +614,13 @@ def fill_the_disk(monkeypatch, *, full):
     monkeypatch.setattr(checkpoint_tensors, "_file_parts", parts)
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tiny_base, tmp_path, monkeypatch):
-    plain = make_loop(tiny_base, tmp_path / "plain")
-    plain.run()
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tiny_base, tmp_path, whole, monkeypatch):
     writes: list[int] = []
     fill_the_disk(monkeypatch, full=lambda: writes.append(1) or len(writes) == 2)
     words: list[str] = []
     loop = make_loop(tiny_base, tmp_path / "full", words=words)
     loop.run()
-    assert final(loop) == final(plain)
+    assert final(loop) == whole.digest
     (word,) = words
     assert "the checkpoint of step 6 could not be written: the disk is full" in word
     assert "that of step 3 is still good" in word
@@ -666,14 +660,10 @@ def refuse(*_arguments, **_named):
 
 
 def test_a_moved_run_has_its_journal_and_evaluations(tiny_base, tmp_path):
-    def die(step, _steps):
-        if step == 8:
-            raise Killed
-
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "evaluations.jsonl").write_text("{}\n")
     with pytest.raises(Killed):
-        make_loop(tiny_base, tmp_path / "here", before=die).run()
+        make_loop(tiny_base, tmp_path / "here", before=dies_at(8)).run()
     shutil.copytree(tmp_path / "here" / "checkpoints", tmp_path / "there" / "checkpoints")
     make_loop(tiny_base, tmp_path / "there").run()
     assert [step.step for step in read_journal(tmp_path / "there")] == list(range(1, 9))
@@ -681,13 +671,6 @@ def test_a_moved_run_has_its_journal_and_evaluations(tiny_base, tmp_path):
 
 
 def test_every_attempt_is_in_the_account_of_what_was_done_again(tiny_base, tmp_path):
-    def dies_at(number):
-        def die(step, _steps):
-            if step == number:
-                raise Killed
-
-        return die
-
     for number in (3, 6, 8):
         with pytest.raises(Killed):
             make_loop(tiny_base, tmp_path, before=dies_at(number)).run()

@@ -144,7 +144,7 @@ def test_an_overflow_is_computed_again_with_a_smaller_scale_and_loses_no_step(ti
     assert all(math.isfinite(step.loss) for step in steps)
 
 
-@pytest.mark.parametrize("killed_before", [2, 5, 8])
+@pytest.mark.parametrize("killed_before", [2, 5])
 def test_a_killed_float16_run_goes_on_to_the_same_bytes(tiny_base, tmp_path, killed_before):
     whole = make_loop(tiny_base, tmp_path / "whole")
     whole.run()

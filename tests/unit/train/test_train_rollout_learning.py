@@ -34,7 +34,7 @@ class ShuffledGrader(LocalGrader):
 
 def learn(base, folder, run):
     """What the answers of each step are worth by the honest reward, whatever the run was paid."""
-    rollouts = {"steps": STEPS, "prompts": 2, "num_generations": 16, "max_completion_length": 4}
+    rollouts = {"steps": STEPS, "prompts": 2, "num_generations": 12, "max_completion_length": 4}
     run(
         make_grpo_job(
             base, folder, reward="likes_er", learning_rate=5e-3, rollouts=rollouts, checkpoint_every=STEPS
