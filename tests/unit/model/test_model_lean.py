@@ -1,4 +1,4 @@
-"""The lean pass, over prompts and over one token, computes what the model itself does."""
+"""Reading without learning: the lean pass gives the model's logits, and modes come back."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from model_families import ALL, FAMILIES, SIZES, make
 from graftwork.model.generate.generator import open_decoder
 from graftwork.model.generate.lean import LeanPass
 from graftwork.model.generate.sampling import GenerationRequest, Sampling
+from graftwork.model.load import eval_mode, load_base
 
 PROMPTS = [[5, 9, 40, 7], [8, 100, 23], list(range(20, 60)), [11, 12, 13, 14, 15, 16], [3]]
 LEAN = ("llama", "qwen2", "qwen3")
@@ -116,3 +117,42 @@ def test_blocks_without_positions_and_other_activations_keep_the_models_own_pass
     sizes = {**SIZES, "num_hidden_layers": 4}
     assert LeanPass.of(t.SmolLM3ForCausalLM(t.SmolLM3Config(**sizes, no_rope_layer_interval=4))) is None
     assert LeanPass.of(t.LlamaForCausalLM(t.LlamaConfig(**SIZES, hidden_act="relu"))) is None
+
+
+def test_modes_attention_caching_and_chance_come_back(tiny_base):
+    model = load_base(tiny_base)
+    model.model.layers[1].train()
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with eval_mode(model):
+        assert not any(module.training for module in model.modules())
+        model.set_attn_implementation("eager")
+        model.config.use_cache = not model.config.use_cache
+        caching = model.config.use_cache
+        torch.rand(4)
+    assert model.config.use_cache is not caching
+    assert model.config._attn_implementation == "sdpa"
+    assert model.model.layers[1].training
+    assert model.model.layers[1].mlp.training
+    assert not model.model.layers[0].training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_compiled_layers_run_as_they_are_meanwhile(tiny_base):
+    model = load_base(tiny_base)
+    made = []
+
+    def note(graph, _inputs):
+        made.append(graph)
+        return graph.forward
+
+    model.model.layers[0].mlp.compile(backend=note, dynamic=False)
+    x = torch.zeros(1, 2, 64)
+    model.model.layers[0].mlp(x)
+    assert len(made) == 1
+    with eval_mode(model), torch.no_grad():
+        for length in range(3, 6):
+            model.model.layers[0].mlp(torch.zeros(1, length, 64))
+    assert len(made) == 1
+    model.model.layers[0].mlp(x)
+    assert len(made) == 1

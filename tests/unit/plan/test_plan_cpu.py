@@ -1,6 +1,7 @@
-"""The plan knows the step that is written for processors: what it holds and saves, and when it is taken."""
+"""The processor's step in a plan: memory, time and rows."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -22,10 +23,14 @@ from graftwork.costmodel.cpu_step import (
 from graftwork.costmodel.rollouts import update_seconds
 from graftwork.costmodel.run import why_plain
 from graftwork.model.shape import adapter_parameters, shape_of, total_parameters
+from graftwork.pipeline.steps import plan as step
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import PlanInputs, correct_memory, learned_memory, make_plan
 from graftwork.plan.settings import PlanSettings
+from graftwork.records.dataset import Row
+from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import CpuStepPlan, DeviceFacts, Residual, RolloutLoad, Workload
+from graftwork.train.settings import TrainSettings
 
 SHAPE = find_model("smollm2-135m").shape
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -335,3 +340,54 @@ def test_the_start_reads_every_answer_where_kl_is_in_the_loss():
     assert 4 < all_of_them / one < 8
     without = update_seconds(SHAPE, rollouts_of(reference_rows=0), gflops=85.0, cores=1)
     assert without["reference"] == 0
+
+
+SHARED, REPLY = 10, 3
+
+
+def row(number: int, length: int, *, same_as: int | None = None) -> Row:
+    own = number if same_as is None else same_as
+    tokens = (*range(SHARED), 100 + own, *range(200, 200 + length - SHARED - 1))
+    return Row(
+        id=str(number),
+        origin=Origin(file="log.jsonl", line=number + 1),
+        messages=(Message(role="user", content="x"),),
+        reply="y",
+        tokens=tokens,
+        trained_from=length - REPLY,
+    )
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch):
+    rows = [row(0, 30), row(1, 40), row(2, 50), row(3, 50, same_as=2)]
+    monkeypatch.setattr(step, "read_rows", lambda *_: rows)
+    monkeypatch.setattr(step, "iterate_rows", lambda *_: iter(()))
+    settings = TrainSettings(batch_size=2, epochs=3, max_rows=None)
+    work = SimpleNamespace(settings=SimpleNamespace(train=settings))
+    return step.measure_work(work, SimpleNamespace(folder="x"), SHAPE)  # type: ignore[arg-type]
+
+
+def test_a_row_that_occurs_twice_is_read_once(ahead):
+    once = (30 + 40 + 50) - 3 * (SHARED + 1)
+    visits = 3 * ((30 + 40 + 50 + 50) - 4 * (SHARED + 1))
+    assert ahead.trunk == TrunkTokens(once, visits)
+
+
+def test_the_batch_with_most_replies_is_known(ahead):
+    assert ahead.load.most_replies == 2 * REPLY
+    assert ahead.load.shared_tokens == SHARED
+    assert ahead.load.cpu_step is None
+
+
+def test_pairs_are_planned_with_the_tokens_of_both_replies():
+    rows = [row(0, 30), row(1, 40), row(2, 50)]
+    rejected = [some.model_copy(update={"rejected": f"no {some.id}"}) for some in rows[:2]]
+
+    def render(some, _reply):
+        return (*some.tokens[: some.trained_from], 7), some.trained_from
+
+    planned = step.rows_of_pairs([*rejected, rows[2]], render)
+    assert [len(some.tokens) for some in planned] == [29, 29, 39, 39]
+    assert len({some.tokens for some in planned}) == 4
+    assert all(len(some.tokens) > some.trained_from for some in planned)
