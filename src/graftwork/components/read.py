@@ -424,11 +424,15 @@ def parse_spec(text: str, *, where: str) -> SpecTree:
         )
     if not isinstance(content, dict):
         kind = "a list" if isinstance(content, list) else "empty" if content is None else "plain text"
-        raise _free_text(text, where=where, why=f"its YAML is {kind}, not a mapping")
+        why = f"its YAML is {kind}, not a mapping"
+        raise _free_text(text, where=where, why=why, is_yaml=isinstance(content, list))
     if not _TREE_KEYS & content.keys():
         keys = ", ".join(str(key) for key in list(content)[:6])
         raise _free_text(
-            text, where=where, why=f"none of its keys ({keys}) is id, name, children or metadata"
+            text,
+            where=where,
+            why=f"none of its keys ({keys}) is id, name, children or metadata",
+            is_yaml=True,
         )
     return read_yaml_tree(text, where=where)
 
@@ -447,13 +451,13 @@ def write_spec(tree: SpecTree, dialect: Dialect) -> str:
     return write_outline(tree) if dialect == "outline" else _dump(_to_plain(tree.root))
 
 
-def _free_text(text: str, *, where: str, why: str) -> UserError:
+def _free_text(text: str, *, where: str, why: str, is_yaml: bool = False) -> UserError:
     if not text.strip():
         description = "the file is empty"
     else:
         headings = len(_MARKDOWN.findall(text))
-        description = "YAML without a tree" if why.startswith("its keys") or "a list" in why else "free text"
-        if headings and description == "free text":
+        description = "YAML without a tree" if is_yaml else "free text"
+        if headings and not is_yaml:
             description += f" with {headings} Markdown heading{'s' if headings > 1 else ''}"
     return UserError(
         f"this is not a specification: {description}",
