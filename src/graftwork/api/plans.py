@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from graftwork.model.shape import total_parameters
+from graftwork.plan.catalog.bases import list_bases
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB, list_cpus, list_gpus
 from graftwork.plan.catalog.models import find_model, list_models
 from graftwork.plan.catalog.prices import (
@@ -189,7 +190,7 @@ def _validated(kind: type[R], options: dict[str, Any]) -> R:
         ) from refused
 
 
-CATALOG_PARTS = ("models", "gpus", "cpus", "prices", "quoted", "places", "api_prices")
+CATALOG_PARTS = ("models", "bases", "gpus", "cpus", "prices", "quoted", "places", "api_prices")
 
 
 def list_catalog(kind: str | None, *, overlay: Path | None, today: date) -> dict[str, Any]:
@@ -207,6 +208,7 @@ def list_catalog(kind: str | None, *, overlay: Path | None, today: date) -> dict
             | {"parameters": Figure.exact(total_parameters(model.shape)).model_dump(mode="json")}
             for model in list_models(overlay=overlay)
         ],
+        "bases": lambda: [_aged(base, today) for base in list_bases(overlay=overlay)],
         "gpus": lambda: [_aged(gpu, today) for gpu in list_gpus(overlay=overlay)],
         "cpus": lambda: [_aged(cpu, today) for cpu in list_cpus(overlay=overlay)],
         "prices": lambda: [_priced(offer, today) for offer in list_offers(overlay=overlay)],

@@ -539,10 +539,11 @@ def open_project(
     return Project(folder, model=model, reporter=reporter or NullReporter())
 
 
-def init_project(
-    folder: str | Path, logs: Sequence[str] = (), *, base: str = "smollm2-135m-instruct"
-) -> Project:
-    """Write a graft.yaml that fits the logs, and open the project. An existing file is never overwritten."""
+def init_project(folder: str | Path, logs: Sequence[str] = (), *, base: str | None = None) -> Project:
+    """Write a graft.yaml that fits the logs, and open the project. An existing file is never overwritten.
+
+    Without `base`, one of the catalog is chosen by task, machine and license.
+    """
     from graftwork.project.init import start_project
 
     start_project(Path(folder), logs, base=base)

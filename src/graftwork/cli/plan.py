@@ -771,12 +771,12 @@ def _show_past(project: Path | None, runs: int, *, as_json: bool) -> None:
 def catalog(
     kind: Annotated[
         str | None,
-        typer.Argument(help="models, gpus, cpus, prices, quoted, places or api_prices. Default: all."),
+        typer.Argument(help="models, bases, gpus, cpus, prices, quoted, places or api_prices. Default: all."),
     ] = None,
     catalog: Catalog = None,
     json: Json = False,
 ) -> None:
-    """List the models, GPUs, CPUs, prices and places that plans use, with source, date and age.
+    """List the models, bases, GPUs, CPUs, prices and places that plans use, with source, date and age.
 
     Rows in your own files of the same names replace the built-in rows or add to them. Old prices are marked.
 

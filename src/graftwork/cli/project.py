@@ -9,7 +9,7 @@ from graftwork.cli.command import Folder, reporting
 from graftwork.cli.output import Json, print_json, stderr, stdout
 from graftwork.records.errors import EXIT_ENVIRONMENT, UserError
 from graftwork.views.document import quote
-from graftwork.views.terminal import print_line, table
+from graftwork.views.terminal import print_document, print_line, table
 
 if TYPE_CHECKING:
     from graftwork.project.init import Started
@@ -26,9 +26,22 @@ def init(
         typer.Option("--project", "-C", help="Folder of the new project. Default: the working directory."),
     ] = None,
     base: Annotated[
-        str,
-        typer.Option(help="The base model: the embedded one, a folder, or a name on the Hugging Face Hub."),
-    ] = "smollm2-135m-instruct",
+        str | None,
+        typer.Option(
+            help="The base model: a name of `graft plan catalog bases` or of the Hugging Face Hub, or a "
+            "folder. Default: the best of the catalog for this task and machine."
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="The GPU that will train it, if not this machine's: 'RTX 4090'.")
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=1, help="Propose a base whose planned training takes at most this long.")
+    ] = 60,
+    license: Annotated[
+        str | None,
+        typer.Option(help="Propose a base under this license only. Default: any without terms of its own."),
+    ] = None,
     upstream: Annotated[
         str | None,
         typer.Option(
@@ -44,16 +57,16 @@ def init(
 ) -> None:
     """Create a graft.yaml that fits your logs. An existing file is never overwritten.
 
-    Detects the format, the kind of task and its fields. Proposes metrics, a primary metric for correctness,
-    gate rules that an untrained model cannot pass, a test split large enough to show a gain, and training
-    settings for this machine, each with its reason.
+    Detects the format, the kind of task and its fields. Proposes a base by task, machine and license,
+    metrics, a primary metric for correctness, gate rules that an untrained model cannot pass, a test split
+    large enough to show a gain, and training settings for this machine, each with its reason.
 
     With --upstream, `graft serve` then answers under the names that your clients use already, and captures.
 
     Example:  graft init logs/tickets.jsonl
     Example:  graft init --upstream https://api.openai.com/v1#gpt-4o,key=OPENAI_API_KEY
     """
-    from graftwork.project.init import start_project
+    from graftwork.project.init import BaseChoice, start_project
 
     folder, named = _find_logs(logs or [], project)
     if upstream is not None:
@@ -62,7 +75,8 @@ def init(
         _init_upstream(folder, upstream, as_json=json)
         return
     with stderr.status("reading the logs and choosing metrics, gate rules and settings"):
-        started = start_project(folder, named, base=base)
+        choice = BaseChoice(base=base, gpu=gpu, minutes=minutes, license=license)
+        started = start_project(folder, named, choice=choice)
     if json and (started.proposal is None or not plan):
         print_json(started)
         return
@@ -79,6 +93,7 @@ def init(
     if not json:
         _show(started.proposal, started)
         _show_fields(started)
+        _show_bases(started)
     if plan:
         _show_preflight(folder, started, as_json=json)
 
@@ -166,6 +181,14 @@ def _show_fields(started: "Started") -> None:
     more = len(started.fields) - MOST_FIELDS
     rest = f"{more:,} more fields; " if more > 0 else ""
     print_line(stdout, f"{rest}data.mapping, data.keep and data.split_by may name any of them")
+
+
+def _show_bases(started: "Started") -> None:
+    """The bases of the catalog on this machine, the chosen one, and what it can and cannot do."""
+    from graftwork.views.plan import view_bases
+
+    if started.bases is not None:
+        print_document(stdout, view_bases(started.bases, base=started.base))
 
 
 def _show_preflight(folder: Path, started: "Started", *, as_json: bool) -> None:

@@ -96,7 +96,7 @@ def find_base(
             f"there is no base model {name!r}",
             why=f"it is neither the embedded {EMBEDDED!r}, a folder nor a name on the Hugging Face Hub",
             fix=f"set `base: {EMBEDDED}`, a name such as Qwen/Qwen3-0.6B, or the path of a folder that holds "
-            "config.json, tokenizer.json and *.safetensors",
+            "config.json, tokenizer.json and *.safetensors; `graft plan catalog bases` lists good ones",
             where=str(folder),
         )
     store = store or hub_store()

@@ -1,7 +1,7 @@
 """The graft.yaml that a new project starts from: what was found in its log, each setting with its reason.
 
-Input: a Proposal, or nothing where there is no log yet; the own fields of a log, each with what it is taken
-for. Output: YAML with comments. Pure.
+Input: logs, or nothing where there is no log yet; a base, or the machine that one is chosen for. Output: YAML
+with comments, the own fields of the log with what they are taken for, and the bases that were weighed.
 """
 
 import os
@@ -28,13 +28,35 @@ from graftwork.model.base import EMBEDDED, find_base, is_ready
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.probe import probe_device
 from graftwork.model.shape import read_config_shape
+from graftwork.plan.bases import (
+    DEFAULT_MINUTES,
+    BaseNeed,
+    BaseProposal,
+    choose_base,
+    refuse_unless_it_fits,
+    weigh_bases,
+)
+from graftwork.plan.catalog.bases import TaskNeed, find_base_row, list_bases, model_of, name_in_settings
+from graftwork.plan.catalog.models import CatalogModel, find_model
+from graftwork.plan.fit.project import named_machine
 from graftwork.project.load import PROJECT_FILE, load_settings
-from graftwork.project.propose import KINDS, USUAL_CONTEXT, Proposal, measure_size, propose
+from graftwork.project.propose import (
+    CHARACTERS_PER_TOKEN,
+    KINDS,
+    USUAL_CONTEXT,
+    Kind,
+    Proposal,
+    measure_size,
+    propose,
+)
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentFailure, GraftError, UserError
+from graftwork.records.hardware import Machine
 from graftwork.records.interaction import Interaction
 from graftwork.records.plan import DeviceFacts
+from graftwork.text.language import guess_language
 from graftwork.text.wording import take_figure, take_score
+from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from graftwork.data.prepare import CleanLog
@@ -225,17 +247,20 @@ def write_proposal(
     logs: Sequence[str],
     device: DeviceFacts,
     base: str,
+    bases: BaseProposal | None = None,
     own_settings: dict[str, Any],
 ) -> str:
     """What the log asks for, with the reason for each setting."""
+    option = bases.option if bases is not None else None
+    why_base = bases.why.partition(";")[0] if bases is not None else ""
     lines = [
         f"# {KINDS[proposal.kind]}: {proposal.kind_why}.",
         f"project: {_flow(name)}",
-        _line(f"base: {_flow(base)}", "embedded, a folder, or a name on the Hugging Face Hub"),
+        _line(f"base: {_flow(base)}", why_base or "embedded, a folder, or a name on the Hugging Face Hub"),
         "",
         *_data(proposal, logs, own_settings),
         "",
-        *_train(proposal, device),
+        *_train(proposal, device, parameters=option.parameters if option is not None else 0),
         "",
         *_evaluate(proposal),
         "",
@@ -276,30 +301,64 @@ def _data(proposal: Proposal, logs: Sequence[str], own_settings: dict[str, Any])
     return lines
 
 
-def _train(proposal: Proposal, device: DeviceFacts) -> list[str]:
-    rows = round(proposal.rows * (1 - proposal.test - VALIDATION))
+class PlannedRun(Record):
+    """How much is trained: what the minutes of a run follow from."""
+
+    rows: int
+    epochs: int
+    batch_size: int
+    rank: int = 16
+    upper_layers: int | None = None
+    max_rows: int | None = None
+
+
+def plan_training(rows: int, *, on_cpu: bool) -> PlannedRun:
+    """A run over this many rows. A CPU adapts half of the layers and visits fewer rows."""
+    if not on_cpu:
+        return PlannedRun(rows=rows, epochs=3, batch_size=16)
     epochs = 3 if rows <= FEW_ROWS else 2 if rows <= MANY_ROWS else 1
+    most = MOST_VISITED if rows > MOST_VISITED else None
+    return PlannedRun(rows=rows, epochs=epochs, batch_size=8, upper_layers=15, max_rows=most)
+
+
+LEARNING_RATES = (
+    (3e9, "2.0e-4", "for a base of billions of weights"),
+    (1e9, "5.0e-4", "for a base of this size"),
+)
+"""From how many parameters on which rate; smaller bases take 1e-3."""
+
+
+def _train(proposal: Proposal, device: DeviceFacts, *, parameters: float) -> list[str]:
+    rows = round(proposal.rows * (1 - proposal.test - VALIDATION))
+    planned = plan_training(rows, on_cpu=device.kind == "cpu")
     if device.kind != "cpu":
+        rate, why = next(
+            ((rate, why) for least, rate, why in LEARNING_RATES if parameters >= least),
+            ("1.0e-3", "for a small base; 2e-4 for one of 7B"),
+        )
         return [
             "train:",
-            _line("  rank: 16", f"{device.name}: all layers are adapted"),
+            _line(f"  rank: {planned.rank}", f"{device.name}: all layers are adapted"),
             "  alpha: 32",
-            _line("  epochs: 3", f"about {rows} rows to train on"),
-            "  batch_size: 16",
-            _line("  learning_rate: 1.0e-3", "for a small base; 2e-4 for one of 7B"),
+            _line(f"  epochs: {planned.epochs}", f"about {rows} rows to train on"),
+            f"  batch_size: {planned.batch_size}",
+            _line(f"  learning_rate: {rate}", why),
         ]
     lines = [
         "train:",
-        _line("  rank: 16", "small enough for a few hundred rows"),
+        _line(f"  rank: {planned.rank}", "small enough for a few hundred rows"),
         "  alpha: 32",
-        _line("  upper_layers: 15", f"no GPU here ({device.threads} threads): half the backward pass"),
-        _line(f"  epochs: {epochs}", f"about {rows} rows to train on"),
-        "  batch_size: 8",
+        _line(
+            f"  upper_layers: {planned.upper_layers}",
+            f"no GPU here ({device.threads} threads): half the backward pass",
+        ),
+        _line(f"  epochs: {planned.epochs}", f"about {rows} rows to train on"),
+        f"  batch_size: {planned.batch_size}",
         _line("  learning_rate: 2.0e-3", "for a small base with few steps"),
     ]
-    if rows > MOST_VISITED:
+    if planned.max_rows is not None:
         why = "for minutes instead of hours on a CPU; more rows give better answers"
-        lines.append(_line(f"  max_rows: {MOST_VISITED}", why))
+        lines.append(_line(f"  max_rows: {planned.max_rows}", why))
     return lines
 
 
@@ -384,6 +443,9 @@ class Started(Record):
     """Those without faults and repeats, as in the audit. `proposal.rows` are those that the split keeps."""
     estimated: str | None = None
     """Why `graft data prepare` may keep other rows than the usable ones; None if it keeps these."""
+    base: str = EMBEDDED
+    bases: BaseProposal | None = None
+    """The bases of the catalog on this machine, and the reason for this one."""
 
 
 def name_project(folder: Path) -> str:
@@ -391,7 +453,20 @@ def name_project(folder: Path) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", folder.absolute().name.lower()).strip("-._") or "project"
 
 
-def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
+class BaseChoice(Record):
+    """What the user says about the base: its name, or the limits of one that is proposed."""
+
+    base: str | None = None
+    """Embedded, a folder, or a name of the catalog or the Hub; None: one is proposed."""
+    gpu: str | None = None
+    """The GPU that will train it, if it is not one of this machine."""
+    license: str | None = None
+    minutes: float = DEFAULT_MINUTES
+
+
+def start_project(
+    folder: Path, logs: Sequence[str], *, base: str | None = None, choice: BaseChoice | None = None
+) -> Started:
     """Write graft.yaml into the folder. One that is there already is never overwritten, except the starter
     that was written without a log and is unchanged."""
     path = folder / PROJECT_FILE
@@ -406,14 +481,15 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
             fix="edit it, or use another folder with -C",
             where=str(path),
         )
+    choice = choice or BaseChoice(base=base)
+    _check_license(choice)
+    # A name that means no model is refused before it is in graft.yaml.
+    named = None if choice.base is None else _find_named_base(choice.base, folder)
+    machine = named_machine(gpu=choice.gpu)
     if not logs:
         write_atomic(path, starter)
         load_settings(path)
         return Started(file=str(path))
-    if base != EMBEDDED:
-        # A name that means no model is refused before it is in graft.yaml. Without a network it stays open.
-        with suppress(EnvironmentFailure):
-            find_base(base, project_folder=folder)
     from graftwork.data.prepare import CleanLog
     from graftwork.data.render.rows import needs_reasoning_dropped
 
@@ -428,6 +504,9 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         at_once = sample.whole and sample.rows and STANDARD_INPUT not in settings.logs
         clean = CleanLog(settings, folder=Path(scratch)) if at_once else None
         rows = rows if clean is None else _leave_out_repeats(clean, len(rows), logs)
+        proposal = propose(rows, formats=sample.formats, size=measure_size(rows, count=None))
+        need = _need_of(rows, proposal, machine, choice)
+        base, bases = _settle_base(named, need, machine, folder)
         at_hand = _open_base(base, folder)
         template, context = at_hand or (None, USUAL_CONTEXT)
         drop = False
@@ -436,7 +515,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
             drop = needs_reasoning_dropped(list(islice(short, MOST_TRIED)), template)
             template = template.without_reasoning() if drop else template
         size = measure_size(rows, count=None if template is None else _counter(template), context=context)
-        proposal = propose(rows, formats=sample.formats, size=size, drop_reasoning=drop)
+        proposal = proposal.model_copy(update={"size": size, "drop_reasoning": drop})
         if clean is not None:
             split = settings.model_copy(update={"test": proposal.test, "validation": VALIDATION})
             proposal = proposal.model_copy(update={"rows": clean.count_kept(split)})
@@ -444,8 +523,9 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         proposal,
         name=name,
         logs=[_as_seen_from(folder, log) for log in logs],
-        device=probe_device(),
+        device=_device_of(machine, choice),
         base=base,
+        bases=bases,
         own_settings=own_settings,
     )
     write_atomic(path, text)
@@ -463,7 +543,137 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         ),
         rows_usable=len(rows),
         estimated=estimated,
+        base=base,
+        bases=bases,
     )
+
+
+TASKS: dict[Kind, TaskNeed] = {
+    "json": "json",
+    "extraction": "json",
+    "citation": "json",
+    "classification": "json",
+    "tool_calls": "tools",
+    "code": "code",
+    "text": "text",
+}
+MOST_LENGTHS = 256
+"""Lengths of rows that a plan is made from: a plan over more takes longer and says the same."""
+LANGUAGE_ROWS = 100
+
+
+def _check_license(choice: BaseChoice) -> None:
+    licenses = sorted({base.license for base in list_bases()})
+    if choice.license is not None and choice.license not in licenses:
+        raise UserError(
+            f"the catalog has no base under {choice.license!r}",
+            why=f"its licenses are {' and '.join(licenses)}",
+            fix="choose one of these, or name the base with --base",
+            where="--license",
+        )
+
+
+def _find_named_base(base: str, folder: Path) -> str:
+    """The base as graft.yaml writes it; the catalog's short names are taken, too."""
+    row = find_base_row(base)
+    if row is not None and not (folder / base).expanduser().is_dir():
+        base = name_in_settings(model_of(row))
+    if base == EMBEDDED:
+        return base
+    try:
+        # Without a network it stays open.
+        with suppress(EnvironmentFailure):
+            find_base(base, project_folder=folder)
+    except UserError as error:
+        names = ", ".join(row.name for row in list_bases())
+        raise UserError(
+            error.what,
+            why=error.why,
+            fix=f"{error.fix}; or choose one of the catalog: {names}, or leave --base out: one is proposed",
+            where=error.where,
+        ) from error
+    return base
+
+
+def _need_of(
+    rows: Sequence[Interaction], proposal: Proposal, machine: Machine, choice: BaseChoice
+) -> BaseNeed:
+    trained = max(round(proposal.rows * (1 - proposal.test - VALIDATION)), 1)
+    planned = plan_training(trained, on_cpu=machine.gpu is None)
+    lengths = sorted(
+        -(-sum(len(message.content) + 20 for message in row.messages) // int(CHARACTERS_PER_TOKEN))
+        + -(-len(row.reply) // int(CHARACTERS_PER_TOKEN))
+        + 2
+        for row in rows
+    )
+    step = -(-len(lengths) // MOST_LENGTHS)
+    texts = [text for row in rows[:LANGUAGE_ROWS] for text in (row.question, row.reply)]
+    return BaseNeed(
+        task=TASKS[proposal.kind],
+        language=guess_language(texts),
+        lengths=tuple(reversed(lengths[::-1][::step])),
+        rows=min(trained, planned.max_rows or trained),
+        epochs=planned.epochs,
+        batch_size=planned.batch_size,
+        rank=planned.rank,
+        upper_layers=planned.upper_layers,
+        method=TrainSettings().method,
+        minutes=choice.minutes,
+        license=choice.license,
+    )
+
+
+def _settle_base(
+    named: str | None, need: BaseNeed, machine: Machine, folder: Path
+) -> tuple[str, BaseProposal]:
+    """The base of the project. One that was named must fit; one that is proposed must be reachable."""
+    if named is None:
+        proposal = choose_base(need, machine)
+        chosen = proposal.option
+        base = EMBEDDED if chosen is None else chosen.base
+        if base != EMBEDDED:
+            try:
+                find_base(base, project_folder=folder)
+            except EnvironmentFailure as unreachable:
+                embedded = find_base_row(EMBEDDED)
+                why = f"needs no download; {base} suits better but was not fetched: {unreachable.what}"
+                name = embedded.name if embedded else ""
+                return EMBEDDED, proposal.model_copy(update={"chosen": name, "why": why})
+        return base, proposal
+    row = find_base_row(named)
+    if row is not None:
+        refuse_unless_it_fits(model_of(row), need, machine)
+    else:
+        model = _model_of(named, folder)
+        # A base that nothing is known of is planned once it is fetched.
+        if model is not None:
+            refuse_unless_it_fits(model, need, machine)
+    return named, BaseProposal(
+        chosen=row.name if row else "",
+        why="named with --base",
+        machine=machine.name,
+        language=need.language,
+        options=weigh_bases(need, machine),
+    )
+
+
+def _model_of(base: str, folder: Path) -> CatalogModel | None:
+    here = (folder / base).expanduser()
+    try:
+        if here.is_dir():
+            return find_model(here)
+        if is_ready(base, project_folder=folder):
+            return find_model(find_base(base, project_folder=folder).folder)
+        return find_model(base)
+    except GraftError:
+        return None
+
+
+def _device_of(machine: Machine, choice: BaseChoice) -> DeviceFacts:
+    device = probe_device()
+    if choice.gpu is None or machine.gpu is None:
+        return device
+    return device.model_copy(update={"kind": "cuda", "name": machine.name})
 
 
 def _leave_out_repeats(clean: "CleanLog", sound: int, logs: Sequence[str]) -> list[Interaction]:

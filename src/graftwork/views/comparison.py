@@ -223,12 +223,28 @@ _PRICES: dict[str, Callable[[Row], str]] = {
     "hours per month": _number("hours_per_month"),
     "source": _text("source"),
 }
+_GRADES = {"JSON": "json_replies", "tools": "tools", "code": "code", "text": "text"}
+
+
+def _grade(key: str) -> Callable[[Row], str]:
+    return lambda row: str(row["grades"][key])
+
+
 CATALOG: dict[str, dict[str, Callable[[Row], str]]] = {
     "models": {
         "model": _text("name"),
         "on the Hub": _text("hf_id"),
         "family": _text("architecture"),
         "parameters": lambda row: f"{row['parameters']['value'] / 1e9:.3f} B",
+    },
+    "bases": {
+        "base": _text("name"),
+        "license": _text("license"),
+        **{task: _grade(key) for task, key in _GRADES.items()},
+        "languages": lambda row: " ".join(row["languages"]),
+        "good for": _text("good_for"),
+        "not for": _text("not_for"),
+        "source": _text("source"),
     },
     "gpus": {
         "GPU": _text("name"),
@@ -269,7 +285,10 @@ CATALOG: dict[str, dict[str, Callable[[Row], str]]] = {
     },
 }
 """The columns of each kind of facts, before its date; what is not text is a number."""
-TEXTS = {"model", "on the Hub", "family", "GPU", "CPU", "place", "driven", "provider", "source"}
+TEXTS = {
+    "model", "on the Hub", "family", "GPU", "CPU", "place", "driven", "provider", "source",
+    "base", "license", *_GRADES, "languages", "good for", "not for",
+}  # fmt: skip
 
 
 def view_catalog(listed: Mapping[str, Sequence[Row]]) -> Document:

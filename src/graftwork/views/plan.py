@@ -15,6 +15,7 @@ from graftwork.views.document import Bar, Cell, Document, Gantt, Meter, State, T
 if TYPE_CHECKING:
     from graftwork.evaluate.preflight import MetricTrial
     from graftwork.pipeline.preflight import Preflight
+    from graftwork.plan.bases import BaseProposal
     from graftwork.plan.lint.project import Linted
     from graftwork.plan.project import PastResiduals
 
@@ -47,6 +48,37 @@ def view_plan(plan: Plan) -> Document:
     if plan.base_note:
         viewed.line(f"[yellow]base:[/] {quote(plan.base_note)}")
     viewed.line(*(f"[dim]{quote(note)}[/]" for note in plan.notes))
+    return viewed
+
+
+BASE_COLUMNS = ("base", "license", "for this task", "memory", "training", "")
+
+
+def view_bases(proposal: "BaseProposal", *, base: str) -> Document:
+    """The bases that were weighed for this log and machine; then the chosen one, and what it can do."""
+    viewed = Document("Base")
+    viewed.table(
+        BASE_COLUMNS,
+        [
+            (
+                quote(f"→ {option.name}" if option.name == proposal.chosen else f"  {option.name}"),
+                quote(option.license),
+                option.grade,
+                f"{option.gib.value:.1f} GiB",
+                duration(60 * option.minutes.value),
+                quote(option.note),
+            )
+            for option in proposal.options
+        ],
+        right=("memory", "training"),
+        title=f"bases on {proposal.machine}, planned",
+    )
+    viewed.line(f"[bold]base {quote(base)}[/]: {quote(proposal.why)}")
+    if (option := proposal.option) is not None:
+        viewed.line(f"good for: {quote(option.good_for)}", f"not for: {quote(option.not_for)}")
+    viewed.line(
+        "[dim]other bases: `--base NAME`; for another machine: `--gpu NAME`. The grades are judged by size[/]"
+    )
     return viewed
 
 

@@ -1,0 +1,74 @@
+"""The base of a new project is chosen from a catalog, by task and machine; what cannot work is refused."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from graftwork.model.base import EMBEDDED
+from tickets import write_tickets
+
+
+@pytest.fixture
+def log(tmp_path):
+    write_tickets(tmp_path / "logs" / "tickets.jsonl")
+    return tmp_path / "logs" / "tickets.jsonl"
+
+
+def init(folder, *words, code=0):
+    """What `graft init` prints with --json, without a network."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "graftwork.cli.main",
+            "init",
+            *words,
+            "-C",
+            str(folder),
+            "--no-plan",
+            "--json",
+        ],
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_init_chooses_a_base_and_says_what_it_can_and_cannot_do(tmp_path, log):
+    bases = init(tmp_path, str(log))["bases"]
+    assert yaml.safe_load((tmp_path / "graft.yaml").read_text())["base"] == EMBEDDED
+    chosen = next(option for option in bases["options"] if option["name"] == bases["chosen"])
+    assert "JSON" in chosen["good_for"]
+    assert "code" in chosen["not_for"]
+    assert all(option["minutes"]["low"] <= option["minutes"]["high"] for option in bases["options"])
+
+
+def test_a_better_base_that_cannot_be_fetched_leaves_the_embedded_one_and_is_named(tmp_path, log):
+    bases = init(tmp_path, str(log), "--gpu", "RTX 4090")["bases"]
+    settings = yaml.safe_load((tmp_path / "graft.yaml").read_text())
+    assert settings["base"] == EMBEDDED
+    assert "suits better but was not fetched" in bases["why"]
+    assert "upper_layers" not in settings["train"]
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "fix"),
+    [
+        (["--base", "nope"], "no base model 'nope'", "qwen3-1.7b"),
+        (["--base", "Qwen/Qwen2.5-32B-Instruct", "--gpu", "T4"], "does not fit T4", "--base Qwen/Qwen3-"),
+        (["--license", "gpl"], "no base under 'gpl'", "--base"),
+    ],
+)
+def test_a_base_that_cannot_work_is_refused_before_anything_is_written(tmp_path, log, words, what, fix):
+    error = init(tmp_path, str(log), *words, code=2)
+    assert what in error["what"]
+    assert error["why"]
+    assert fix in error["fix"]
+    assert not (tmp_path / "graft.yaml").exists()
