@@ -239,7 +239,7 @@ def write_call_schema(functions: Sequence[dict[str, Any]], key: str) -> dict[str
 
 
 def _move_references(schema: Any, to: str) -> Any:
-    """A schema that becomes part of another one at the JSON pointer `to`: its references follow it."""
+    """Make a schema part of another one at the JSON pointer `to`: its references are updated."""
     if isinstance(schema, list):
         return [_move_references(item, to) for item in schema]
     if not isinstance(schema, dict):

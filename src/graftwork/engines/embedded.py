@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 EMBEDDED = "graftwork"
 """The name of this engine in jobs and reports."""
 REVISION = 5
-"""Raised whenever the same weights may answer differently: answers of another revision are not taken over."""
+"""Incremented whenever the same weights may answer differently: answers of another revision are not
+reused.
+"""
 SCORED_TOGETHER = 4
 """Rows whose losses are computed at once: each holds a row of the vocabulary for every token."""
 
 
 def choose_device(setting: Literal["auto", "cpu", "cuda"], *, has_gpu: Callable[[], bool]) -> str:
-    """Where the model computes: on the GPU if there is one, unless `setting` says otherwise."""
+    """Choose where the model computes: on the GPU if there is one, unless `setting` says otherwise."""
     if setting == "cpu" or (setting == "auto" and not has_gpu()):
         return "cpu"
     if not has_gpu():
@@ -51,7 +53,7 @@ def choose_device(setting: Literal["auto", "cpu", "cuda"], *, has_gpu: Callable[
 
 
 def precision_on(device: str) -> str:
-    """float32 on a CPU; on a GPU bfloat16 where it has hardware for it."""
+    """float32 on a CPU; on a GPU bfloat16 if the hardware supports it."""
     if not device.startswith("cuda"):
         return "float32"
     import torch
@@ -116,12 +118,12 @@ class EmbeddedEngine:
 
     @property
     def recording_seconds(self) -> float:
-        """Spent on recording passes on a GPU, so far."""
+        """Seconds spent on recording passes on a GPU so far."""
         return self._generator.decoder.recording_seconds
 
     @property
     def decoder(self) -> "Decoder":
-        """For who submits requests one by one, as `graft serve` does."""
+        """For callers that submit requests one by one, as `graft serve` does."""
         return self._generator.decoder
 
     def render(self, messages: tuple[Message, ...]) -> RenderedPrompt:
@@ -191,7 +193,7 @@ class EmbeddedEngine:
         return losses
 
     def close(self) -> None:
-        """Nothing outlives the engine but its weights, which go with the object."""
+        """Close the engine. Its weights are freed with the object."""
 
     def peak_memory_gib(self) -> float:
         """Peak memory of this process; on a GPU, its memory while single requests were timed, or the size of
@@ -233,7 +235,7 @@ class EmbeddedEngine:
     def _generate_fitting(
         self, prompts: list[list[int]], sampling: "Sampling", on_token: OnToken | None, adapter: str | None
     ) -> "Sequence[Generated]":
-        """On a GPU, no more rows at once than it has room for; after an out-of-memory error half as many."""
+        """On a GPU, generate as many rows at once as fit; after an out-of-memory error half as many."""
         decoder = self._generator.decoder
         most = self._rows or len(prompts)
         if self._device == "cpu":

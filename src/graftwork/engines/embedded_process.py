@@ -71,7 +71,7 @@ class Ticket:
         self._loop.call_soon_threadsafe(self._pieces.put_nowait, error)
 
     async def pieces(self) -> AsyncGenerator[ReplyPiece, None]:
-        """The reply; leaving early cancels the ticket."""
+        """Yield the reply; leaving early cancels the ticket."""
         try:
             while True:
                 piece = await self._pieces.get()
@@ -156,7 +156,7 @@ class RequestLoop:
         return done
 
     def close(self, *, seconds: float) -> None:
-        """Start nothing more; what runs may finish for `seconds`."""
+        """Start nothing more; running requests may finish within `seconds`."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -184,7 +184,7 @@ class RequestLoop:
             request.ticket.fail(ApiError(503, "the engine is stopping", code="stopping"))
 
     def _wait_for_work(self) -> bool:
-        """Whether there is something to do; False when closed and done."""
+        """Wait for work; False when closed and done."""
         with self._changed:
             while not (self._open or self._arrived or self._tasks):
                 if self._closed:
@@ -246,7 +246,7 @@ class GrowingReply:
         self._logprobs: list[LogprobData] = []
 
     def take(self, token: int) -> bool:
-        """One more token; False ends the reply."""
+        """Take one more token; False ends the reply."""
         if self.ticket.cancelled:
             return False
         self._tokens.append(token)

@@ -34,10 +34,10 @@ from graftwork.text.redact import hide, redact_message
 LONGEST_REASON = 300
 LONGEST_REFUSAL = 64 * 2**10
 SHORTEST_LIMIT, BYTES_PER_TOKEN = MIB, 4 * 2**10
-"""How large an answer may be: an event for each token is a few hundred bytes."""
+"""Size limit of an answer: an event for each token is a few hundred bytes."""
 MOST_TOKENS = 10**9
 SHORTEST_IN_ANSWERS = 16
-"""A shorter key, such as the word `none` that some servers want, may be a part of an answer."""
+"""A shorter key, such as the word `none` that some servers require, may occur in an answer."""
 
 
 class EndpointRole(NamedTuple):
@@ -59,7 +59,7 @@ JUDGE = EndpointRole(
 
 
 class EndpointPolicy(NamedTuple):
-    """How patiently an endpoint is asked. `wait` passes a pause; a true result means: stop asking."""
+    """Retry policy of an endpoint. `wait` sleeps; a true result means: stop retrying."""
 
     role: EndpointRole = SUBJECT
     streamed: bool = True
@@ -69,10 +69,9 @@ class EndpointPolicy(NamedTuple):
 
 
 class TryAgain(Exception):
-    """The endpoint may answer the next time; `wait` is how long it asked us to wait.
-
-    `adapted`: the next request is another one, without what this endpoint does not understand. That happens
-    a few times at most, and is not a failed attempt.
+    """The endpoint may answer the next time; `wait` is how long it asked us to wait. `adapted`: the next
+    request leaves out what this endpoint does not understand. That happens a few times at most, and is not a
+    failed attempt.
     """
 
     def __init__(self, why: str, *, wait: float | None = None, adapted: bool = False) -> None:
@@ -81,7 +80,7 @@ class TryAgain(Exception):
 
 
 class EndpointEngine:
-    """Threads may share one. What an endpoint turns out not to understand is left out from then on."""
+    """May be shared by threads. Fields that an endpoint rejects are left out from then on."""
 
     def __init__(self, endpoint: Endpoint, policy: EndpointPolicy = EndpointPolicy()) -> None:  # noqa: B008
         self._endpoint, self._policy = endpoint, policy
@@ -106,7 +105,7 @@ class EndpointEngine:
         return EngineFacts("endpoint", "not known", fingerprint(["endpoint", url, model]), details)
 
     def ask_once(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
-        """Raise TryAgain where another attempt makes sense, a GraftError where it does not."""
+        """Raise TryAgain if another attempt makes sense, else a GraftError."""
         began = time.perf_counter()
         try:
             client = HttpClient(longest=SHORTEST_LIMIT + BYTES_PER_TOKEN * decoding.max_new_tokens)
@@ -122,7 +121,7 @@ class EndpointEngine:
             raise TryAgain(f"the reply is not a chat completion ({type(error).__name__})") from None
 
     def ask(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
-        """Ask again as patiently as the policy says. Raise EngineUnavailable, or what no retry fixes."""
+        """Retry as the policy says. Raises EngineUnavailable, or an error that no retry fixes."""
         policy = self._policy
         retries = Retries(
             attempts=self._endpoint.attempts,
@@ -204,7 +203,7 @@ class EndpointEngine:
         )
 
     def _events(self, answer: HttpAnswer) -> Iterator[dict[str, Any]]:
-        """The stream's events; of an endpoint that does not stream, its one answer."""
+        """The stream's events; the single answer of an endpoint that does not stream."""
         plain: list[bytes] = []
         for line in answer.lines():
             if line.startswith(b"data:"):
@@ -253,7 +252,7 @@ class EndpointEngine:
         )
 
     def _adapt(self, reason: str) -> bool:
-        """Leave out what the endpoint says that it does not understand; whether there was such a thing."""
+        """Leave out what the endpoint says it does not understand; returns whether there was such a field."""
         newer = "max_completion_tokens"
         if self._limit_name == "max_tokens" and "max_tokens" in reason and newer in reason:
             self._limit_name = newer
@@ -265,7 +264,7 @@ class EndpointEngine:
         return False
 
     def _key(self) -> str | None:
-        """Read when it is sent: an evaluation that asks nothing needs no key."""
+        """Read when a request is sent: an evaluation without requests needs no key."""
         variable = self._endpoint.api_key_env
         if variable is None:
             return None
@@ -291,7 +290,7 @@ class EndpointEngine:
         return redact_message(text, [key] if key else [], longest=LONGEST_REASON)
 
     def _mask_answer(self, text: str) -> str:
-        """The answer without the key, unless the key is so short that it may be a word of it."""
+        """Mask the key in the answer, unless it is so short that it may be a word of it."""
         # As UTF-8 can hold it: JSON may name halves of characters that no file takes.
         text = text.encode("utf-8", "replace").decode()
         key = self._key()
@@ -299,7 +298,7 @@ class EndpointEngine:
 
 
 def _count_tokens(usage: Any, name: str) -> int:
-    """The tokens that a server reports, 0 if it reports none; ValueError where that is not a number."""
+    """Return the tokens that a server reports, 0 if it reports none; ValueError if that is not a number."""
     count = (usage or {}).get(name) or 0
     if not isinstance(count, int | float) or not 0 <= count <= MOST_TOKENS:
         raise ValueError(f"{name} is not a number of tokens")

@@ -28,11 +28,11 @@ class EngineSource(NamedTuple):
     reasoning: bool = True
     fingerprint: str = ""
     rows: int | None = None
-    """Answers that are generated at once at most; None: as many as fit."""
+    """Most answers that are generated at once; None: as many as fit."""
 
 
 class DecodingSettings(NamedTuple):
-    """Temperature 0 is greedy; `top_k` 0 keeps all tokens. Without a seed none is sent to an endpoint."""
+    """Temperature 0 is greedy; `top_k` 0 keeps all tokens. Without a seed, none is sent to an endpoint."""
 
     max_new_tokens: int
     temperature: float = 0.0
@@ -49,7 +49,7 @@ class RenderedPrompt(NamedTuple):
 
 
 class EngineReply(NamedTuple):
-    """`seconds` and `first_token_seconds` are known where a prompt was answered by itself."""
+    """`seconds` and `first_token_seconds` are known if a prompt was answered alone."""
 
     text: str
     tokens: int
@@ -60,7 +60,7 @@ class EngineReply(NamedTuple):
 
 
 class EngineFacts(NamedTuple):
-    """What the engine is. `details` goes into reports."""
+    """Facts about the engine. `details` goes into reports."""
 
     name: str
     precision: str
@@ -69,7 +69,7 @@ class EngineFacts(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """One request alone: seconds to the first token, where that is known, and to the last."""
+    """One request alone: seconds to the first token, if known, and to the last."""
 
     first_token: float | None
     total: float

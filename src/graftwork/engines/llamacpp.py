@@ -33,7 +33,7 @@ LLAMACPP = "llamacpp"
 """The name of this engine in settings, jobs and reports."""
 DEFAULT_PRECISION = "q8_0"
 LONGEST_CONTEXT = 8192
-"""Tokens of keys and values that are reserved where nothing else is asked for."""
+"""Tokens of keys and values to reserve by default."""
 ENDPOINT = "/completion"
 _REQUEST_SECONDS = 600.0
 _SEEDS = 2**32
@@ -50,9 +50,8 @@ class LlamaOptions(NamedTuple):
 
 
 def serving_threads(threads: int | None) -> int:
-    """One core is left to the gateway and to other programs.
-
-    llama.cpp's threads wait for each other in busy loops: one that has to share its core holds up all others.
+    """Threads for serving. One core is left to the gateway and to other programs. llama.cpp's threads wait
+    for each other in busy loops: one that shares its core holds up all others.
     """
     return threads or max(count_cores() - 1, 1)
 
@@ -136,7 +135,9 @@ class LlamaServer:
         reuse: bool = True,
         **options: Any,
     ) -> bytes:
-        """The body of a request, streamed by default. `reuse` keeps what an earlier prompt has in common."""
+        """Encode the body of a request, streamed by default. `reuse` keeps the common prefix of an earlier
+        prompt.
+        """
         sampled = decoding.temperature > 0
         body: dict[str, Any] = {
             "prompt": list(prompt),
@@ -239,9 +240,8 @@ class LlamaCppEngine:
         adapter: str | None = None,
         on_token: OnToken | None = None,
     ) -> list[EngineReply]:
-        """One after another: rows of a batch would change each other's last digits.
-
-        `on_token` is called once the answer is complete.
+        """Answer one after another: rows of a batch would change each other's last digits. `on_token` is
+        called once the answer is complete.
         """
         replies = []
         for row, prompt in enumerate(prompts):
@@ -270,7 +270,7 @@ class LlamaCppEngine:
     def reply_losses(
         self, conversations: Sequence[tuple[tuple[Message, ...], str]], *, adapter: str | None = None
     ) -> list[float | None]:
-        """None for all: llama.cpp's server gives no probabilities of a prompt."""
+        """None for all: llama.cpp's server returns no probabilities of a prompt."""
         return [None] * len(conversations)
 
     def peak_memory_gib(self) -> float:

@@ -41,12 +41,12 @@ REQUIRED = ("answer", "render", "time_one", "reply_losses", "peak_memory_gib", "
 
 
 def agree_on_engine() -> str:
-    """The engine that answers for all subjects which name none: our own, or that of an extension."""
+    """Return the engine for all subjects that name none: our own, or that of an extension."""
     return os.environ.get(ENGINE_VARIABLE, "").strip() or EMBEDDED
 
 
 def settle(job: EvalJob) -> EvalJob:
-    """The job with engine and precision named, as its answers are kept under both."""
+    """Return the job with its engine and precision resolved, since answers are stored under both."""
     if job.endpoint is not None:
         return job
     return job.model_copy(
@@ -59,7 +59,7 @@ def settle(job: EvalJob) -> EvalJob:
 
 
 def answered_by(job: EvalJob) -> list[str | int] | None:
-    """What stands for the engine in the identity of answers; None for an endpoint."""
+    """Return the engine's part in the identity of answers; None for an endpoint."""
     if job.endpoint is not None:
         return None
     embedded = job.engine.partition(" ")[0] in ("", EMBEDDED)
@@ -93,7 +93,7 @@ def source_of(job: EvalJob) -> EngineSource:
 
 
 def open_engine(name: str, source: EngineSource) -> MeasuringEngine:
-    """Load the engine of this name; a version after it is not looked at."""
+    """Load the engine of this name; a version after it is ignored."""
     kind = name.partition(" ")[0]
     if kind == EMBEDDED:
         return EmbeddedEngine(source)
@@ -112,10 +112,9 @@ def open_engine(name: str, source: EngineSource) -> MeasuringEngine:
 
 
 class EngineChild:
-    """An engine in a process of its own, which starts with the first question and ends on `close`.
-
-    One conversation at a time; other threads wait. Raises WorkerFailed if the process ends or is stopped.
-    Where the source names an adapter, the first one answers.
+    """An engine in a child process, which starts with the first prompt and ends on `close`. One conversation
+    at a time; other threads wait. Raises WorkerFailed if the process ends or is stopped. If the source names
+    an adapter, that adapter answers.
     """
 
     def __init__(self, engine: str, source: EngineSource, *, folder: Path) -> None:
@@ -144,7 +143,7 @@ class EngineChild:
         return EngineReply(**reply)
 
     def stop(self) -> None:
-        """End the process now: an answer that is being written is given up, and its caller gets an error."""
+        """End the process now: a running answer is abandoned, and its caller gets an error."""
         self._stopped.set()
         self._process.kill()
 
@@ -164,7 +163,7 @@ class EngineChild:
 
 
 def answer_lines(job: dict[str, Any], questions: IO[bytes], replies: IO[bytes]) -> None:
-    """Load the engine and answer until the questions end, as they do when the other end is gone."""
+    """Load the engine and answer until the input ends, as it does when the other end is gone."""
 
     fields = job["source"]
     adapters = {name: Path(folder) for name, folder in fields["adapters"].items()}

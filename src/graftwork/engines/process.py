@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 BEAT_SECONDS = 2.0
 _BODY_BYTES = 64 * MIB  # the gateway has checked its own, smaller limit
 _LONG_PROMPT = 16 * 1024
-"""Characters from which tokenizing a prompt takes milliseconds."""
+"""Length in characters from which tokenizing a prompt takes milliseconds."""
 _TURN_CHARACTERS = 16
-"""About what a template writes around a message."""
+"""Approximate number of characters that a template adds to a message."""
 _SYSTEM = ("system", "developer")
 
 A = TypeVar("A")
@@ -84,7 +84,7 @@ class PromptReleases:
         return True
 
     def apply(self, request: GenerateRequest) -> GenerateRequest:
-        """The request as the base answers it. Texts to continue and to embed have no place for a prompt."""
+        """Return the request as the base answers it. Completions and embeddings take no prompt."""
         prompt = self._prompts.get(request.model)
         if prompt is None:
             return request
@@ -97,7 +97,7 @@ class PromptReleases:
 
 
 def _put_before(prompt: PromptVariant, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as a client sent them, with the prompt; tools are not part of these."""
+    """Return the messages as a client sent them, with the prompt; tools are not included."""
     if prompt.instruction is not None:
         messages = [turn for turn in messages if turn["role"] not in _SYSTEM]
         if prompt.instruction:
@@ -108,7 +108,9 @@ def _put_before(prompt: PromptVariant, messages: list[dict[str, Any]]) -> list[d
 
 
 class PromptRenderer:
-    """Conversations as tokens of the base's template. `positions` is the longest prompt with its answer."""
+    """Renders conversations to tokens with the base's template. `positions` is the longest prompt with its
+    answer.
+    """
 
     def __init__(self, job: EngineJob, *, positions: int) -> None:
         from graftwork.model.chat.template import ChatTemplate
@@ -158,7 +160,7 @@ class PromptRenderer:
 
 
 class RequestRoom:
-    """A limited number of requests and tokens at once; others wait in the order in which they came."""
+    """A limit on concurrent requests and tokens; others wait in order of arrival."""
 
     def __init__(self, *, requests: int, tokens: int, queue_limit: int) -> None:
         self._requests, self._tokens, self._queue_limit = requests, tokens, queue_limit
@@ -173,7 +175,7 @@ class RequestRoom:
 
     @asynccontextmanager
     async def take(self, tokens: int) -> AsyncGenerator[None, None]:
-        """Wait for room for a request of this many tokens. Raises ApiError where too many wait already."""
+        """Wait for room for a request of this many tokens. Raises ApiError if too many are waiting."""
         if len(self._queue) >= self._queue_limit:
             raise ApiError(429, "the engine is full; try again soon", code="full")
         ticket = object()
@@ -226,14 +228,14 @@ class AdapterSet(Generic[A]):
         return dict(self._loaded)
 
     def take_surplus(self, *, keep: Collection[str]) -> list[A]:
-        """Remove what is more than `most`: the oldest that no alias points at and no request uses."""
+        """Remove adapters beyond `most`: the oldest that no alias points at and no request uses."""
         idle = [name for name in self._loaded if name not in keep and not self._users.get(name)]
         surplus = idle[: max(len(self._loaded) - self._most, 0)]
         return [self._loaded.pop(name) for name in surplus]
 
     @contextmanager
     def using(self, name: str | None) -> Iterator[A | None]:
-        """Keep an adapter loaded while the block runs; None for the base, which always is."""
+        """Keep an adapter loaded while the block runs; None for the base, which is always loaded."""
         if name is None:
             yield None
             return
@@ -323,7 +325,7 @@ def _encode(piece: ReplyPiece) -> bytes:
 
 
 def run_engine(start: Callable[[EngineJob], Awaitable[EngineBackend]]) -> int:
-    """The process of an engine, from its job to its exit code."""
+    """Run the process of an engine, from its job to its exit code."""
 
     def work(job: EngineJob) -> None:
         end_with_parent()
@@ -351,7 +353,7 @@ async def serve_backend(job: EngineJob, start: Callable[[EngineJob], Awaitable[E
 
 
 async def _beat(heart: Heart, state: Callable[[], dict[str, Any]]) -> None:
-    """An engine that waits for requests is well; one whose step does not end is not."""
+    """An engine that waits for requests is healthy; one whose step does not end is not."""
     last_steps = None
     while True:
         now = state()
@@ -362,9 +364,8 @@ async def _beat(heart: Heart, state: Callable[[], dict[str, Any]]) -> None:
 
 
 class TextStream:
-    """Feed it `push(text)`; it gives the new part. `stopped` is the stop string that appeared first.
-
-    From the first of `holds` on, text is held back until the end.
+    """`push(text)` returns the new part. `stopped` is the stop string that appeared first. From the first of
+    `holds` on, text is held back until the end.
     """
 
     def __init__(self, stops: tuple[str, ...], holds: tuple[str, ...] = ()) -> None:
@@ -410,7 +411,7 @@ class TextStream:
 
 
 def _overlap(text: str, mark: str) -> int:
-    """The length of the longest end of the text that the mark begins with; the whole mark does not count."""
+    """Length of the longest suffix of the text that is a prefix of the mark, shorter than the mark itself."""
     end = text[max(len(text) - len(mark) + 1, 0) :] if mark else ""
     start = end.find(mark[:1]) if end else -1
     while start >= 0:
@@ -421,9 +422,8 @@ def _overlap(text: str, mark: str) -> int:
 
 
 class ReplyText:
-    """The text of a reply to one request: what is certain of it so far, and at the end its tool calls.
-
-    `opening` is the beginning of a call that the prompt holds already: the whole reply is the rest of it.
+    """The text of a reply to one request: what is final so far, and at the end its tool calls. `opening` is
+    the beginning of a call that is already in the prompt: the whole reply continues it.
     """
 
     def __init__(self, request: GenerateRequest, form: "ToolForm | None", *, opening: str = "") -> None:
@@ -441,11 +441,11 @@ class ReplyText:
         return self._flow.text
 
     def push(self, text: str) -> str:
-        """`text` is everything so far. The new part that can be sent."""
+        """`text` is everything so far. Returns the new part that can be sent."""
         return self._flow.push(text)
 
     def finish(self, unsent: str = "") -> tuple[str, tuple[CallData, ...]]:
-        """The text that is not sent yet, and the calls. `unsent` was given out and not sent."""
+        """Return the text that is not sent yet, and the calls. `unsent` was returned and not sent."""
         remaining = unsent + self._flow.finish()
         whole = self._flow.text
         parsed = None

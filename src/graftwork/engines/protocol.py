@@ -85,7 +85,7 @@ class GenerateRequest(Record):
     """Messages, tools and formats as the client sent them, if there are tools or formats: for servers that
     take them as they are."""
     timeout_seconds: float | None = None
-    """How long the client still waits: for the whole answer, or for the first piece of a streamed one."""
+    """How long the client will wait: for the whole answer, or for the first piece of a streamed one."""
 
 
 class LoadAdapter(Record):
@@ -103,7 +103,7 @@ class CallData(TypedDict):
 
 
 class CallDelta(TypedDict):
-    """What is new of a call. `name` comes with its first part."""
+    """New parts of a call. `name` comes with its first part."""
 
     index: int
     name: NotRequired[str]
@@ -137,17 +137,17 @@ class PieceData(TypedDict):
     """Whether the server states no tokens, so that the counts are estimates."""
     tool_calls: NotRequired[list[CallData]]
     call_deltas: NotRequired[list[CallDelta]]
-    """What is new of calls; formats without parts of calls take `tool_calls` of the last piece."""
+    """New parts of calls; formats without partial calls take `tool_calls` of the last piece."""
     logprobs: NotRequired[list[LogprobData]]
     stop: NotRequired[str | None]
     """The stop string that ended the reply."""
     queue_ms: NotRequired[float]
-    """How long the request waited in the engine."""
+    """Milliseconds that the request waited in the engine."""
     embeddings: NotRequired[list[dict[str, Any]]]
     index: NotRequired[int]
-    """Which of several choices it belongs to."""
+    """Index among several choices."""
     replica: NotRequired[str]
-    """The replica that answered, where there are several."""
+    """The replica that answered, if there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +160,12 @@ class ReplyPiece:
     reply_tokens: int = 0
     tool_calls: tuple[CallData, ...] = ()
     call_deltas: tuple[CallDelta, ...] = ()
-    """What is new of calls that are still being written. The last piece has all calls as a whole."""
+    """New parts of calls that are still being written. The last piece has all calls in full."""
     logprobs: tuple[LogprobData, ...] | None = None
     stop: str | None = None
     """The stop string that ended the reply."""
     queue_ms: float | None = None
-    """How long the request waited before it was started; on the last piece."""
+    """Milliseconds that the request waited before it was started; on the last piece."""
     embeddings: tuple[dict[str, Any], ...] = ()
     cached_tokens: int | None = None
     cost: float | None = None
@@ -174,7 +174,7 @@ class ReplyPiece:
     """Whether the token counts are estimates."""
 
     def to_data(self) -> PieceData:
-        """The piece without what it does not have."""
+        """Return the piece without empty fields."""
         data: PieceData = {"text": self.text}
         if self.logprobs is not None:
             data["logprobs"] = list(self.logprobs)
@@ -201,7 +201,7 @@ class ReplyPiece:
 
 
 class EngineBackend(Protocol):
-    """What answers in an engine process: one of the engines, or the stub. It knows the base and weights."""
+    """The backend of an engine process: one of the engines, or the stub. It knows the base and weights."""
 
     def state(self) -> dict[str, Any]: ...
 
@@ -228,7 +228,7 @@ ENGINE_MODULES: dict[EngineKind, str] = {
     "sglang": "graftwork.engines.upstream",
     "endpoint": "graftwork.engines.upstream",
 }
-"""The module that is run as the process of each engine."""
+"""The module that runs as the process of each engine."""
 
 
 def read_failure(line: dict[str, Any]) -> ApiError | None:
@@ -240,7 +240,7 @@ def read_failure(line: dict[str, Any]) -> ApiError | None:
 
 
 def estimate_tokens(characters: int) -> int:
-    """About how many tokens a text has, for an answer that broke off before it said so."""
+    """Estimate the number of tokens of a text, for an answer that was cut off before it reported it."""
     return -(-characters // _CHARACTERS_PER_TOKEN)
 
 

@@ -12,7 +12,7 @@ EngineKind = Literal["embedded", "llamacpp", "vllm", "sglang", "endpoint"]
 
 
 class ReplicaSettings(Record):
-    """A server that holds the same models as the others of its engine."""
+    """A server with the same models as the others of its engine."""
 
     url: EndpointUrl = Field(description="URL of the server, up to and including `/v1`.")
 
@@ -25,7 +25,7 @@ class ReplicaSettings(Record):
 
 
 class EngineSettings(Record):
-    """What computes the answers."""
+    """The engine that computes the answers."""
 
     kind: EngineKind = Field(
         default="embedded",

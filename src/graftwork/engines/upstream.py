@@ -57,7 +57,9 @@ from graftwork.records.errors import EnvironmentFailure, WorkerFailed
 
 LOG_FILE = "server.log"
 LOWEST_RANK = 64
-"""Memory for adapters is reserved at the start: releases to come may have a higher rank than today's."""
+"""Least adapter rank to reserve: memory is reserved at the start, and later releases may have a higher
+rank.
+"""
 _STOP_SECONDS = 20.0
 _RUN_TIED = (
     "import runpy, sys; from graftwork.process.worker import stop_with_parent; stop_with_parent(); "
@@ -149,7 +151,7 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _START_SECONDS = 900.0
 _ANSWER_SECONDS = 30.0
-"""How long the list of models may take while the server starts; then it is asked again."""
+"""Timeout for the list of models while the server starts; then it is requested again."""
 _UNLIMITED = 2**31
 _MOST_BYTES = 4 * MIB
 """Size limit of error responses and model lists."""
@@ -292,8 +294,8 @@ class UpstreamBackend:
     async def _render(
         self, request: GenerateRequest, prompts: PromptRenderer
     ) -> tuple[list[int], dict[str, Any] | None, str]:
-        """The prompt, what its answer must follow, and the beginning of a call in it that the answer
-        continues with.
+        """Return the prompt, the constraint of its answer, and the beginning of a call in it that the answer
+        continues.
         """
         template = prompts.template
         tokens = await prompts.render(request)
@@ -344,7 +346,9 @@ class UpstreamBackend:
 
 
 def count_prompt(request: GenerateRequest, prompt: list[int] | None) -> int:
-    """For the usage where the server states none; an estimate where it renders the prompt itself."""
+    """Prompt tokens for the usage if the server reports none; an estimate if the server renders the prompt
+    itself.
+    """
     if prompt is not None:
         return len(prompt)
     return estimate_tokens(sum(len(message.content) for message in request.messages))

@@ -90,8 +90,9 @@ class Dialect(NamedTuple):
 
 
 class RequestForm:
-    """How one endpoint takes the fields that every request gets from us. Newer models of OpenAI, for example,
-    refuse `max_tokens` and a temperature of 0. Other values, which a client chose, are never left out."""
+    """How one endpoint takes the fields that we send with every request. Newer models of OpenAI, for example,
+    refuse `max_tokens` and a temperature of 0. Other values, which a client chose, are never left out.
+    """
 
     def __init__(self) -> None:
         self._limit = _LIMIT
@@ -170,7 +171,7 @@ def _json_format(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tagged_format(request: GenerateRequest, form: CallForm) -> dict[str, Any]:
-    """Text is free; what begins as a call must go on as one of the functions."""
+    """Text is free; text that begins as a call must continue as one of the functions."""
     structures = [
         {
             "begin": f'{form.before}{{"name": "{function["name"]}", "{form.key}": ',
@@ -197,7 +198,7 @@ DIALECTS: dict[EngineKind, Dialect] = {
 _TOKEN_ID = "token_id:"
 _LONGEST_EVENT = 16 * MIB
 _TOKEN_BYTES = 8 * 1024
-"""Bytes of events that a token may take; one with twenty log-probabilities takes about two thousand."""
+"""Limit on bytes of events per token; one with twenty log-probabilities takes about two thousand."""
 
 TokenBytes = Callable[[int], bytes]
 
@@ -398,9 +399,8 @@ def _alternative(token: dict[str, Any]) -> AlternativeData:
 
 
 def explain_refusal(status: int, body: bytes, secrets: Collection[str] = ()) -> ApiError:
-    """A server's refusal as the gateway passes it on: its message and field, without our key or address.
-
-    Some servers quote the key that they refuse, which is the operator's and not the client's.
+    """Format a server's refusal for the client: its message and field, without our key or address. Some
+    servers quote the key that they refuse, which is the operator's and not the client's.
     """
     message, param = f"the engine's server answered with status {status}", None
     with suppress(orjson.JSONDecodeError, AttributeError, TypeError):
@@ -422,4 +422,4 @@ def explain_refusal(status: int, body: bytes, secrets: Collection[str] = ()) -> 
 
 
 _PASSED_ON = {400: 400, 404: 404, 413: 413, 422: 400, 429: 429, 503: 503}
-"""What the client can act upon; everything else is the server's fault, or ours."""
+"""Statuses that the client can act upon; everything else is an error of the server or of ours."""

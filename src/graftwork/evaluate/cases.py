@@ -28,7 +28,9 @@ from graftwork.text.words import normalize
 
 
 def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case, ...]:
-    """The rows as cases. Where there are more than `most`, ids drawn by hash: the same every time."""
+    """Return the rows as cases. If there are more than `most`, draw them by hash of their ids: the same every
+    time.
+    """
     cases = [
         Case(
             id=row.id,
@@ -55,7 +57,7 @@ def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case,
 
 
 def draw_cases(cases: Sequence[Case], *, most: int | None) -> tuple[Case, ...]:
-    """At most this many of them, in their order; a larger number takes all that a smaller one took."""
+    """Draw at most this many, in order; a larger number includes all of a smaller one."""
     if most is None or len(cases) <= most:
         return tuple(cases)
     by_hash = sorted(cases, key=lambda case: (hashlib.sha256(case.id.encode()).hexdigest(), case.id))
@@ -64,9 +66,8 @@ def draw_cases(cases: Sequence[Case], *, most: int | None) -> tuple[Case, ...]:
 
 
 def choose_worked_example(rows: Sequence[Row], *, fields: AnswerFields) -> tuple[Message, ...]:
-    """Question and reply of a typical training row: of median length among those that answer.
-
-    A refusal would teach the base to refuse, and the longest row would eat its context.
+    """Choose question and reply of a typical training row: of median length among those that answer. A
+    refusal would teach the base to refuse, and the longest row would fill its context.
     """
     answered = [row for row in rows if (a := read_answer(row.reply, fields=fields)) and not a.refused]
     ranked = sorted(answered or rows, key=lambda row: (len(row.tokens), row.id))
@@ -78,7 +79,7 @@ def choose_worked_example(rows: Sequence[Row], *, fields: AnswerFields) -> tuple
 
 
 def asked_messages(job: EvalJob, case: Case) -> tuple[Message, ...]:
-    """What the subject of a job is asked: the case with the job's prompt and worked examples."""
+    """Return what the subject of a job is asked: the case with the job's prompt and worked examples."""
     messages = case.messages
     if job.logged_system and case.logged_system is not None:
         messages = replace_system(messages, case.logged_system)
@@ -86,7 +87,7 @@ def asked_messages(job: EvalJob, case: Case) -> tuple[Message, ...]:
 
 
 def hash_cases(cases: Sequence[Case]) -> str:
-    """What makes it the same test: questions and what counts as right, not the other fields."""
+    """Hash what identifies the test: questions and what counts as right, not the other fields."""
     fields = {"id", "origin", "messages", "reference", "group", "session"}
     return fingerprint(
         [
@@ -97,21 +98,19 @@ def hash_cases(cases: Sequence[Case]) -> str:
 
 
 def question_key(case: Case) -> str:
-    """A hash of what the user asks, without case, spacing and punctuation; empty if nothing is asked.
-
-    The system prompt and the reference take no part: the same question under another id, with another
-    prompt or out of another file is the same question.
+    """Hash what the user asks, without case, spacing and punctuation; empty if nothing is asked. The system
+    prompt and the reference are ignored: the same question under another id, with another prompt or from
+    another file is the same question.
     """
     questions = [normalize(message.content) for message in case.messages if message.role == "user"]
     return fingerprint(questions)[:16] if any(questions) else ""
 
 
 def clusters_of(cases: Sequence[Case]) -> dict[str, str]:
-    """The cluster of each case that has one: its session, or the question that it repeats.
-
-    Cases of one session succeed and fail together, and so do repetitions of one question under other ids:
-    neither counts as independent evidence. Sessions that ask just the same are repetitions too. Sessions
-    that share only a part, such as a greeting, stay apart.
+    """Return the cluster of each case that has one: its session, or the question that it repeats. Cases of
+    one session succeed and fail together, and so do repetitions of one question under other ids: neither
+    counts as independent evidence. Identical sessions are repetitions too. Sessions that share only a part,
+    such as a greeting, stay apart.
     """
     units: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
@@ -155,9 +154,8 @@ def _read_lines(path: Path) -> list[bytes]:
 
 
 def cases_to_time(cases: Sequence[Case], *, most: int) -> list[Case]:
-    """Those whose seconds are measured one by one: the same for every subject, so that they can be paired.
-
-    First one case of each session, then the second ones: what is asked in one session is much alike.
+    """Return the cases that are timed one by one: the same for every subject, so that they can be paired.
+    First one case of each session, then a second one: cases of one session are similar.
     """
     counts: Counter[str] = Counter()
     turns = []
@@ -189,9 +187,8 @@ KNOWN = frozenset(
 
 
 def read_case_file(path: Path, *, named: Sequence[GradeCheck] | None = None) -> tuple[Case, ...]:
-    """Every case of the file, in its order; nothing where a single line is wrong.
-
-    `named` are the checks of graft.yaml, if they are known: a case may ask for no other own function.
+    """Read every case of the file, in order; refuse the file if a single line is wrong. `named` are the
+    checks of graft.yaml, if known: a case may name no other function.
     """
     cases: dict[str, Case] = {}
     for number, line in enumerate(_read_lines(path), 1):

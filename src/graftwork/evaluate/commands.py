@@ -92,7 +92,7 @@ GATED = ("llamacpp",)
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What was asked for; with nothing of it, the evaluation is the pipeline's own."""
+    """The user's request; without any option, the evaluation is the pipeline's own."""
 
     subjects: tuple[str, ...] = ()
     cases: Path | None = None
@@ -102,7 +102,7 @@ class EvaluationRequest:
 
     @property
     def stands_beside(self) -> bool:
-        """Whether it is another evaluation than the one that the gate decides on."""
+        """Whether it is separate from the evaluation that the gate decides on."""
         return bool(self.subjects) or self.cases is not None or self.limit is not None
 
 
@@ -150,7 +150,7 @@ def evaluate_asked(work: OpenProject, request: EvaluationRequest) -> Evaluated:
 def _line_up(
     work: OpenProject, requested: tuple[NamedSubject, ...], *, asking: Asking, outcome: TrainOutcome | None
 ) -> Lineup:
-    """The first is the baseline, the second the candidate; one alone is measured against the log."""
+    """The first is the baseline, the second the candidate; a single one is measured against the log."""
     if not requested:
         assert outcome is not None
         return line_up(work, asking=asking, outcome=outcome)
@@ -181,7 +181,7 @@ class ExportedEvaluation(Record):
 
 
 def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvaluation:
-    """Read, compare, keep and draw. The first file is the baseline, the second the candidate."""
+    """Read, compare, store and report. The first file is the baseline, the second the candidate."""
     runs = [read_foreign(path) for path in files]
     last = last_evaluation(work)
     own_cases = (
@@ -289,7 +289,7 @@ def export_evaluation(
 
 
 def last_evaluation(work: OpenProject) -> Evaluated | None:
-    """What the gate would decide on; None before the first one."""
+    """Return the evaluation that the gate would decide on; None before the first one."""
     entry = work.ledger.get(name_entry(work, EVALUATE.name))
     return Evaluated.model_validate(entry.output) if entry is not None else None
 
@@ -297,7 +297,9 @@ def last_evaluation(work: OpenProject) -> Evaluated | None:
 def _grade_by_our_metrics(
     work: OpenProject, report: Report, answers: Answers, cases: Sequence[Case]
 ) -> Report:
-    """Our metrics along with theirs: the questions are the same, so the grades can be compared."""
+    """Grade by our metrics in addition to theirs: the questions are the same, so the grades can be
+    compared.
+    """
     # No judge: reading a file sends no requests.
     settings = work.settings.evaluate.model_copy(update={"judge": None})
 
@@ -338,13 +340,13 @@ class GatedAll(Record):
 
     @property
     def exit_code(self) -> int:
-        """That of the worst verdict: 0 only if all may be deployed."""
+        """Exit code of the worst verdict: 0 only if all may be deployed."""
         codes = {verdict.exit_code for verdict in self.verdicts.values()}
         return next((code for code in WORST_FIRST if code in codes), errors.EXIT_DONE)
 
 
 def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> GatedAll:
-    """Bring every model up to date as far as its gate, by the steps that may be done; judge them together."""
+    """Bring every model up to date as far as its gate, by the allowed steps, and judge them together."""
     works: dict[str, OpenProject] = {}
     outputs: dict[str, StepOutputs] = {}
     judged: dict[str, GateCandidate] = {}
@@ -372,7 +374,7 @@ def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> Gat
 
 
 def judge_session(work: OpenProject, *, may_do: Collection[str] | None = None) -> NextStart:
-    """Bring the model up to date as far as its evaluation, then compare with where the session began."""
+    """Bring the model up to date as far as its evaluation, then compare with the start of the session."""
     outputs = run_pipeline(work, upto="evaluate", may_do=may_do)
     report, outcome = outputs.get("evaluate", Evaluated).report, outputs.get("train", TrainOutcome)
     judged_report = find_report(work, outcome.adapter_hash)
@@ -399,7 +401,7 @@ def judge_session(work: OpenProject, *, may_do: Collection[str] | None = None) -
 
 
 def find_adapter(work: OpenProject, adapter_hash: str) -> str:
-    """The folder of an adapter that a run or a release holds; empty if neither does."""
+    """Return the folder of an adapter of a run or a release; empty if neither has it."""
     for run in work.runs.list(limit=MOST_RUNS):
         if run.outcome is None or run.outcome.get("adapter_hash") != adapter_hash:
             continue
@@ -441,7 +443,7 @@ def gate_engine(
     release: str | None = None,
     may_do: Collection[str] | None = None,
 ) -> Verdict:
-    """Ask the held-out cases through the engine and decide. Without a release, about the last adapter."""
+    """Ask the held-out cases through the engine and decide; about the last adapter by default."""
     if engine.kind not in GATED:
         raise UserError(
             f"the gate does not support the engine {engine.kind}",

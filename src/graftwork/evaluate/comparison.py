@@ -56,12 +56,12 @@ SIGN_TEST = "sign test"
 USUAL_GAIN = 0.05
 """The gain that most teams ask about: five points."""
 MOST_LOSSES = 0.3
-"""Beyond this share of losses the question is no longer how many cases are missing."""
+"""Beyond this share of losses, more cases are not the answer."""
 
 LATER_LOOKS = 0.25
-"""The error that all looks after the first share, as a part of what the first one may spend."""
+"""Share of the error of the first look that all later looks together may spend."""
 WORN = 2.0
-"""From this many times the cases of a fresh set on, a set is called worn out."""
+"""A set is called worn out once it needs this many times the cases of a fresh set."""
 
 
 def compare(
@@ -106,7 +106,7 @@ def compare(
 def compare_choices(
     grades: Mapping[str, float | None], *, confidence: float = 0.95, sessions: Mapping[str, str] | None = None
 ) -> Comparison:
-    """Preferences: 1 where the candidate's answer was chosen, 0 the baseline's, else neither."""
+    """Preferences: 1 if the candidate's answer was chosen, 0 if the baseline's was."""
     judged = {case: grade for case, grade in grades.items() if grade is not None}
     before = [float(grade == 0.0) for grade in judged.values()]
     after = [float(grade == 1.0) for grade in judged.values()]
@@ -121,7 +121,9 @@ def compare_candidates(
     confidence: float = 0.95,
     sessions: Mapping[str, str] | None = None,
 ) -> tuple[Comparison, ...]:
-    """Each candidate against the baseline; p of each metric is corrected for how many were tried."""
+    """Compare each candidate with the baseline; p of each metric is corrected for the number of
+    candidates.
+    """
     comparisons = [
         comparison
         for candidate in candidates
@@ -136,7 +138,7 @@ def compare_candidates(
 
 
 def cluster_cases(cases: Sequence[str], *, sessions: Mapping[str, str]) -> list[str] | None:
-    """The cluster of each case: its session, or itself. None if no session has two of them."""
+    """Return the cluster of each case: its session, or itself. None if no session has two cases."""
     sizes = Counter(sessions[case] for case in cases if case in sessions)
     if all(count < 2 for count in sizes.values()):
         return None
@@ -201,7 +203,7 @@ def _compare_grades(
 def _compare_seconds(
     name: str, before: Sequence[float], after: Sequence[float], confidence: float
 ) -> Comparison:
-    """The same requests, one at a time: the median of the differences, and a sign test."""
+    """Compare the same requests, one at a time: median of the differences, and a sign test."""
     differences = [new - old for old, new in zip(before, after, strict=True)]
     faster, slower = sum(d < 0 for d in differences), sum(d > 0 for d in differences)
     middle = median(differences)
@@ -229,7 +231,9 @@ def what_cases_show(
     effective: float | None = None,
     confidence: float = 0.95,
 ) -> Power:
-    """`comparison` shows how often a case gets worse; `effective` what sessions leave of the cases."""
+    """Return what this many cases can show. `comparison` shows how often a case gets worse; `effective` is
+    the number of independent cases.
+    """
     worth = min(1.0, effective / cases) if effective is not None and cases else 1.0
     worse = (
         comparison is not None and _is_shown(comparison, confidence) and comparison.wins < comparison.losses
@@ -297,10 +301,9 @@ def _points(share: float) -> str:
 
 
 def share_of_look(look: int) -> float:
-    """The part of the error that a look at the same cases may spend: all of it first, then less and less.
-
-    The k-th look gets a quarter of 1 / (k (k - 1)), which adds up to a quarter. So the chance of a false
-    result is at most 1.25 times that of a single look, however often a set is looked at.
+    """Return the share of the error that a look at the same cases may spend: all of it first, then less and
+    less. The k-th look gets a quarter of 1 / (k (k - 1)), which adds up to a quarter. So the chance of a
+    false result is at most 1.25 times that of a single look, however many looks there are.
     """
     return 1.0 if look <= 1 else LATER_LOOKS / (look * (look - 1))
 
@@ -311,12 +314,14 @@ def confidence_at(confidence: float, *, look: int) -> float:
 
 
 def look_of(report: Report) -> int:
-    """Which look at its questions a report is."""
+    """Return which look at its questions a report is."""
     return 1 if report.wear is None else max(1, report.wear.look or report.wear.candidates)
 
 
 def wear_of(report: Report, *, candidates: int, look: int) -> Wear:
-    """`candidates` counts this report's own; the gain is that of the metric named first."""
+    """Return the wear of a set. `candidates` counts this report's own; the gain is that of the first
+    metric.
+    """
     metrics = report.candidate.metrics
     rates = {name for name, metric in metrics.items() if metric.kind == "rate"}
     first = next((c for c in report.comparisons if c.n and c.metric in rates), None)
@@ -347,7 +352,9 @@ def describe_wear(
     differences: Sequence[float] = (),
     clusters: Sequence[str] | None = None,
 ) -> Wear:
-    """`differences` and `clusters` are those of the comparison, where sessions hold several cases."""
+    """Describe the wear; `differences` and `clusters` are those of the comparison, if sessions contain
+    several cases.
+    """
 
     def beyond(nth_look: int) -> float | None:
         needed = confidence_at(confidence, look=nth_look)
@@ -385,7 +392,7 @@ def describe_wear(
 
 
 def more_cases(look: int, *, confidence: float = 0.95) -> float:
-    """How many times the cases of a fresh set a look takes for the same power, about."""
+    """Approximate factor on the cases of a fresh set that a look needs for the same power."""
     reach = NormalDist().inv_cdf(USUAL_POWER)
     fresh, now = (NormalDist().inv_cdf((1 + confidence_at(confidence, look=k)) / 2) for k in (1, look))
     return ((now + reach) / (fresh + reach)) ** 2

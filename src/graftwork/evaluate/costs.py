@@ -25,7 +25,7 @@ PERCENTILE = 0.95
 
 
 class AnswerPrice(NamedTuple):
-    """What an answer costs: tokens of a paid endpoint, or seconds of a machine that one pays for."""
+    """Price of an answer: tokens of a paid endpoint, or seconds of a paid machine."""
 
     tokens: TokenPrice | None = None
     usd_per_hour: float | None = None
@@ -58,7 +58,9 @@ def measure_tokens(
 
 
 def measure_slowest(seconds: Sequence[float], *, confidence: float) -> Metric | None:
-    """The 95th percentile. Where so few requests give no upper bound, the interval ends at the slowest."""
+    """Measure the 95th percentile. If too few requests give no upper bound, the interval ends at the
+    slowest.
+    """
     if not seconds:
         return None
     value = sorted(seconds)[math.ceil(PERCENTILE * len(seconds)) - 1]
@@ -117,7 +119,7 @@ def measure_cost(
 def _bound_ratio(
     parts: Sequence[tuple[float, float]], *, cases: int, right: float, confidence: float
 ) -> Interval:
-    """Clusters drawn as wholes. A draw without a success costs without end."""
+    """Clusters are drawn as a whole. A draw without a success has infinite cost."""
     draw = random.Random(0)
     ratios = []
     for _ in range(RESAMPLES):
@@ -145,7 +147,7 @@ def costs_of_log(cases: Sequence[Case]) -> dict[str, float | None]:
 
 
 def tokens_of_answers(by_case: Mapping[str, Sequence[Answer]]) -> dict[str, float | None]:
-    """The mean over the repeats of a case. An endpoint that counts no tokens has none."""
+    """Mean over the repeats of a case; None for an endpoint that counts no tokens."""
     return {
         case: math.fsum(answer.prompt_tokens + answer.tokens for answer in answers) / len(answers)
         if any(answer.prompt_tokens + answer.tokens for answer in answers)
@@ -177,14 +179,14 @@ def costs_of_answers(
 
 DAYS_PER_MONTH = 365.25 / 12
 CHARACTERS_PER_TOKEN = (5.0, 4.0, 3.0)
-"""At least, usually and at most as many tokens as characters over these."""
+"""Characters per token, for the lowest, usual and highest number of tokens."""
 USD = "USD"
 
 FindPrice = Callable[[str], TokenPrice | None]
 
 
 class Volume(NamedTuple):
-    """What is stated besides the log. None: what the log's own days say."""
+    """Volume given by the user; None: taken from the log's own days."""
 
     requests_per_month: float | None = None
     logged_model: str | None = None
@@ -192,7 +194,7 @@ class Volume(NamedTuple):
 
 
 class DayCost(NamedTuple):
-    """One day's calls: their cost at least, usually and at most, and how many of them have a price."""
+    """One day's calls: lowest, usual and highest cost, and how many of them have a price."""
 
     calls: int
     costs: tuple[float, float, float]
@@ -203,7 +205,7 @@ class DayCost(NamedTuple):
 def find_savings(
     usage: Sequence[UsageDay], *, find_price: FindPrice, hosting: Hosting | None, volume: Volume
 ) -> Savings | None:
-    """None if there is no call at all."""
+    """None if there are no calls."""
     if not usage:
         return None
     prices: dict[str, TokenPrice] = {}
@@ -267,7 +269,7 @@ def find_savings(
 
 
 def _cost(day: UsageDay, price: TokenPrice | None) -> DayCost:
-    """A logged cost counts as it is; what has none is priced by its tokens, or by its characters."""
+    """A logged cost is used as is; otherwise the call is priced by its tokens or characters."""
     unpriced = day.counted and (day.unpriced_prompt_tokens or day.unpriced_reply_tokens)
     uncounted = day.uncounted_prompt_characters or day.uncounted_reply_characters
     without_tokens = max(day.calls - day.counted - day.costed, 0) if uncounted else 0
@@ -288,7 +290,7 @@ def _cost(day: UsageDay, price: TokenPrice | None) -> DayCost:
 
 
 def _by_day(dated: Sequence[tuple[date, DayCost]]) -> list[DayCost]:
-    """Every day from the first to the last, days without a call included; none if no day is known."""
+    """Every day from the first to the last, including days without a call; none if no day is known."""
     if not dated:
         return []
     first, last = min(day for day, _ in dated), max(day for day, _ in dated)

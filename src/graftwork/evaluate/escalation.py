@@ -293,7 +293,7 @@ def _explain_unknown_cost(cases: Sequence[PairedCase], *, small: str, large: Ans
 
 
 def _by_gain(cases: Sequence[PairedCase], failing: Mapping[str, set[str]]) -> list[str]:
-    """The checks, each time the one that adds most quality, then the one that escalates least."""
+    """Order the checks: each time the one that adds most quality, then the one that escalates least."""
     ranked: list[str] = []
 
     def gain(check: str) -> tuple[float, int]:

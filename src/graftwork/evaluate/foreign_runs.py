@@ -29,9 +29,9 @@ from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Comparison, Generation, Metric, Report, SubjectReport
 
 MOST_BYTES = 2 << 30
-"""A file, or what an archive unpacks to, may be as large as this."""
+"""Size limit of a file, or of an unpacked archive."""
 OWN_KEY = "graftwork"
-"""Under this key our exports carry what the other format has no place for."""
+"""Key under which our exports store what the other format cannot represent."""
 
 ZSTD = 93
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
@@ -47,7 +47,7 @@ class ForeignSample(Record):
     scores: dict[str, float | None] = {}
 
     def named(self, name: str) -> "ForeignSample":
-        """The same under another id."""
+        """Return the same run under another id."""
         case = self.case.model_copy(update={"id": name})
         return self.model_copy(
             update={"case": case, "answer": self.answer.model_copy(update={"case_id": name})}
@@ -60,7 +60,7 @@ class ForeignRun(Record):
     file: str
     samples: tuple[ForeignSample, ...]
     totals: tuple[Metric, ...] = ()
-    """Figures without their samples: they can be shown and not compared in pairs."""
+    """Figures without their samples: they can be shown but not compared in pairs."""
     settings: dict[str, Any] = {}
     notes: tuple[str, ...] = ()
     """What is missing, one sentence each."""
@@ -78,13 +78,13 @@ class ImportedEvaluation(Record):
 
 
 Answers = dict[str, tuple[Answer, ...]]
-"""Those of each subject by its name."""
+"""Answers of each subject by its name."""
 
 
 def import_runs(
     runs: Sequence[ForeignRun], *, own_cases: Sequence[Case] = ()
 ) -> tuple[ImportedEvaluation, tuple[Case, ...], Answers]:
-    """The first run is the baseline, the second the candidate; one alone is only shown."""
+    """The first run is the baseline, the second the candidate; a single one is only shown."""
     if not runs:
         raise UserError("there is nothing to import", fix="specify at least one file")
     subjects_so_far: list[str] = []
@@ -117,7 +117,7 @@ def import_runs(
 
 
 def prompt_key(case: Case) -> str:
-    """What was asked and what counts as right, whatever it is called."""
+    """Key of the question and what counts as right, whatever its id."""
     turns = [[message.role, message.content] for message in case.messages]
     return fingerprint([turns, case.reference])
 
@@ -250,7 +250,7 @@ def not_as_expected(what: str, *, why: str, where: str) -> UserError:
 
 
 def number_of(value: Any) -> float | None:
-    """A mark as a number; None if it is none."""
+    """Return a mark as a number; None if it is not one."""
     if isinstance(value, bool | int | float):
         try:
             number = float(value)
@@ -261,7 +261,7 @@ def number_of(value: Any) -> float | None:
 
 
 def text_of(content: Any) -> str:
-    """The text of a turn: plain, or in parts of which only those with text count."""
+    """Return the text of a turn: plain, or in parts of which only those with text count."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -305,7 +305,7 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def origin_of(facts: dict[str, Any], here: Origin) -> Origin:
-    """Where a case of ours came from; `here`, where another tool made it."""
+    """Return where a case of ours came from; `here` if another tool created it."""
     return Origin(file=named(facts, "file") or here.file, line=whole_number(facts.get("line")) or here.line)
 
 
@@ -373,12 +373,12 @@ class SubjectExport(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The subject as a name of a file or folder: lm-eval makes a folder for each model."""
+        """Name of the subject as a file or folder: lm-eval creates a folder for each model."""
         return re.sub(r"[\"<>:/|\\?*\[\]]+", "__", self.subject.subject)
 
 
 def graded_metrics(subject: SubjectReport) -> dict[str, Metric]:
-    """Those that grade each answer: the others have no place in these formats."""
+    """Metrics that grade each answer: these formats cannot represent others."""
     return {
         name: metric
         for name, metric in subject.metrics.items()
@@ -395,12 +395,12 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def own_facts(case: Case) -> dict[str, Any]:
-    """What the other formats have no place for, so that a way back loses nothing."""
+    """Facts that the other formats cannot represent, so that nothing is lost on import."""
     facts = {"group": case.group, "domain": case.domain, "session": case.session}
     present: dict[str, Any] = {key: value for key, value in facts.items() if value is not None}
     return {**present, "file": case.origin.file, "line": case.origin.line}
 
 
 def write_json(document: Any, *, indent: int | None = None) -> str:
-    """Half characters, which a model may write and no reader takes, become the sign for a broken one."""
+    """Lone surrogates, which a model may write and no reader accepts, become the replacement character."""
     return re.sub("[\ud800-\udfff]", "\ufffd", json.dumps(document, ensure_ascii=False, indent=indent))

@@ -54,7 +54,7 @@ REMINDER = "That was not the one JSON object that was asked for. Reply with it, 
 
 
 class JudgeBudget:
-    """What was asked of the judge, and what may still be."""
+    """Requests sent to the judge, and how many are left."""
 
     def __init__(self, settings: JudgeSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
@@ -92,7 +92,7 @@ class JudgeBudget:
 
 
 class UnclearReply(Exception):
-    """The judge did not say what it was asked for."""
+    """The judge's reply does not contain what was requested."""
 
 
 def ask_pair(case: Case, *, first: str, second: str, settings: JudgeSettings) -> Chat:
@@ -105,7 +105,7 @@ def ask_mark(case: Case, *, answer: str, settings: JudgeSettings) -> Chat:
 
 
 def ask_again(chat: Chat, *, reply: str) -> Chat:
-    """The same question, with the reply and what was wrong with it."""
+    """Repeat the question, with the reply and what was wrong with it."""
     return [*chat, {"role": "assistant", "content": reply[:2000]}, {"role": "user", "content": REMINDER}]
 
 
@@ -124,7 +124,7 @@ def read_mark(reply: str) -> int:
 
 
 def _read(reply: str) -> dict[str, object]:
-    """The one object that the whole reply is; a fence around it is forgiven, words around it are not."""
+    """Parse the reply as a single object; a code fence around it is accepted, words around it are not."""
     fenced = _FENCE.fullmatch(reply)
     document = parse_object(fenced[1] if fenced else reply)
     if document is None:
@@ -155,7 +155,7 @@ def _write(opening: str, parts: Sequence[tuple[str, str]], settings: JudgeSettin
 
 
 def reply_key(chat: Chat, *, settings: JudgeSettings) -> str:
-    """A hash of all that decides the reply."""
+    """Hash everything that decides the reply."""
     return fingerprint(
         {"url": settings.url, "model": settings.model, "max_tokens": settings.max_tokens, "chat": chat}
     )
@@ -167,7 +167,7 @@ _FAILURES = (UnclearReply, NoReply, BudgetSpent)
 
 
 class JudgeClient:
-    """The judge's endpoint. `wait` passes a pause; where its result is true, nothing more is asked."""
+    """The judge's endpoint. `wait` sleeps; if its result is true, no more requests are sent."""
 
     def __init__(self, settings: JudgeSettings, *, wait: Callable[[float], object] = time.sleep) -> None:
         endpoint = Endpoint(
@@ -229,7 +229,7 @@ class Judge:
     def rate_all(
         self, cases: Sequence[Case], texts: Mapping[str, str], *, progress: Progress = lambda _done, _of: None
     ) -> dict[str, float | None]:
-        """The marks of many answers at once; those that could not be had are None. `rate` then knows them."""
+        """Rate many answers at once; those without a rating are None. Caches the results for `rate`."""
 
         def one(case: Case) -> float | None:
             try:
@@ -267,7 +267,7 @@ class Judge:
         return self._ask(ask_pair(case, first=first, second=second, settings=self._settings), read_pair)
 
     def _ask(self, chat: Chat, read: Callable[[str], Reading]) -> Reading:
-        """Ask; where the reply is unclear, say so and ask once more."""
+        """Ask; if the reply is unclear, say so and ask once more."""
         reply = self._say(chat)
         try:
             return read(reply)
@@ -285,7 +285,9 @@ class Judge:
     def _each(
         self, do: Callable[[Case], Reading], cases: Sequence[Case], progress: Progress
     ) -> list[Reading]:
-        """In the order of the cases. An error that is not a verdict ends it; earlier replies are kept."""
+        """In the order of the cases. An error other than a missing verdict ends it; earlier replies are
+        stored.
+        """
         done = count(1)
         return ask_many(
             cases,
@@ -315,7 +317,7 @@ def judge_subjects(
     confidence: float = 0.95,
     progress: Progress = lambda _done, _of: None,
 ) -> JudgeTally:
-    """`answers` are those of each subject by its name; of several to one case the first is judged."""
+    """`answers` are those of each subject by its name; the first of several to one case is judged."""
     questions_before, cost_before = judge.budget.questions, judge.budget.cost
     verdicts = judge.compare(
         cases,

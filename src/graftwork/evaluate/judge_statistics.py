@@ -36,7 +36,9 @@ class PairVerdict(NamedTuple):
 
     @property
     def grade(self) -> float | None:
-        """1 the candidate is better, 0 the baseline is, 0.5 neither or the judge wavers."""
+        """1 if the candidate is better, 0 if the baseline is, 0.5 if neither is or the judge is
+        inconsistent.
+        """
         if self.forth is None or self.back is None:
             return None
         if self.forth == "second" and self.back == "first":
@@ -47,7 +49,7 @@ class PairVerdict(NamedTuple):
 
     @property
     def place(self) -> Literal["first", "second"] | None:
-        """The place that was chosen in both orders: such a pair shows a bias and no preference."""
+        """The position that was chosen in both orders: such a pair shows a bias and no preference."""
         return self.forth if self.forth == self.back and self.forth != "tie" else None
 
     @property
@@ -133,7 +135,7 @@ class LabeledPair(NamedTuple):
 
 
 class JudgeOpinion(NamedTuple):
-    """A person's label and the judge's on the same thing."""
+    """A person's label and the judge's for the same item."""
 
     person: bool
     judge: bool
@@ -142,11 +144,11 @@ class JudgeOpinion(NamedTuple):
     length: int = 0
     """Characters of the answer; of a pair, those of the preferred answer less those of the other."""
     place: Literal["first", "second"] | None = None
-    """The place in a pair that the judge chose in both orders, whichever answer stood there."""
+    """The position in a pair that the judge chose in both orders, whichever answer it held."""
 
 
 class PositionBias(Record):
-    """Pairs in which the judge chose a place and not an answer: such a pair is a disagreement."""
+    """Pairs in which the judge chose a position and not an answer: such a pair is a disagreement."""
 
     always_first: int
     always_second: int
@@ -173,15 +175,15 @@ class LengthBias(Record):
 
 
 class JudgeCalibration(Record):
-    """What is known of a judge before its verdict may count."""
+    """What is known about a judge before its verdict may count."""
 
     model: str
     identity: str
-    """A hash of all that decides what the judge says."""
+    """Hash everything that decides what the judge says."""
     mode: Mode
     labels: int
     clusters: int
-    """Sessions, or questions asked again, that the labels come of."""
+    """Sessions, or repeated questions, that the labels come from."""
     agreement: Figure
     kappa: Figure | None
     """None if people gave all answers the same label: all agreement may be chance."""
@@ -193,7 +195,7 @@ class JudgeCalibration(Record):
     both_bad: int = 0
     unjudged: int = 0
     groups: dict[str, str] = {}
-    """Agreement by role, where a role has labels."""
+    """Agreement by role, if a role has labels."""
     position: PositionBias | None = None
     """None for marks."""
     length: LengthBias
@@ -304,7 +306,7 @@ def kappa_of(opinions: Sequence[JudgeOpinion], *, mode: Mode) -> float | None:
 
 
 def _bound_kappa(opinions: Sequence[JudgeOpinion], *, mode: Mode, confidence: float) -> Interval:
-    """Sessions drawn as wholes. A draw whose labels do not differ shows no agreement beyond chance."""
+    """Sessions are drawn as a whole. A draw whose labels do not differ shows no agreement beyond chance."""
     groups: dict[str, list[JudgeOpinion]] = {}
     for opinion in opinions:
         groups.setdefault(opinion.cluster, []).append(opinion)

@@ -49,7 +49,7 @@ _SAMPLES = re.compile(rf"^samples_(.+)_({_DATE})\.jsonl$")
 
 
 def read_lm_eval(path: Path) -> ForeignRun:
-    """A samples file is read with the results next to it, and the other way round."""
+    """A samples file is read with the results next to it, and vice versa."""
     if path.suffix == ".jsonl":
         match = _SAMPLES.match(path.name)
         results = path.with_name(f"results_{match.group(2)}.json") if match else None

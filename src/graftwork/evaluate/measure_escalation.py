@@ -56,7 +56,7 @@ from graftwork.text.tool_calls import TOOLS_MARK
 
 AT_ONCE = 4
 FEWEST = 10
-"""Validation cases below which a threshold would rest on chance."""
+"""Fewest validation cases for a threshold that does not rest on chance."""
 
 
 def choose_threshold(
@@ -203,7 +203,7 @@ def _pair_up(
 def _escalates(
     live: LiveChecks, messages: Sequence[Mapping[str, str]], text: str, beginning: str | None
 ) -> bool:
-    """Whether the endpoint would escalate by a check: by the beginning of an answer that is longer."""
+    """Return whether the endpoint would escalate by a check: by the beginning of an answer that is longer."""
     try:
         if beginning is None:
             return live.find_failing(messages, text) is not None

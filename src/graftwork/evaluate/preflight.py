@@ -40,23 +40,26 @@ from graftwork.records.report import Case, Generation, Metric, Report, SubjectRe
 from graftwork.text.wording import plural
 
 COPIES = 10
-"""Spoiled copies of every reply, each spoiled in another way."""
+"""Corrupted copies of every reply, each corrupted in another way."""
 CONSTANTS = 12
 """Replies of the log that are each tried as the answer to everything."""
 SAMPLE = 120
-"""Cases that the spoiled copies are made of; the log's own replies are graded on all."""
+"""Cases that the corrupted copies are made from; the log's own replies are graded on all."""
 SMALLEST_SAMPLE = 10
 CHARACTERS = 1_000_000
-"""What spoiled copies and constant answers may have together: long replies make the sample smaller, so that
-the time limit, which depends on how busy the machine is, decides nothing."""
+"""Total characters of corrupted copies and constant answers: long replies make the sample smaller, so that
+the time limit, which depends on the load of the machine, decides nothing.
+"""
 SECONDS = 6.0
-"""What one metric may take, half of it for the log's own replies; then what was graded so far must do."""
+"""Time limit of one metric, half of it for the log's own replies; then it is judged by what was graded so
+far.
+"""
 
 Severity = Literal["error", "warning"]
 
 
 class MetricTrial(Record):
-    """How a metric grades what is known to be right, and what is known to be wrong."""
+    """How a metric grades known right answers, and known wrong ones."""
 
     name: str
     cases: int
@@ -64,13 +67,13 @@ class MetricTrial(Record):
     own: float | None
     """The mean grade of the log's own replies; None if it grades none of them."""
     spoiled: float | None
-    """The mean grade of their spoiled copies."""
+    """The mean grade of their corrupted copies."""
     constant: float | None
-    """The grade of the best single answer to everything: what a model reaches that has learned nothing."""
+    """The grade of the best single answer to everything: the score of a model that has learned nothing."""
     constant_answer: str = ""
     failed: int = 0
     why: str = ""
-    """Why it grades nothing, or proves nothing; or the grader's error where it failed."""
+    """Why it grades nothing, or proves nothing; or the grader's error if it failed."""
 
 
 class Problem(Record):
@@ -85,8 +88,7 @@ class Problem(Record):
 def try_out(
     cases: Sequence[Case], *, evaluate: EvaluateSettings, gate: GateSettings, context: GradeContext
 ) -> tuple[tuple[MetricTrial, ...], list[Problem]]:
-    """Every metric on right and wrong answers, every rule on the best and the worst adapter there can be.
-
+    """Try every metric on right and wrong answers, every rule on the best and the worst possible adapter.
     Errors come before warnings.
     """
     checks = {check.name: check for check in evaluate.checks}
@@ -106,7 +108,7 @@ def try_out(
 def try_metric(
     name: str, cases: Sequence[Case], *, context: GradeContext, clock: Callable[[], float] | None = None
 ) -> MetricTrial:
-    """One metric on the log's own replies, on their spoiled copies and on constant answers."""
+    """Try one metric on the log's own replies, on their corrupted copies and on constant answers."""
     # A metric that only compares texts takes no longer for what else the machine does; others may wait.
     clock = clock or (time.process_time if name in GRADERS else time.monotonic)
     context = replace(context, failed=[])
@@ -150,7 +152,7 @@ def try_metric(
 
 
 def spoil(index: int, cases: Sequence[Case]) -> list[str]:
-    """The reply of a case, spoiled in ten ways: what no metric of correctness should take for right."""
+    """Corrupt the reply of a case in ten ways that no metric of correctness should accept."""
     text = cases[index].reference
     different = next(
         (case.reference for case in (*cases[index + 1 :], *cases[:index]) if case.reference != text), "other"
@@ -185,7 +187,9 @@ def spoil(index: int, cases: Sequence[Case]) -> list[str]:
 
 
 def _judge_metric(trial: MetricTrial, gate: GateSettings, *, relevant: set[str]) -> list[Problem]:
-    """What is wrong with a metric by itself. A metric that graft.yaml does not name is not an error."""
+    """Return what is wrong with a metric on its own. A metric that graft.yaml does not name is not an
+    error.
+    """
     title = name_of(trial.name)
     if trial.name not in relevant:
         return []
@@ -258,7 +262,7 @@ _NAME_PRIMARY_METRIC = (
 def _judge_rules(
     cases: Sequence[Case], *, evaluate: EvaluateSettings, gate: GateSettings, trials: Sequence[MetricTrial]
 ) -> list[Problem]:
-    """Each rule before the best and the worst adapter that could come: one must pass, the other fail."""
+    """Try each rule on the best and the worst possible adapter: one must pass, the other fail."""
     by_name = {trial.name: trial for trial in trials}
     best = _verdict(cases, evaluate, gate, trials=by_name, good=True)
     worst = _verdict(cases, evaluate, gate, trials=by_name, good=False)
@@ -367,7 +371,7 @@ _FORM = frozenset(
         TRUNCATED,
     }
 )
-"""Any well-formed answer keeps these: that is what they are for."""
+"""Any well-formed answer passes these: that is their purpose."""
 
 
 _NOTHING_TELLS_RIGHT = Problem(
@@ -392,7 +396,9 @@ def _verdict(
     trials: Mapping[str, MetricTrial],
     good: bool,
 ) -> Verdict:
-    """What the gate would say of an adapter that gets everything right (or wrong) that the base does not."""
+    """Return the gate's verdict on an adapter that gets everything right (or wrong) that the base does
+    not.
+    """
     candidate = _subject("adapter", cases, evaluate, gate, trials=trials, right=good)
     base, *other_subjects = [
         _subject(name, cases, evaluate, gate, trials=trials, right=not good)

@@ -68,17 +68,17 @@ from graftwork.records.report import Answer, Case, Generation, Report, SubjectRe
 HOURS_PER_MONTH = 730.5
 SECONDS_PER_MONTH = 3600 * HOURS_PER_MONTH
 PEAK = 10.0
-"""How much more than the mean load is expected at the busiest time, an assumption."""
+"""Peak load relative to the mean load, an assumption."""
 MOST_USERS = 256
 RAM_GIB = 64.0
 USUAL_CONTEXT = 0.95
-"""The share of rows that the context holds."""
+"""Share of rows that fit the context."""
 
 
 def find_hosting(
     work: OpenProject, dataset: Dataset, *, calls_per_month: float, today: date
 ) -> Hosting | None:
-    """The first offer by price that holds the model and answers the load."""
+    """Return the cheapest offer that fits the model and handles the load."""
     try:
         model = find_model(Path(work.base.folder))
     except GraftError:
@@ -261,7 +261,7 @@ CODE = frozenset({CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, PYTHON_CALLS})
 
 
 class Grading:
-    """One for a whole evaluation: what was run or asked for one subject is known for the next."""
+    """Used for a whole evaluation: results of one subject are reused for the next."""
 
     def __init__(self, work: OpenProject, cases: Sequence[Case]) -> None:
         settings = work.settings.evaluate
@@ -280,7 +280,7 @@ class Grading:
             self.sandbox = RememberingRunner(open_sandbox(settings.sandbox))
 
     def context(self) -> GradeContext:
-        """A fresh one for each subject: it gathers the grades that could not be given."""
+        """A fresh context for each subject: it collects the grades that could not be computed."""
         settings = self.work.settings.evaluate
         return GradeContext(
             fields=settings.fields,
@@ -291,7 +291,7 @@ class Grading:
         )
 
     def prepare(self, cases: Sequence[Case], answers: Sequence[Answer]) -> None:
-        """Judge all answers of a subject side by side, so that grading finds them judged."""
+        """Judge all answers of a subject in parallel, so that grading finds them judged."""
         settings = self.work.settings.evaluate.judge
         if self.judge is not None and settings is not None and "pointwise" in settings.modes:
             self.judge.rate_all(cases, first_answers(answers), progress=self._tell)
@@ -299,7 +299,7 @@ class Grading:
     def add_preference(
         self, report: Report, cases: Sequence[Case], answers: Mapping[str, Sequence[Answer]]
     ) -> Report:
-        """Which of the two answers the judge would rather have, both orders asked."""
+        """Ask the judge which of the two answers it prefers, in both orders."""
         settings = self.work.settings.evaluate
         if self.judge is None or settings.judge is None or "pairwise" not in settings.judge.modes:
             return report
@@ -325,15 +325,15 @@ class Evaluated(Record):
     folders: dict[str, str]
     report: Report
     champion: str | None = None
-    """The release that served when this was measured, where the candidate is another one."""
+    """The release that served when this was measured, if the candidate is another one."""
     adapter_hash: str = ""
     """The adapter that was measured; empty if none of this project's was."""
     page: str = ""
-    """The page to read it on, where one was written."""
+    """Its page, if one was written."""
 
 
 def forget_subjects(lineup: Lineup, cases: Sequence[Case]) -> None:
-    """Everything that these subjects answered to these cases: they are asked again."""
+    """Forget all answers of these subjects to these cases: they are asked again."""
     for subject in with_one_engine(lineup).all:
         (subject.folder / GENERATION_FILE).unlink(missing_ok=True)
         if subject.job is not None:
@@ -343,7 +343,7 @@ def forget_subjects(lineup: Lineup, cases: Sequence[Case]) -> None:
 
 
 def ask_subject(work: OpenProject, subject: Subject, cases: Sequence[Case]) -> None:
-    """Bring the subject's answers into its folder. What is there already is not asked again."""
+    """Bring the subject's answers into its folder. Existing answers are not requested again."""
     if subject.job is None:
         answers = [answer.model_dump(mode="json") for answer in answers_of_log(cases)]
         lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers]
@@ -362,9 +362,8 @@ def ask_subject(work: OpenProject, subject: Subject, cases: Sequence[Case]) -> N
 
 
 def ask_everybody(work: OpenProject, lineup: Lineup, cases: Sequence[Case]) -> None:
-    """Endpoints first: a wrong address or key shows at once, and not after the models have answered.
-
-    Models of our own are timed at the end, in turn: load on the machine then falls on all alike.
+    """Endpoints first: a wrong address or key shows at once, and not after the models have answered. Our own
+    models are timed at the end, in turn, so that load on the machine affects all alike.
     """
     subjects = sorted(with_one_engine(lineup).all, key=lambda item: not item.is_endpoint)
     together = timed_together(subjects)
@@ -377,7 +376,7 @@ def ask_everybody(work: OpenProject, lineup: Lineup, cases: Sequence[Case]) -> N
 
 
 def _timed_later(subject: Subject) -> Subject:
-    """Its own worker times nothing, but on a GPU one request, whose memory it notes."""
+    """Its own worker times nothing, except one request on a GPU to measure its memory."""
     assert subject.job is not None
     requests = 1 if subject.job.device.startswith("cuda") else 0
     return replace(subject, job=subject.job.model_copy(update={"latency_cases": requests}))
@@ -430,7 +429,7 @@ def measure_subjects(
 
 
 def log_look(work: OpenProject, cases: Sequence[Case], *, subject: str) -> int:
-    """Note that a subject was measured on these cases, and on which questions. How often they were used."""
+    """Record that a subject was measured on these cases and questions. Returns how often they were used."""
     questions = {key for case in cases if (key := question_key(case))}
     return work.looks.log(hash_cases(cases), subject=subject, when=timestamp(), questions=questions)
 
@@ -445,9 +444,8 @@ def report_on(
     subject: str,
     remarks: Sequence[str] = (),
 ) -> Report:
-    """Everybody compared on the same cases, in pairs; `remarks` are kept with it, and shown where it is.
-
-    It is noted that `subject` was measured on these cases.
+    """Compare everybody on the same cases, in pairs; `remarks` are stored and shown with it. Records that
+    `subject` was measured on these cases.
     """
     settings = work.settings.evaluate
     candidate, looks = scored[lineup.candidate.name], log_look(work, cases, subject=subject)
@@ -541,7 +539,9 @@ PAGE = "evaluation"
 
 
 def put_page(work: OpenProject, evaluated: Evaluated, *, separate: bool = False) -> Evaluated:
-    """`separate` is an evaluation that the gate does not decide on: its page does not replace the other."""
+    """Publish the page. `separate` is an evaluation that the gate does not decide on: its page does not
+    replace the other.
+    """
     from graftwork.views.evaluation_page import EvaluationPage, render_evaluation
 
     path = work.project.page_of(PAGE, work.model)

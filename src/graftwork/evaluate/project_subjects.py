@@ -60,12 +60,12 @@ MOST_CASES = 50
 """Cases of each split; with more, a search tries fewer instructions."""
 
 REFUSAL_FROM = 4
-"""With this many examples the last may be a refusal, if the training rows have some."""
+"""From this many examples on, the last may be a refusal, if the training rows have any."""
 
 
 @dataclass(frozen=True)
 class SubjectWeights:
-    """What is loaded besides the base."""
+    """Weights to load in addition to the base."""
 
     folder: Path
     adapter_hash: str | None
@@ -77,7 +77,7 @@ class SubjectWeights:
 def resolve_subject(
     work: OpenProject, subject: NamedSubject, *, asking: Asking, outcome: TrainOutcome | None
 ) -> Subject:
-    """The job that asks this subject. `outcome` is what training left, where it was needed."""
+    """Return the job that asks this subject. `outcome` is that of the training, if it was needed."""
     if subject.kind == "log":
         identity = fingerprint(["log", asking.cases_file.name])
         return Subject("log", asking.cases_file.parent / f"log-{identity[:12]}", identity=identity)
@@ -129,7 +129,7 @@ def resolve_subject(
 
 
 def find_champion(work: OpenProject, *, unlike: str) -> Release | None:
-    """The release that serves now, if it can be compared: of this base and template, another adapter."""
+    """The served release, if it can be compared: of this base and template, another adapter."""
     release_id = work.releases.aliases().get(full_alias(work))
     if release_id is None:
         return None
@@ -139,7 +139,7 @@ def find_champion(work: OpenProject, *, unlike: str) -> Release | None:
 
 
 def find_device() -> str:
-    """The GPU if there is one that this process may use; found without loading anything heavy."""
+    """The GPU if this process may use one; detected without heavy imports."""
     from graftwork.process.machine import list_gpus
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -149,8 +149,9 @@ def find_device() -> str:
 
 
 _gpus_found: set[str | None] = set()
-"""Settings of CUDA_VISIBLE_DEVICES under which there was a GPU: the driver's tool is asked once, since it
-takes up to seconds to answer."""
+"""Settings of CUDA_VISIBLE_DEVICES with a GPU: the driver's tool is called once, since it takes up to seconds
+to answer.
+"""
 
 
 def find_weights(
@@ -238,7 +239,7 @@ def require_same_base(work: OpenProject, run_id: str, *, subject: str) -> None:
 
 
 def find_trained(work: OpenProject, name: str) -> TrainOutcome | None:
-    """What the last training of a model of this project left; None if it is gone or never was."""
+    """Outcome of the last training of a model of this project; None if it is gone or never existed."""
     if name not in work.project.settings.all_models:
         return None
     entry = work.ledger.get(name_entry(work, "train", model=name))
@@ -247,7 +248,7 @@ def find_trained(work: OpenProject, name: str) -> TrainOutcome | None:
 
 
 def find_without_repaired(work: OpenProject) -> str | None:
-    """The model that is trained as this one is, but without the rows that a teacher answered."""
+    """The model that is trained like this one, but without the rows that a teacher answered."""
     models = work.project.settings.models
     settings = models.get(work.model)
     if settings is None or not settings.repaired:
@@ -303,7 +304,7 @@ def _job(work: OpenProject, name: str, asking: Asking, **fields: Any) -> EvalJob
 
 
 def rows_at_once(device: str) -> int:
-    """A CPU has its hands full with few rows; a GPU takes many in the time of one."""
+    """A few rows saturate a CPU; a GPU takes many in the time of one."""
     return 256 if device.startswith("cuda") else 32
 
 
@@ -347,7 +348,7 @@ def subjects_by_settings(work: OpenProject) -> tuple[str, ...]:
 
 
 def find_prompt(work: OpenProject, prepared: PreparedData) -> PromptVariant:
-    """Worked examples from the training split, and an optimized instruction where the settings want one."""
+    """Worked examples from the training split, and an optimized instruction if the settings ask for one."""
     settings = work.settings.evaluate
     prompt = choose_examples(
         read_rows(Path(prepared.folder), "train"),
@@ -361,7 +362,7 @@ def find_prompt(work: OpenProject, prepared: PreparedData) -> PromptVariant:
 
 
 def with_logged_prompts(work: OpenProject, cases: tuple[Case, ...]) -> tuple[Case, ...]:
-    """The cases, each with the system prompt that the log has, where that is another than its own."""
+    """The cases, each with the logged system prompt if it differs from its own."""
     prompts = find_logged_prompts(work, {case.origin for case in cases})
 
     def with_prompt(case: Case) -> Case:
@@ -418,7 +419,7 @@ def remark_on_prompts(work: OpenProject, cases: Sequence[Case]) -> tuple[str, ..
 
 
 def optimize_prompt(work: OpenProject, prepared: PreparedData, examples: PromptVariant) -> PromptVariant:
-    """The prompt of an earlier search where nothing has changed since."""
+    """The prompt of an earlier search if nothing has changed since."""
     require_gepa()
     settings = work.settings.evaluate
     example_rows = set(examples.rows)
@@ -464,7 +465,7 @@ def optimize_prompt(work: OpenProject, prepared: PreparedData, examples: PromptV
 
 
 def usual_instruction(rows: Sequence[Row]) -> str:
-    """The commonest system prompt, without tool definitions; empty if rows have none."""
+    """The most common system prompt, without tool definitions; empty if rows have none."""
     texts = Counter(
         turn.content
         for row in rows

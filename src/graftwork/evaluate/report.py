@@ -71,7 +71,7 @@ from graftwork.text.redact import publishable
 from graftwork.text.wording import plural
 
 LARGEST_LOSS = 700.0
-"""e to more than this is not a number any more."""
+"""exp of more than this overflows."""
 
 Scores = dict[str, float | None]
 NOT_BY_THE_CASE = (
@@ -80,7 +80,7 @@ NOT_BY_THE_CASE = (
 )
 
 MOST_PARTS = 12
-"""More parts than this are not read: the smaller ones are put together."""
+"""More parts than this are not readable: the smaller ones are merged."""
 REST = "the others"
 LENGTH_PARTS = 3
 FEWEST_FOR_LENGTH = 6
@@ -148,9 +148,8 @@ def _make_figure(name: str, value: float, unit: str, confidence: float) -> Metri
 def make_perplexity(
     losses: Mapping[str, float | None], *, confidence: float, sessions: Mapping[str, str]
 ) -> Metric | None:
-    """e to the mean of the cases' losses, bounded by how far their sessions differ.
-
-    The repeats of a case weigh the same reply. A loss that is not a number is counted as one that failed.
+    """exp of the mean of the cases' losses, bounded by how much their sessions differ. The repeats of a case
+    weigh the same reply. A loss that is not a number counts as failed.
     """
     measured = {case: loss for case, loss in losses.items() if loss is not None}
     sound = {case: loss for case, loss in measured.items() if abs(loss) <= LARGEST_LOSS}
@@ -277,9 +276,8 @@ def make_metric(
     sessions: Mapping[str, str] | None = None,
     scored: bool = False,
 ) -> Metric:
-    """A rate where every grade is 0 or 1, a score where they are between, a number otherwise.
-
-    `scored` says that a mean is meant even if all grades happen to be 0 or 1.
+    """A rate if every grade is 0 or 1, a score if they are between, a number otherwise. `scored` makes it a
+    mean even if all grades happen to be 0 or 1.
     """
     graded = {case: value for case, value in scores.items() if value is not None}
     values = list(graded.values())
@@ -329,18 +327,18 @@ def make_rate(
 
 
 def sessions_of(cases: Sequence[Case]) -> dict[str, str]:
-    """The session of each case; a question that is asked again belongs to the session that asked it first."""
+    """Return the session of each case; a repeated question belongs to the session that asked it first."""
     return clusters_of(cases)
 
 
 def average(grades: Sequence[float | None]) -> float | None:
-    """The mean of the grades that there are."""
+    """Return the mean of the available grades."""
     graded = [grade for grade in grades if grade is not None]
     return sum(graded) / len(graded) if graded else None
 
 
 def _grade_case(name: str, case: Case, answers: Sequence[Answer], context: GradeContext) -> float | None:
-    """The mean over the repeats, all of them or none: the others might be the lucky ones."""
+    """Mean over the repeats, all of them or none: the others might be the lucky ones."""
     before = len(context.failed)
     grades = [grade(name, case, answer.text, context=context) for answer in answers]
     if None in grades and any(mark is not None for mark in grades) and len(context.failed) == before:
@@ -367,7 +365,7 @@ def slice_report(report: Report, cases: Sequence[Case], *, by: Sequence[str]) ->
 
 
 def cut_cases(cases: Sequence[Case], *, by: Sequence[str]) -> dict[str, dict[str, str]]:
-    """By what, then case by case, the part that it is in."""
+    """Return, by cut and by case, the part that it is in."""
     cuts = {}
     for cut in dict.fromkeys("group" if name == "role" else name for name in by):
         if cut == "length":
@@ -457,7 +455,7 @@ def confuse(
     checks: Sequence[GradeCheck],
     confidence: float = 0.95,
 ) -> tuple[Confusion, ...]:
-    """For each check of labels and each subject, in the order of the checks."""
+    """Confusions of each check of labels and each subject, in the order of the checks."""
     matrices = []
     for check in checks:
         expected = {}
@@ -514,7 +512,7 @@ def _count_classes(
 
 
 def _read(check: GradeCheck, text: str) -> str | None:
-    """The label that a reply holds, in the form that the check compares."""
+    """Return the label in a reply, in the form that the check compares."""
     value: Any = text
     if check.field is not None:
         document = parse_object(text)

@@ -88,7 +88,7 @@ BY_NAME = (*GRADERS, *CONTEXT_GRADERS, TASK_SUCCESS, CHECKS_PASSED)
 
 
 def require_known(name: str, names: tuple[str, ...]) -> None:
-    """A metric that is not there is refused, with the nearest one that is."""
+    """Refuse an unknown metric, and suggest the nearest known one."""
     if name not in names:
         near = get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
@@ -250,7 +250,7 @@ class EvaluateSettings(Record):
 
     @property
     def graded(self) -> tuple[str, ...]:
-        """Everything that one answer is graded by, in the order of the report."""
+        """All metrics of an answer, in the order of the report."""
         pointwise = self.judge is not None and "pointwise" in self.judge.modes
         names = (*self.metrics, *(check.name for check in self.checks), *([JUDGE_SCORE] if pointwise else []))
         return tuple(dict.fromkeys(names))
@@ -300,7 +300,7 @@ def choose_success(settings: EvaluateSettings) -> str:
 
 
 def known_metrics(settings: EvaluateSettings) -> tuple[str, ...]:
-    """What an evaluation by these settings measures, so that a rule of the gate can name it."""
+    """Metrics that an evaluation with these settings measures, so that a rule of the gate can name them."""
     measured = [name for name in OPTIONAL_MEASURED if name != PERPLEXITY or settings.perplexity]
     return (*settings.graded, *ALWAYS_MEASURED, *measured)
 

@@ -60,7 +60,7 @@ class NamedSubject(NamedTuple):
     which: str = ""
     endpoint: Endpoint | None = None
     engine: str = ""
-    """The engine to ask, where it is not the one that all subjects share."""
+    """The engine to ask, if it is not the one that all subjects share."""
     precision: str = ""
 
 
@@ -217,8 +217,9 @@ class Subject:
 
 @dataclass(frozen=True)
 class Lineup:
-    """Who is compared. The candidate is measured against each of `references`, as against the baseline;
-    `others` are candidates like it."""
+    """The subjects that are compared. The candidate is measured against each of `references`, as against the
+    baseline; `others` are candidates like it.
+    """
 
     baseline: Subject
     candidate: Subject
@@ -233,11 +234,9 @@ class Lineup:
 
 
 def settle_engine(subject: Subject) -> Subject:
-    """The subject with the engine that all models are asked with.
-
-    A subject that names its engine keeps it. Answers of two engines differ a little with the same weights:
-    a comparison of base and adapter would take that for what training did. Answers of another engine are
-    not reused.
+    """Return the subject with the engine that all models are asked with. A subject that names its engine
+    keeps it. Answers of two engines differ slightly with the same weights: a comparison of base and adapter
+    would attribute that to training. Answers of another engine are not reused.
     """
     if subject.job is None or subject.job.endpoint is not None or subject.job.engine:
         return subject
@@ -268,7 +267,7 @@ def share_engine(subjects: Sequence[Subject]) -> bool:
 
 
 def timed_together(subjects: Sequence[Subject]) -> list[Subject]:
-    """Those that one process can load together; none where there is only one."""
+    """Subjects that one process can load together; none if there is only one."""
     timed = [
         subject
         for subject in subjects

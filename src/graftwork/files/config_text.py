@@ -26,7 +26,7 @@ MOST_VALUES = 100_000
 MOST_LEVELS = 64
 
 _WRONG_VALUE = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
-"""What the YAML library raises for a value that cannot be: `!!int x`, `2025-13-40`, `"\\UFFFFFFFF"`."""
+"""Errors of the YAML library for impossible values: `!!int x`, `2025-13-40`, `"\\UFFFFFFFF"`."""
 
 
 class YamlDocument(NamedTuple):
@@ -36,7 +36,7 @@ class YamlDocument(NamedTuple):
 
 
 def read_config_text(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
-    """The text of a file that exists; UserError where it is too large or not UTF-8."""
+    """Return the text of a file that exists; UserError if it is too large or not UTF-8."""
     try:
         with path.open("rb") as handle:
             data = handle.read(most_bytes + 1)
@@ -93,7 +93,7 @@ def parse_json(text: str, *, where: str) -> Any:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """The safe loader, whose every failure is an error of YAML with its place."""
+    """The safe loader; every failure is a YAML error with its position."""
 
     def fetch_more_tokens(self) -> None:
         try:

@@ -43,7 +43,7 @@ def is_private(folder: Path) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Make it and what is missing above it; one that is there stays as it is."""
+    """Create a folder and its missing parents; an existing one stays unchanged."""
     private = folder.name == STATE_FOLDER or is_private(folder.parent)
     try:
         folder.mkdir(0o700 if private else 0o777)
@@ -58,7 +58,7 @@ def make_folder(folder: Path) -> None:
 
 
 def file_mode(folder: Path) -> int:
-    """The mode to make a file with in this folder; the umask may take more away."""
+    """Return the mode for a new file in this folder; the umask may restrict it further."""
     return 0o600 if is_private(folder) else 0o666
 
 
@@ -68,22 +68,20 @@ def read_only_mode(folder: Path) -> int:
 
 
 def create_file(path: Path, *, private: bool = False) -> IO[bytes]:
-    """Open a file that must not be there yet, for writing; `private` whatever its folder is."""
+    """Open a new file for writing; `private` regardless of its folder."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600 if private else file_mode(path.parent)), "wb")
 
 
 def append_to(path: Path) -> IO[bytes]:
-    """Open a file for writing at its end; it is made where it is missing."""
+    """Open a file for appending; it is created if missing."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, file_mode(path.parent)), "ab")
 
 
 def close_to_others(folder: Path) -> None:
-    """Take the rights of others off everything below a folder, then off the folder itself.
-
-    Links are not followed. What belongs to another user, or is on a read-only disk, stays as
-    it is.
+    """Remove the rights of others from everything below a folder, then from the folder itself. Links are not
+    followed. Files that belong to another user, or are on a read-only disk, stay unchanged.
     """
     for here, folders, files in os.walk(folder, topdown=False):
         for name in (*files, *folders):
@@ -136,9 +134,8 @@ def atomic_file(path: Path, *, durable: bool = True, private: bool = False) -> I
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Give a temporary folder to fill; it takes the name `path` only when the block succeeds.
-
-    Where `path` exists already the new folder is dropped: such folders are named by content.
+    """Yield a temporary folder to fill; it gets the name `path` only when the block succeeds. If `path`
+    exists already the new folder is dropped: such folders are named by content.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
@@ -302,7 +299,7 @@ _HELD_ELSEWHERE = (errno.EAGAIN, errno.EACCES)
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock the file unless another process has it. Raises where the file system has no locks."""
+    """Lock the file unless another process has it. Raises if the file system has no locks."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
@@ -313,7 +310,7 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def require_lock(descriptor: int, otherwise: str) -> None:
-    """Lock the file, or raise with what it means that another process has it."""
+    """Lock the file, or raise with the meaning of another process holding it."""
     if not try_lock(descriptor):
         raise BlockingIOError(errno.EWOULDBLOCK, otherwise)
 

@@ -36,7 +36,7 @@ FULL = (28, 122)
 STARTED_FILE = "started.json"
 DONE, ENVIRONMENT, RESUME = 0, 3, 75
 LAST_SECONDS = 60.0
-"""A job that was asked to stop at its time limit has this long, or a tenth of its time, to do so."""
+"""Time to stop for a job at its time limit, or a tenth of its time if that is less."""
 
 
 class Trouble(Exception):
@@ -94,7 +94,7 @@ def require_python() -> None:
 
 
 def report(trouble: Trouble, work: Path) -> tuple[int, str]:
-    """Leave the error where a reader looks for it; returns the exit code and the reason."""
+    """Write the error where a reader looks for it; returns the exit code and the reason."""
     print(f"{trouble.what}\n  why  {trouble.why}\n  fix  {trouble.fix}", file=sys.stderr)
     error = {"error": "EnvironmentFailure", "what": trouble.what, "why": trouble.why, "fix": trouble.fix}
     with contextlib.suppress(OSError):
@@ -150,7 +150,7 @@ def unpack_wheel(folder: Path, bundle: dict[str, Any], cache: Path) -> Path:
 
 
 def find_python(folder: Path, bundle: dict[str, Any], cache: Path) -> str:
-    """This interpreter where it has all packages; else one with an environment made for the wheel."""
+    """Return this interpreter if it has all packages; else one with an environment made for the wheel."""
     needed = NEEDED if bundle["base"]["kind"] != "none" else ("pydantic",)
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if not missing:
@@ -236,7 +236,7 @@ def run(bundle: Path, work: Path, *, python: str, library: Path, limit: float | 
 
 
 def read_error(work: Path) -> str:
-    """What the worker says is wrong; empty: it says nothing."""
+    """Return the worker's error; empty if it left none."""
     try:
         return str(json.loads((work / ERROR_FILE).read_bytes())["what"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -248,7 +248,7 @@ def last_seconds(seconds_left: float) -> float:
 
 
 def remaining(work: Path, limit: float | None) -> float | None:
-    """Seconds that are left, counted from the first start in this folder: a restart does not get more."""
+    """Seconds left, counted from the first start in this folder: a restart does not get more."""
     started = work / STARTED_FILE
     if not started.exists():
         write(started, {"at": time.time(), "pid": os.getpid()})

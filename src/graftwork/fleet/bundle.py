@@ -337,7 +337,7 @@ def _with_adapter_here(outcome: bytes, folder: Path) -> str:
 
 
 def parse_exit(content: bytes | None) -> JobPoll | None:
-    """How a job ended, from its `exit.json`; None: there is none, or it cannot be read."""
+    """Parse how a job ended from its `exit.json`; None if there is none, or it cannot be read."""
     if content is None:
         return None
     try:
@@ -350,7 +350,7 @@ def parse_exit(content: bytes | None) -> JobPoll | None:
 DISTRIBUTION = "graftwork"
 BASE_IMAGE = "python:3.12-slim"
 EXTRAS = ("train", "mirror")
-"""What a job needs; the clients of places are needed here, not there."""
+"""Extras that a job needs; the clients of places are needed here, not there."""
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w.-]+)['\"]")
 _DOCKERFILE = """\
@@ -369,11 +369,11 @@ Requirements = Callable[[str], tuple[str, list[str]] | None]
 
 
 class ImageFiles(Record):
-    """What `docker build` gets."""
+    """The inputs of `docker build`."""
 
     folder: str
     image: str
-    """Built on."""
+    """Base image."""
     packages: int
     command: str
 

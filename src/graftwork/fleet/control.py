@@ -64,7 +64,7 @@ class JobLedger(Protocol):
 
 
 def merge_update(stored: FleetJob, new: FleetJob) -> FleetJob:
-    """The entry after an update. A process that read the job earlier does not undo a later state."""
+    """Merge an update into an entry. A process that read the job earlier does not undo a later state."""
     settled: dict[str, object] = {
         "fetched": stored.fetched or new.fetched,
         "placed": new.placed or stored.placed,
@@ -85,7 +85,9 @@ def merge_update(stored: FleetJob, new: FleetJob) -> FleetJob:
 
 
 def _final_fields(stored: FleetJob, new: FleetJob) -> dict[str, object]:
-    """What of the stored entry an update does not change: a decision that the other process did not know."""
+    """Fields of the stored entry that an update does not change: a decision that the other process did not
+    know.
+    """
     old_step, new_step = (_STEPS.get(job.state, _FINAL) for job in (stored, new))
     if old_step > new_step or old_step == _FINAL:
         names = ("state", "outcome", "reason", "unseen_usd")
@@ -154,7 +156,7 @@ STOP_ROUNDS = 3
 """Reconciliations until a machine is gone: one sees it, one repeats a stop that was ignored, one confirms."""
 
 UNSTATED = "the place gives no reason"
-"""Part of the reason of a job that ended without one."""
+"""Part of the reason of a job that ended without giving one."""
 _UNKNOWN = "not in this ledger; a copied project or an old backup? end it at the provider if it is yours"
 
 
@@ -217,7 +219,7 @@ class Controller:
         planned_usd: float = 0.0,
         secrets: Mapping[str, str] | None = None,
     ) -> FleetJob:
-        """Write the intent, ask the place, write what it gave."""
+        """Write the intent, ask the place, and record its answer."""
         job = FleetJob(
             id=order.job_id,
             label=order.label,
@@ -240,7 +242,7 @@ class Controller:
     def submit(
         self, job: FleetJob, order: JobOrder, *, now: float, secrets: Mapping[str, str] | None = None
     ) -> FleetJob:
-        """Ask the place for a job that is written down; one that it has already is not made again."""
+        """Submit a recorded job to the place; an existing one is not created again."""
         try:
             placed = self.place.submit(order, secrets=secrets or {})
         except (Refused, UserError) as refused:
@@ -251,7 +253,7 @@ class Controller:
         return self.ledger.update(job)
 
     def stop(self, job: FleetJob, *, now: float, at_once: bool = False) -> FleetJob:
-        """Ask it to stop in order; or end it, which `reconcile` repeats until it is confirmed."""
+        """Ask it to stop gracefully; or end it, which `reconcile` repeats until it is confirmed."""
         if not job.is_open:
             return job
         if not at_once and job.placed is not None:
@@ -311,7 +313,7 @@ class Controller:
         )
 
     def _settle(self, job: FleetJob, machines: list[PlacedJob], now: float, ended: list[str]) -> None:
-        """Bring one open job a step further."""
+        """Advance one open job by one step."""
         for machine in machines:
             job = _with_machine(job, machine, now)
         if job.state == "intended" and machines:
@@ -378,7 +380,7 @@ class Controller:
         return job
 
     def _closed(self, job: FleetJob, state: FinalState, reason: str, now: float) -> FleetJob:
-        """The job with its final state, once the place keeps nothing for it; until then as it is."""
+        """Return the job with its final state, once the place keeps nothing for it; until then unchanged."""
         if isinstance(self.place, KeepsForJobs):
             try:
                 self.place.forget(job.label)
@@ -403,12 +405,16 @@ class Controller:
         return job.model_copy(update={"fetched": True})
 
     def _is_over(self, job: FleetJob, now: float) -> bool:
-        """Whether the time of the job has passed. Waiting for a machine without a price takes none of it."""
+        """Return whether the time of the job has passed. Waiting for a machine without a price does not
+        count.
+        """
         billed_since = job.created_at if self.place.paid else job.booted_at
         return billed_since is not None and now - billed_since > self.safety.boot_seconds + job.seconds
 
     def _within_limits(self, job: FleetJob, now: float, trouble: str) -> FleetJob:
-        """The job as it is, or stopping because it takes too long; `trouble` is what goes wrong now."""
+        """Return the job unchanged, or stopping because it takes too long; `trouble` is the current
+        problem.
+        """
         # Counted from the intent, by the clock of this side: that of the provider may be wrong.
         age = now - job.created_at
         if job.booted_at is None and self.place.paid and age > self.safety.boot_seconds:
@@ -434,7 +440,9 @@ class Controller:
 
 
 def what_failed(error: Exception) -> str:
-    """The words of an error of ours; of any other one its kind alone: its text may hold anything."""
+    """Return the message of an error of ours, but only the type of any other: its text may contain
+    anything.
+    """
     if isinstance(error, GraftError):
         return error.what
     return f"its client failed ({type(error).__name__})"
@@ -458,7 +466,9 @@ def _outcome(poll: JobPoll) -> tuple[FinalState, str]:
 
 
 def _with_machine(job: FleetJob, machine: PlacedJob, now: float) -> FleetJob:
-    """The job with the time that this machine has been paid for until now: from the intent, at the most."""
+    """Return the job with the time that this machine has been paid for until now, at most since the
+    intent.
+    """
     before = job.machines.get(machine.id)
     # A machine that was stopped is listed without a price; what it has cost stays.
     rate = max(machine.usd_per_hour, before.usd_per_hour if before is not None else 0.0)

@@ -39,7 +39,7 @@ DATASET_KEYS = (
     "content_hash", "model", "base", "base_fingerprint", "template_fingerprint", "tokenizer_fingerprint",
 )  # fmt: skip
 SUMMARY_KEYS = ("rows", "groups", "tokens", "trained_tokens", "longest", "lengths")
-"""What of a dataset may leave its host."""
+"""Facts of a dataset that may leave its host."""
 
 
 class HostRefusal(Exception):
@@ -150,7 +150,7 @@ class JobHost:
         self.blobs, self.jobs = root / "blobs", root / "jobs"
 
     def probe(self) -> dict[str, Any]:
-        """What the host is and has."""
+        """Report what the host is and has."""
         import shutil
 
         self.jobs.mkdir(parents=True, exist_ok=True)
@@ -239,7 +239,7 @@ class JobHost:
         part.replace(self.blobs / name)
 
     def prepare(self, order: dict[str, Any]) -> dict[str, bool]:
-        """Lay out the bundle of a job that something else starts."""
+        """Lay out the bundle of a job that is started by other means."""
         folder = self.jobs / order["label"]
         if not folder.exists():
             self._lay_out(order, folder)
@@ -314,7 +314,7 @@ class JobHost:
             shutil.rmtree(part, ignore_errors=True)
 
     def _pick_gpu(self, order: dict[str, Any], folder: Path) -> int | None:
-        """The GPU with the fewest jobs of ours and then the most free memory."""
+        """Pick the GPU with the fewest jobs of ours and then the most free memory."""
         gpus = list_gpus()
         if not gpus:
             return None

@@ -27,7 +27,7 @@ EXIT_FILE = "exit.json"
 STOP_FILE = "stop"
 COPY_SECONDS = 10.0
 HUB_SECONDS = 300.0
-"""Between two commits: the Hub limits how many an hour may have."""
+"""Seconds between two commits: the Hub limits the number of commits an hour."""
 ENVIRONMENT = 3
 FULL = (28, 122)
 """Error numbers of a full disk and an exceeded quota."""
@@ -138,7 +138,7 @@ def read_vault(address: str) -> dict[str, str]:
 
 
 def report_failure(work: Path, failure: Exception) -> None:
-    """Leave what, why and fix where a reader looks for them."""
+    """Write what, why and fix where a reader looks for them."""
     what, fix = f"the job could not be started: {type(failure).__name__}: {failure}", FIX
     if isinstance(failure, OSError) and failure.errno in FULL:
         what, fix = "the disk of the machine is full", "order more disk, or free some where the job works"
@@ -151,7 +151,7 @@ def report_failure(work: Path, failure: Exception) -> None:
 
 
 class Carrier:
-    """Carries nothing: the work folder is the provider's."""
+    """Base class that copies nothing: the work folder is the provider's."""
 
     seconds = COPY_SECONDS
 
@@ -173,7 +173,7 @@ class FolderCarrier(Carrier):
         self._seen: dict[str, tuple[int, int]] = {}
 
     def carry(self, work: Path, *, last: bool = False) -> None:
-        """A folder that is full or gone does not end the job: it is tried again."""
+        """A folder that is full or gone does not end the job: the copy is retried."""
         for attempt in range(LAST_TRIES if last else 1):
             try:
                 self._copy(work, last=last)

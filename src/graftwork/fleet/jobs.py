@@ -55,12 +55,12 @@ from graftwork.records.plan import Plan
 from graftwork.records.run import RunState
 
 AUTO = "auto"
-"""Instead of a place: the one that suits the run."""
+"""Chooses the place that suits the run."""
 POLL_SECONDS = 2.0
 PAID_POLL_SECONDS = 15.0
 """Providers limit the rate of requests."""
 RECONCILE_SECONDS = 10.0
-"""How often a job that goes on is compared with its limits, at a place without a price."""
+"""How often a running job is compared with its limits, at a place without a price."""
 SPARE = 4.0
 """A job at a place without a price may take this many times the planned time."""
 SPARE_SECONDS = 3600.0
@@ -316,7 +316,9 @@ def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = Non
 
 
 def bring(work: OpenProject, job: FleetJob) -> FleetJob:
-    """Fetch what an ended job has left, if it can be had: why the job failed is of more use than why not."""
+    """Fetch what an ended job has left, if possible: the reason of its failure is more useful than that of
+    the fetch.
+    """
     if not job.fetched:
         with suppress(GraftError):
             return fetch(work, job)
@@ -373,9 +375,8 @@ class RunSet:
         self._open[name] = work, request.place, job
 
     def ended(self) -> Iterator[tuple[str, FleetJob, str]]:
-        """Runs that have ended since, with their job and why there is no outcome; empty if it is here.
-
-        The files of an ended job are brought, and its run is noted as done.
+        """Return the runs that have ended since, with their job and why there is no outcome; empty if it is
+        here. The files of an ended job are fetched, and its run is recorded as done.
         """
         answered: dict[str, bool] = {}
         for name, (work, place_name, started) in list(self._open.items()):
@@ -401,7 +402,7 @@ class RunSet:
                 yield name, job, job.reason or job.state
 
     def _reconcile(self, work: OpenProject, place_name: str) -> bool:
-        """Whether the place answers."""
+        """Return whether the place answers."""
         try:
             return not collecting(work, place_name).reconcile(now=time.time()).unreachable
         except (Interrupted, GracefulStop):
@@ -411,13 +412,13 @@ class RunSet:
             return False
 
     def wait(self) -> None:
-        """Until it makes sense to ask again."""
+        """Wait until the next poll makes sense."""
         threading.Event().wait(POLL_SECONDS)
 
 
 @contextmanager
 def jobs_go_on() -> Iterator[None]:
-    """Ctrl-C ends the waiting for several jobs, and none of them."""
+    """Ctrl-C ends the waiting for several jobs, but none of the jobs."""
     try:
         yield
     except KeyboardInterrupt:
@@ -488,7 +489,7 @@ def _adopt(work: OpenProject, job: FleetJob) -> None:
 
 
 def require_done(work: OpenProject, job: FleetJob) -> None:
-    """Note how the run ended; raise the error of a job that did not finish."""
+    """Record how the run ended; raise the error of a job that did not finish."""
     if job.state == "done":
         return
     state: RunState = "stopped" if job.state == "stopped" else "failed"
@@ -505,7 +506,7 @@ def require_done(work: OpenProject, job: FleetJob) -> None:
 
 
 def finish(work: OpenProject) -> StepOutputs:
-    """Take the result as that of the training step."""
+    """Use the result as that of the training step."""
     return run_pipeline(work, upto="train")
 
 
@@ -526,7 +527,9 @@ def find_open(work: OpenProject, plan: Plan) -> FleetJob | None:
 
 
 def planned_as(work: OpenProject, run_id: str) -> Plan | None:
-    """The plan of a run, which is that for the device it was trained on; None: it is no longer known."""
+    """Return the plan of a run, which is that for the device it was trained on; None if it is no longer
+    known.
+    """
     entry = work.runs.get(run_id)
     with suppress(ValueError):
         return Plan.model_validate(entry.plan) if entry is not None else None
@@ -659,10 +662,9 @@ def list_offers(work: OpenProject, *, only: str = "", request: FleetRequest | No
 def choose_place(
     quotes: Iterable[RunQuote], *, budget: float | None, deadline: float | None, notes: Iterable[str] = ()
 ) -> tuple[RunQuote, str, list[str]]:
-    """The cheapest place that finishes in time and within the budget, why, and why not others.
-
-    Of two that cost the same, the faster one. `deadline` is in seconds; `notes` are of places that gave no
-    quote. Raises NegativeResult with all reasons if there is none.
+    """Choose the cheapest place that finishes in time and within the budget; returns also why, and why not
+    others. Of two with equal cost, the faster one. `deadline` is in seconds; `notes` are of places that gave
+    no quote. Raises NegativeResult with all reasons if there is none.
     """
     good, refused = [], []
     for quote in quotes:

@@ -30,7 +30,7 @@ from graftwork.records.fleet import JobOrder, JobPoll, PlacedJob
 from graftwork.records.hardware import Offer
 
 LABEL = re.compile(r"graft-(?P<ledger>[0-9a-f]{8})-(?P<job>[0-9a-f]{12})")
-"""What a job is called at a provider. Matched as a whole: accounts are shared with other people."""
+"""Name of a job at a provider. Matched as a whole: accounts are shared with other people."""
 
 
 class Place(Protocol):
@@ -39,7 +39,7 @@ class Place(Protocol):
     """Whether jobs cost money while they exist."""
 
     def offer(self) -> tuple[Offer, ...]:
-        """The machines that can be had now, with their prices."""
+        """The machines that are available now, with their prices."""
 
     def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
         """Start the job. A job of the same label that exists already is returned instead.
@@ -48,7 +48,7 @@ class Place(Protocol):
         """
 
     def poll(self, job: PlacedJob) -> JobPoll:
-        """What the job does now, with its last heartbeat."""
+        """Return the current state of the job, with its last heartbeat."""
 
     def log(self, job: PlacedJob) -> str:
         """The output of the job so far."""
@@ -71,24 +71,24 @@ class Login(NamedTuple):
     file: str | None
     purpose: str
     url: str = ""
-    """Where it is used."""
+    """URL where it is used."""
     url_variable: str = ""
-    """Names another address."""
+    """Variable that names another address."""
     mark: str = ""
-    """What the file must mention, where it holds others' as well."""
+    """Text that the file must contain, if it is shared with other logins."""
 
 
 class CloudPlace(ABC):
-    """A provider's place. Its class says what settings, catalog and `graft doctor` need to know of it."""
+    """A provider's place. Its class declares what settings, catalog and `graft doctor` need to know."""
 
     name: str
     login: Login | None = None
     section: str = ""
-    """Below `fleet` in graft.yaml; default: the name."""
+    """Key below `fleet` in graft.yaml; defaults to the name."""
     example: str = "{}"
     """The shortest section."""
     catalog: str = ""
-    """Its name in the catalog of prices; default: the name."""
+    """Name in the catalog of prices; defaults to the name."""
 
     @classmethod
     def open(cls, settings: Any, *, state: Path, prices: Iterable[Offer]) -> "Place":
@@ -100,18 +100,18 @@ class CloudPlace(ABC):
 
 @runtime_checkable
 class KeepsForJobs(Protocol):
-    """A place that keeps something for a job besides the job itself: its secrets."""
+    """A place that stores something for a job besides the job itself: its secrets."""
 
     def forget(self, label: str) -> None:
-        """Delete what is kept for this label. It may not be there: a create call can fail unseen."""
+        """Delete what is stored for this label. It may not exist: a create call can fail unseen."""
 
 
 @runtime_checkable
 class HasHosts(Protocol):
-    """A place of several machines, of which some may not answer."""
+    """A place with several machines, some of which may not answer."""
 
     unreached: frozenset[str]
-    """Those that did not answer the last `list`: what they run is not known."""
+    """Hosts that did not answer the last `list`: what they run is unknown."""
 
 
 class Refused(EnvironmentFailure):
@@ -123,7 +123,7 @@ class NotThere(Refused):
 
 
 class PlaceUnreachable(EnvironmentFailure):
-    """The place does not answer; what it was asked may have been done."""
+    """The place does not answer; the request may have been carried out."""
 
 
 def make_label(key: str, job_id: str) -> str:

@@ -44,7 +44,7 @@ class PlacePlanner:
     work: OpenProject
     outputs: StepOutputs
     ahead: WorkAhead | None = None
-    """None: counted in the rows, when it is needed."""
+    """Work of the run; None: counted in the rows, when needed."""
     _known: dict[str, Plan | NegativeResult] = field(default_factory=dict)
 
     @property
@@ -89,7 +89,7 @@ class PlacePlanner:
         return None
 
     def knows(self, offer: Offer) -> bool:
-        """Whether the plan is for the offered machine and not, for lack of facts, for this one."""
+        """Whether the plan is for the offered machine, or, for lack of facts, for this one."""
         return offer.place == "local" or not offer.gpu or self._device(offer) is not None
 
 
@@ -97,7 +97,7 @@ SETUP_MINUTES = 5.0
 
 
 def terms_of(place_name: str) -> PlaceTerms | None:
-    """What the catalog knows of a place."""
+    """What the catalog knows about a place."""
     kind = place_name.partition(":")[0]
     return next((terms for terms in list_terms() if terms.name == catalog_name(kind)), None)
 
@@ -109,7 +109,7 @@ def setup_minutes(place_name: str) -> float:
 
 
 def storage_price(place_name: str) -> float | None:
-    """A GiB of a volume that outlives the machine, a month; None if there is none, or none is known."""
+    """Price of a GiB-month of a volume that outlives the machine; None if there is none, or none is known."""
     terms = terms_of(place_name)
     return terms.storage_usd_gib_month or None if terms is not None else None
 
@@ -133,7 +133,7 @@ def adopt_plan(work: OpenProject, plan: Plan) -> None:
 
 
 def is_same_run(plan: Plan, earlier: Plan) -> bool:
-    """Whether two plans train the same thing and differ in nothing but what the device decides."""
+    """Return whether two plans train the same thing and differ only in what the device decides."""
 
     return _asked(plan) == _asked(earlier)
 
@@ -153,7 +153,7 @@ MODULE = "graftwork.train.worker_process"
 
 @dataclass(frozen=True)
 class BundleOptions:
-    """Where a place finds what need not travel, and the limits of the job."""
+    """Where a place finds files that need not travel, and the limits of the job."""
 
     base_there: str = ""
     """The folder of the base at the place."""
@@ -220,7 +220,7 @@ def find_unpacked(train: TrainSettings, checks: Sequence[GradeCheck] = ()) -> li
 
 
 def require_packable(work: OpenProject) -> None:
-    """Before anything is paid for: the run needs no file of the project that stays here."""
+    """Before anything is paid: check that the run needs no file of the project that stays here."""
     settings = work.settings
     if unpacked := find_unpacked(settings.train, settings.evaluate.checks):
         raise UserError(
@@ -232,7 +232,7 @@ def require_packable(work: OpenProject) -> None:
 
 
 def require_mirror(work: OpenProject) -> None:
-    """Before anything is paid for: the address of the mirror is one. Nothing is asked there."""
+    """Before anything is paid: check that the address of the mirror is valid. No request is sent."""
     if (mirror := _mirror(work)) is None:
         return
     setting = "fleet.mirror" if work.settings.fleet.mirror else "train.run.mirror"
@@ -242,7 +242,7 @@ def require_mirror(work: OpenProject) -> None:
 
 
 def secrets_of(work: OpenProject, run_id: str) -> dict[str, str]:
-    """What the job needs and no file may hold: the login of the mirror."""
+    """Secrets that the job needs and no file may contain: the login of the mirror."""
     return pass_mirrors({run_id: _mirror(work)})
 
 
@@ -265,7 +265,7 @@ def describe_base(base: BaseFolder, options: BundleOptions) -> BundleBase:
 
 
 def newest_checkpoint(run_folder: Path) -> Path | None:
-    """The newest checkpoint with the bytes that its manifest names."""
+    """The newest checkpoint that matches its manifest."""
     folder = run_folder / CHECKPOINTS
     for saved in sorted(list_saved(folder), key=lambda saved: saved.step, reverse=True):
         path = folder / step_name(saved.step)

@@ -86,7 +86,7 @@ def open_place(work: OpenProject, name: str) -> Place:
 
 
 def catalog_name(kind: str) -> str:
-    """What the catalog of prices calls this place."""
+    """Name of this place in the catalog of prices."""
     return "own" if kind in ("local", "manual") else (CLOUDS[kind].catalog if kind in CLOUDS else "") or kind
 
 
@@ -177,7 +177,9 @@ def shard_runner(work: OpenProject) -> RayTasks | None:
 
 
 def shard_environment(work: OpenProject) -> dict[str, str]:
-    """What an evaluation worker needs to let nodes answer its shards; empty: this machine does."""
+    """Environment that an evaluation worker needs to let nodes answer its shards; empty: this machine
+    answers.
+    """
     runner = shard_runner(work)
     if runner is None:
         return {}

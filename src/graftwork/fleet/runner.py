@@ -36,7 +36,7 @@ MIRRORS_VARIABLE = "GRAFT_TRAIN_MIRRORS"
 NOT_COPIED = {"lock", "checkpoints", JOB_FILE}
 LONGEST_LINE = 300
 MOST_CRASHES = 3
-"""In a row, without progress."""
+"""Crashes in a row without progress."""
 
 
 def run_bundle(bundle_folder: Path, work: Path, *, seconds: float | None) -> int:
@@ -178,14 +178,14 @@ class _Runner:
 
 
 class LogFollower:
-    """Prints what is added to a file: the job has one log, in the order of time."""
+    """Prints what is appended to a file: the job has one log, in time order."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._at = path.stat().st_size if path.exists() else 0
 
     def print_new(self, *, last: bool = False) -> None:
-        """Whole lines; what is left without an end only at the `last` call."""
+        """Print whole lines; an unfinished line only at the `last` call."""
         with suppress(OSError), self._path.open("rb") as file:
             file.seek(self._at)
             added = file.read()
@@ -205,7 +205,7 @@ class RunMirror:
             self._files = RemoteFiles(url, kind="mirror", setting="the mirror of the bundle", folder=run_id)
 
     def copy(self, run: Path) -> None:
-        """Copy what has changed; a mirror that fails is tried again the next time."""
+        """Copy what has changed; a failed copy is retried the next time."""
         if self._files is None:
             return
         # The worker removes folders meanwhile, at which `rglob` fails and `walk` does not.

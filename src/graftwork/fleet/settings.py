@@ -48,7 +48,9 @@ class QuotaSettings(Record):
 
 
 class PlaceCalendarSettings(Record):
-    """A place in the plan of a week. What is not set comes from the catalog's place of the same name."""
+    """A place in the plan of a week. Settings that are missing come from the catalog's place of the same
+    name.
+    """
 
     place: str = Field("", description="The place that runs the jobs, as in --place. Default: this name.")
     catalog: str = Field(

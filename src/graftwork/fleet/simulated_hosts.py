@@ -30,7 +30,7 @@ MOST_HOSTS = 8
 PREFIX = "graft-hosts-"
 OWNER = "owner.json"
 NETWORK = "10.213.7"
-"""Only in the namespaces: it may be anything else outside."""
+"""Used only in the namespaces: the address may be in use outside."""
 PROGRAMS = ("unshare", "nsenter", "setpriv", "ip", "mount")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 START_SECONDS = 30.0
@@ -250,7 +250,7 @@ def _run(
 
 
 def _end(host: SimulatedHost) -> None:
-    """Once it has ended, its number may belong to another process."""
+    """Once it has ended, its pid may belong to another process."""
     if host.alive:
         with suppress(ProcessLookupError):
             os.kill(host.pid, signal.SIGKILL)
@@ -302,7 +302,7 @@ def remove_leftovers() -> None:
 
 
 def _start_time(pid: int) -> str:
-    """When a process began: its number alone may be another's by now."""
+    """When a process began: its pid alone may belong to another one by now."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

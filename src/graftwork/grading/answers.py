@@ -22,7 +22,7 @@ _BRACKETED = re.compile(r"\[(\d{1,6})\]")
 _NUMBER = re.compile(r"\[?(\d{1,6})\]?")
 _SOURCE_START = re.compile(r"^[ \t]*\[(\d{1,6})\][:.]?", re.MULTILINE)
 MISSING = object()
-"""What `look_up` gives where a key is not there; null is a value."""
+"""Returned by `look_up` if a key is missing; null is a value."""
 
 REFUSALS = (
     "i cannot answer",
@@ -109,13 +109,13 @@ def read_document(text: str, *, fields: AnswerFields) -> StructuredAnswer | None
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that the whole text is, or None. NaN and Infinity are no JSON."""
+    """Parse the whole text as a JSON object, or None. NaN and Infinity are not JSON."""
     parsed = parse_json(text)
     return parsed[0] if parsed and isinstance(parsed[0], dict) else None
 
 
 def parse_json(text: str) -> tuple[Any, ...]:
-    """The one JSON value that the whole text is; empty if it is none (null is a value)."""
+    """Parse the whole text as one JSON value; empty if it is not one (null is a value)."""
     try:
         return (json.loads(text, parse_constant=_refuse_constant),)
     except (ValueError, RecursionError):

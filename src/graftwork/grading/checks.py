@@ -92,7 +92,7 @@ OF_ONE_TEXT = frozenset({"token_f1", "edit_similarity", "chrf"})
 """Metrics by name that can look at one field as well as at the whole answer."""
 ONLY_REFUSALS = frozenset({"refusal_correct", "refused_where_due", "answered_where_due"})
 OF_WHOLE_ANSWERS = frozenset({"all_fields", "reviewer_score"})
-"""Rules that cannot."""
+"""Rules that need the whole answer."""
 _WORDS_ALONE = AnswerFields(form="text", refusals=())
 """How the text of one field is read: verbatim."""
 
@@ -107,7 +107,7 @@ class Where(Record):
     session: tuple[str, ...] = ()
     id: tuple[str, ...] = ()
     file: tuple[str, ...] = ()
-    """The log that the case comes of, as graft.yaml names it."""
+    """The log that the case comes from, as graft.yaml names it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -191,7 +191,7 @@ class GradeCheck(Record):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What a custom function runs calls with: then it needs a sandbox."""
+        """Files that a custom function runs calls with; they require a sandbox."""
         return self._parameters.files if isinstance(self._parameters, FilesOfCheck) else ()
 
     @property
@@ -201,7 +201,7 @@ class GradeCheck(Record):
 
     @property
     def against_reference(self) -> bool:
-        """Whether it holds an answer against the reference: by its metric, or for lack of a value."""
+        """Whether it compares an answer with the reference: by its metric, or for lack of a value."""
         if isinstance(self._parameters, Exact | Numeric | Normalized | SetOf):
             return self._parameters.value is None
         return isinstance(self._parameters, AllFields) or compares_with_reference(self.metric)
@@ -213,7 +213,7 @@ class GradeCheck(Record):
         return exact or self.metric in (PYTHON_TESTS, PYTHON_CALLS, "code_passes") or is_own(self.metric)
 
     def grade(self, case: Case, text: str, context: GradeContext) -> Grade:
-        """None if it is not about this case."""
+        """None if it does not apply to this case."""
         if not self.where.holds(case):
             return None
         grade = self._grade(case, text, context)
@@ -270,7 +270,7 @@ def write_in_full(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_case_checks(case: Case) -> tuple[GradeCheck, ...]:
-    """The checks that a case brings along. CannotGrade where one makes no sense."""
+    """Read the checks that a case brings along. Raises CannotGrade if one makes no sense."""
     checks = []
     for index, declared in enumerate(case.checks):
         try:
@@ -291,7 +291,7 @@ _PLAIN = GradeContext()
 
 
 def grade(name: str, case: Case, text: str, *, context: GradeContext = _PLAIN) -> Grade:
-    """1.0 right, 0.0 wrong, None if the question does not arise."""
+    """1.0 right, 0.0 wrong, None if it does not apply."""
     try:
         return _grade(name, case, text, context)
     except CannotGrade as error:
@@ -301,13 +301,13 @@ def grade(name: str, case: Case, text: str, *, context: GradeContext = _PLAIN) -
 
 
 def against_reference(name: str, context: GradeContext) -> bool:
-    """Whether this metric or check holds every answer against the reference."""
+    """Return whether this metric or check compares every answer with the reference."""
     check: GradeCheck | None = context.checks.get(name)
     return compares_with_reference(name) if check is None else check.against_reference
 
 
 def require_gradable(context: GradeContext) -> None:
-    """Load every own metric now: a mistake in one is reported before a model has answered for an hour."""
+    """Load every custom metric now: a mistake in one is reported before a model has answered for an hour."""
     for check in context.checks.values():
         if is_own(check.metric) and context.folder is not None:
             load_own(check.metric, folder=context.folder)
@@ -315,8 +315,7 @@ def require_gradable(context: GradeContext) -> None:
 
 
 def explain_vacuous(name: str, cases: Sequence[Case], *, graded: int, context: GradeContext) -> str:
-    """Why a metric's figure proves nothing on these cases, in a clause; empty if it proves something.
-
+    """Explain why a metric's figure proves nothing on these cases, in a clause; empty if it proves something.
     `graded` says how many of them it grades. A log without a single refusal makes "refuses just where the
     reference does" true of every model that never refuses: such a figure is no evidence.
     """
@@ -339,7 +338,7 @@ def explain_vacuous(name: str, cases: Sequence[Case], *, graded: int, context: G
 
 
 def right_or_wrong(checks: Iterable[GradeCheck]) -> list[GradeCheck]:
-    """Those that say when an answer is right. A mere measure, such as similarity, has no such point."""
+    """Checks that decide when an answer is right. A mere measure, such as similarity, does not."""
     return [check for check in checks if not check.scored or is_own(check.metric)]
 
 
@@ -360,7 +359,7 @@ _NO_CASE = {
 
 
 def _explain_kind(metric: str, cases: Sequence[Case], fields: AnswerFields) -> str:
-    """Why a metric grades not one of the cases."""
+    """Explain why a metric grades none of the cases."""
     if metric in _NO_CASE or is_own(metric):
         return _NO_CASE.get(metric, "the function gives None for every case")
     read = [answer for answer in _references(cases, fields) if answer is not None]

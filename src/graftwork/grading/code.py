@@ -59,14 +59,14 @@ sys.stdout.flush()
 
 
 class PythonTests(Record):
-    """What the check `python_tests` takes."""
+    """Parameters of the check `python_tests`."""
 
     tests: str
     """Python that is run after the answer, in its names: assert what must hold."""
 
 
 class PythonCall(Record):
-    """One call and what it gives: a value, or the name of the exception that it raises."""
+    """One call and its expected result: a value, or the name of the exception that it raises."""
 
     call: str
     args: tuple[Any, ...] = ()
@@ -76,7 +76,7 @@ class PythonCall(Record):
 
 
 class PythonCalls(Record):
-    """What the check `python_calls` takes."""
+    """Parameters of the check `python_calls`."""
 
     calls: tuple[PythonCall, ...] = Field(min_length=1)
 
@@ -87,7 +87,7 @@ class PythonCalls(Record):
 
 
 class CodeRunner(Protocol):
-    """What answers are run by: the sandbox itself, or one that remembers."""
+    """Runs answers: the sandbox itself, or a cache over it."""
 
     def compile(self, source: str) -> SandboxResult: ...
 
@@ -130,7 +130,7 @@ def grade_code_compiles(case: Case, text: str, context: GradeContext) -> Grade:
 
 
 def grade_code_passes(case: Case, text: str, context: GradeContext) -> Grade:
-    """Whether all tests of the case hold. None if it brings none."""
+    """Whether all tests of the case pass. None if it has none."""
     tests = find_tests(case)
     return _passes(text, tests, context) if tests else None
 
@@ -142,7 +142,7 @@ def grade_python_tests(_case: Case, text: str, context: GradeContext) -> Grade:
 
 
 def grade_python_calls(_case: Case, text: str, context: GradeContext) -> Grade:
-    """1 if every call gives what it should, else 0."""
+    """1 if every call gives the expected result, else 0."""
     parameters: PythonCalls = context.parameters
     returned = run_calls(extract_code(text), parameters.calls, context)
     return float(returned is not None and all(map(is_right, parameters.calls, returned)))
@@ -151,7 +151,7 @@ def grade_python_calls(_case: Case, text: str, context: GradeContext) -> Grade:
 def run_calls(
     source: str, calls: tuple[PythonCall, ...], context: GradeContext
 ) -> list[dict[str, Any]] | None:
-    """What each call gave; None if the answer did not get to its end or sent anything else."""
+    """The result of each call; None if the answer did not get to its end or sent anything else."""
     calls_json = json.dumps([call.model_dump(include={"call", "args", "named"}) for call in calls])
     result = runner_of(context).run(f"CALLS = {calls_json!r}\n{HARNESS}", {"answer.py": source})
     if not result.ok:
@@ -174,7 +174,9 @@ def is_right(call: PythonCall, returned: dict[str, Any]) -> bool:
 
 
 def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
-    """Equal in type and value; lists and tuples are alike, and floats may differ in the last digits."""
+    """Return whether two values are equal in type and value; lists and tuples are alike, and floats may
+    differ in the last digits.
+    """
     if depth > DEEPEST:
         return False
     if isinstance(expected, tuple | list):
@@ -204,7 +206,7 @@ def find_tests(case: Case) -> tuple[str, ...]:
 
 
 def asks_for_code(case: Case) -> bool:
-    """By the case alone: it brings tests, or the reply that the log holds is Python."""
+    """By the case alone: it has tests, or the logged reply is Python."""
     fenced = _fenced_blocks(case.reference)
     has_calls = any("python_calls" in (check.get("metric"), *check) for check in case.checks)
     if find_tests(case) or has_calls or any(word in _PYTHON for word, _ in fenced):
@@ -213,7 +215,7 @@ def asks_for_code(case: Case) -> bool:
 
 
 def extract_code(text: str, *, languages: Collection[str] = _PYTHON) -> str:
-    """What is fenced as this language, one block after the other; else what is fenced; else all of it."""
+    """Extract the blocks fenced as this language; else all fenced blocks; else the whole text."""
     blocks = _fenced_blocks(text)
     in_language = [code for word, code in blocks if word in languages]
     unnamed = [code for word, code in blocks if not word]
@@ -223,7 +225,7 @@ def extract_code(text: str, *, languages: Collection[str] = _PYTHON) -> str:
 
 
 def _passes(text: str, tests: tuple[str, ...], context: GradeContext) -> float:
-    """Each set of tests in a box of its own: none can spoil what the next one finds."""
+    """Each set of tests runs in its own sandbox: none can affect the next."""
     runner, source = runner_of(context), extract_code(text)
     for test in tests:
         result = runner.test(source, test)

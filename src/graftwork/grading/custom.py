@@ -38,14 +38,14 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class FilesOfCheck(Record):
-    """What a check by a custom function may take: with it, the function gets an environment."""
+    """Options of a check with a custom function that needs files: the function gets an environment."""
 
     files: tuple[str, ...] = Field(min_length=1)
     """Files of the project: programs, and what they read."""
 
 
 class CallResult(NamedTuple):
-    """`value` is what the program printed last, as JSON; `why` says in a line why there is none."""
+    """`value` is the last output of the program, as JSON; `why` says in a line why there is none."""
 
     ok: bool
     value: Any = None
@@ -92,7 +92,7 @@ def require_own_name(name: str) -> None:
 
 
 def load_own(name: str, *, folder: Path) -> OwnFunction:
-    """The function; UserError with file and line where it cannot be had."""
+    """Load the function; UserError with file and line if that fails."""
     require_own_name(name)
     location, _, function = name.rpartition(":")
     path = _find(location, name=name, folder=folder.resolve())
@@ -139,13 +139,13 @@ def grade_own(name: str, case: Case, text: str, context: GradeContext) -> Grade:
 
 
 def require_named(name: str, context: GradeContext) -> None:
-    """A case may ask for a function of the project only where graft.yaml asks for it too."""
+    """A case may use a function of the project only if graft.yaml uses it too."""
     if is_own(name) and name not in {check.metric for check in context.checks.values()}:
         raise CannotGrade(f"the case asks for {name}, and graft.yaml does not name it under evaluate.checks")
 
 
 class _WatchedCase(Case):
-    """A case that notes whether its reference was looked at: the log's own answer is that reference."""
+    """A case that records whether its reference was read: the log's own answer is that reference."""
 
     _read: list[bool] = PrivateAttr(default_factory=list)
 
@@ -177,7 +177,7 @@ def plain_number(value: Any) -> Any:
 
 
 def _show(value: object, how: Callable[[object], str]) -> str:
-    """In words, on one line; whatever a user's object does when it is asked for them."""
+    """Describe a value on one line, whatever its `__repr__` does."""
     try:
         joined = " ".join(how(value).split())
     except Exception:
@@ -211,7 +211,7 @@ def _find(location: str, *, name: str, folder: Path) -> Path:
 
 
 class _AsWritten(SourceFileLoader):
-    """Loads the file as it is now, and leaves no compiled copy in the user's folder."""
+    """Loads the current file, and leaves no compiled copy in the user's folder."""
 
     def path_stats(self, path: object) -> NoReturn:
         raise OSError("no compiled copy is looked for")
@@ -256,7 +256,7 @@ def _line_in(error: BaseException, path: str) -> str:
 
 
 def find_files(files: Sequence[str], *, folder: Path) -> list[Path]:
-    """Where the files are: texts in the project's folder, under different names."""
+    """Find the files: texts in the project's folder, under different names."""
     root = folder.resolve()
     paths = [(root / name).resolve() for name in files]
     for name, path in zip(files, paths, strict=True):

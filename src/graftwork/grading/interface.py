@@ -18,11 +18,11 @@ GradeFunction = Callable[[Case, str, AnswerFields], Grade]
 
 
 class CannotGrade(Exception):
-    """The grader itself failed: nothing is known about the answer, and the report says so."""
+    """The grader itself failed: nothing is known about the answer, and the report notes it."""
 
 
 class FailedGrade(NamedTuple):
-    """A grade that could not be given, and why."""
+    """A grade that could not be computed, and why."""
 
     metric: str
     case_id: str
@@ -30,7 +30,7 @@ class FailedGrade(NamedTuple):
 
 
 class Rater(Protocol):
-    """A judge that gives one answer a mark from 0 to 1; raises CannotGrade if it has none."""
+    """A judge that rates one answer from 0 to 1; raises CannotGrade if it has no rating."""
 
     def rate(self, case: Case, text: str) -> float: ...
 
@@ -50,9 +50,9 @@ class GradeContext:
     """What generated code runs in; without one, such checks cannot be graded."""
     judge: Rater | None = None
     is_reference: bool = False
-    """Whether the answers are the references themselves, as the log's are: then comparing shows nothing."""
+    """Whether the answers are the references themselves, such as the log's: then comparing shows nothing."""
     failed: list[FailedGrade] = field(default_factory=list)
-    """Grows with every grade that could not be given; the evaluation continues."""
+    """Collects the grades that could not be computed; the evaluation continues."""
 
 
 ContextGrader = Callable[[Case, str, GradeContext], Grade]
@@ -64,15 +64,15 @@ class MetricExtension(Protocol):
     scored: bool
     """Whether grades are scores from 0 to 1, so that their mean counts; else each is right or wrong."""
     against_reference: bool
-    """Whether it compares an answer with the reference: then it says nothing of the reference itself."""
+    """Whether it compares an answer with the reference: then it is meaningless for the reference itself."""
 
     def grade(self, case: Case, answer: str, context: GradeContext) -> Grade:
-        """1.0 right, 0.0 wrong, None if the question does not arise; raise CannotGrade on a failure."""
+        """1.0 right, 0.0 wrong, None if it does not apply; raise CannotGrade on a failure."""
         ...
 
 
 class CheckKind(NamedTuple):
-    """`main` is the parameter that the brief form `{kind: value}` gives."""
+    """`main` is the parameter that the short form `{kind: value}` sets."""
 
     parameters: type[Record]
     grade: ContextGrader

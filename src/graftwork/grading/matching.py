@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     import regex
 
 SECONDS = 1.0
-"""CPU time that one match may take: thousands of times what a sound pattern needs."""
+"""CPU time limit of one match: thousands of times what a sound pattern needs."""
 _LITERAL_BRACE = re.compile(r"(\\.)|\{(?!(?:\d+(?:,\d*)?|,\d*)\})", re.DOTALL)
 
 
 class PatternTooSlow(Exception):
-    """The pattern ran out of its time on this text."""
+    """The pattern timed out on this text."""
 
 
 def require_pattern(pattern: str) -> None:
-    """Raise ValueError with the reason where the pattern is not a regular expression of Python."""
+    """Raise ValueError with the reason if the pattern is not a Python regular expression."""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -40,9 +40,8 @@ def require_pattern(pattern: str) -> None:
 def matches(
     pattern: str, text: str, *, whole: bool = False, seconds: float = SECONDS, partial: bool = False
 ) -> bool:
-    """Whether the pattern is found in the text; with `whole`, whether it matches all of it.
-
-    `partial`: or in one of the text's continuations; see `can_match`.
+    """Return whether the pattern is found in the text; with `whole`, whether it matches all of it. `partial`:
+    or in one of the text's continuations; see `can_match`.
     """
     compiled = _compile(pattern)
     match = compiled.fullmatch if whole else compiled.search
@@ -54,11 +53,13 @@ def matches(
 
 
 _AT_THE_END = re.compile(r"\\[bB]|\(\?!.*(?:\$|\\[zZ]|\(\?)", re.DOTALL)
-"""Assertions that hold or fail at the end of a text, and may not once it continues."""
+"""Assertions about the end of a text, whose result may change when it continues."""
 
 
 def can_match(pattern: str) -> bool:
-    """Whether a beginning of a text can be matched: the pattern does not depend on where the text ends."""
+    """Return whether the beginning of a text can be matched: the pattern does not depend on where the text
+    ends.
+    """
     return _AT_THE_END.search(pattern) is None
 
 
@@ -89,7 +90,7 @@ Schema = dict[str, Any] | bool
 
 
 def require_schema(schema: Any) -> None:
-    """Raise ValueError with the place and the nearest keyword where something is not understood."""
+    """Raise ValueError with the location and the nearest keyword if something is not understood."""
     _require(schema, "#", schema)
     _require_end(schema, schema, done=set(), above=set())
     try:
@@ -134,7 +135,7 @@ def _require_value(key: str, value: Any, where: str, root: Any) -> None:
 
 
 def _require_other(key: str, value: Any, where: str, root: Any) -> None:
-    """The keywords that are neither schemas, counts nor numbers."""
+    """Check the keywords that are neither schemas, counts nor numbers."""
     if key == "type":
         kinds = value if isinstance(value, list) else [value]
         _demand(bool(kinds) and all(kind in TYPES for kind in kinds), where, f"of {', '.join(TYPES)}", value)
@@ -162,7 +163,7 @@ def _require_other(key: str, value: Any, where: str, root: Any) -> None:
 
 
 def resolve(reference: str, root: Any) -> Schema:
-    """The part of this schema that a local reference names. Nothing is fetched from anywhere."""
+    """Return the part of this schema that a local reference names. Nothing is fetched."""
     if not reference.startswith("#"):
         raise ValueError(f"$ref {reference}: only references within the schema (#/…) are followed")
     target: Any = root
@@ -220,7 +221,7 @@ def _demand(fine: bool, where: str, allowed: str, value: Any) -> None:
 
 
 def fits(value: Any, schema: Schema) -> bool:
-    """Whether a JSON value fits a schema that `require_schema` let through."""
+    """Return whether a JSON value fits a schema that `require_schema` accepted."""
     _slow.reason = ""
     fitting: bool = _validator(json.dumps(schema)).is_valid(value)
     if _slow.reason:
@@ -229,7 +230,7 @@ def fits(value: Any, schema: Schema) -> bool:
 
 
 def find_misfit(value: Any, schema: Schema) -> str | None:
-    """Where a JSON value does not fit the schema, and the keyword that says so; None if it fits."""
+    """Return where a JSON value does not fit the schema, and the failed keyword; None if it fits."""
     if fits(value, schema):
         return None
     error = next(_validator(json.dumps(schema)).iter_errors(value))
@@ -241,7 +242,7 @@ def find_misfit(value: Any, schema: Schema) -> str | None:
 
 
 def keep_known(schema: Any) -> Any:
-    """A schema without keywords that are not understood, as the tools of a log define it."""
+    """Return a schema without unknown keywords, for tools as logs define them."""
     if not isinstance(schema, dict):
         return schema
     kept_schema: dict[str, Any] = {}
@@ -256,7 +257,7 @@ def keep_known(schema: Any) -> Any:
 
 
 class _Slow(threading.local):
-    """Why the last validation in this thread has no result; the validator swallows what a keyword raises."""
+    """Set if the last validation in this thread timed out; the validator swallows what a keyword raises."""
 
     reason = ""
 

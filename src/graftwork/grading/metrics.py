@@ -65,7 +65,7 @@ def answerable(case: Case, fields: AnswerFields) -> StructuredAnswer | None:
 
 
 def grade_citation_coverage(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """Where the reference answers: the answer cites, and cites only sources that the prompt holds."""
+    """If the reference answers: the answer cites, and only sources in the prompt."""
     if answerable(case, fields) is None:
         return None
     answer = read_answer(text, fields=fields)
@@ -75,7 +75,7 @@ def grade_citation_coverage(case: Case, text: str, fields: AnswerFields) -> Grad
 
 
 def grade_citation_correct(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """Where the reference cites: the answer cites just the same sources."""
+    """If the reference cites: the answer cites exactly the same sources."""
     reference = answerable(case, fields)
     if reference is None or not reference.citations:
         return None
@@ -84,7 +84,9 @@ def grade_citation_correct(case: Case, text: str, fields: AnswerFields) -> Grade
 
 
 def grade_claims_cited(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """Every sentence of the answer cites: inline, or by the list where the answer has no inline ones."""
+    """Every sentence of the answer cites: inline, or through the list if the answer has no inline
+    citations.
+    """
     if not _has_sources(case, fields):
         return None
     answer = _read_answered(text, fields)
@@ -97,7 +99,9 @@ def grade_claims_cited(case: Case, text: str, fields: AnswerFields) -> Grade:
 
 
 def grade_citations_exist(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """Every source that the answer cites, inline or in its list, is in the prompt; and it cites one."""
+    """Every source that the answer cites, inline or in its list, is in the prompt; and it cites at least
+    one.
+    """
     if not _has_sources(case, fields):
         return None
     answer = _read_answered(text, fields)
@@ -152,7 +156,7 @@ def _read_answered(text: str, fields: AnswerFields) -> StructuredAnswer | None:
 
 
 def grade_refusal_correct(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """The answer refuses just where the reference does; an answer that cannot be read is wrong."""
+    """The answer refuses exactly where the reference does; an answer that cannot be read is wrong."""
     reference = read_answer(case.reference, fields=fields)
     if reference is None:
         return None
@@ -166,13 +170,13 @@ def grade_refusal_correct(case: Case, text: str, fields: AnswerFields) -> Grade:
 
 
 def grade_not_refused(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """The answer does not refuse. One that cannot be read refuses nothing."""
+    """The answer does not refuse. One that cannot be read does not refuse."""
     answer = read_answer(text, fields=fields)
     return float(answer is None or not answer.refused)
 
 
 def grade_refused_where_due(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """Where the reference refuses: so does the answer."""
+    """If the reference refuses: so does the answer."""
     reference = read_answer(case.reference, fields=fields)
     if reference is None or not reference.refused:
         return None
@@ -180,7 +184,7 @@ def grade_refused_where_due(case: Case, text: str, fields: AnswerFields) -> Grad
 
 
 def grade_answered_where_due(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """Where the reference answers: so does the answer, rightly or not."""
+    """If the reference answers: so does the answer, rightly or not."""
     reference = read_answer(case.reference, fields=fields)
     if reference is None or reference.refused:
         return None
@@ -195,7 +199,7 @@ CHRF_BETA = 2.0
 
 
 def grade_answer_match(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """Where the reference answers: the answer holds its words, or shares most of them."""
+    """If the reference answers: the answer contains its words, or shares most of them."""
     reference = answerable(case, fields)
     if reference is None or not (expected := words_of(reference.answer)):
         return None
@@ -223,13 +227,13 @@ def grade_edit_similarity(case: Case, text: str, fields: AnswerFields) -> Grade:
 
 
 def grade_chrf(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """chrF: runs of one to six letters in common; kind to inflected and compound words."""
+    """chrF: character n-grams in common, up to six letters; lenient with inflected and compound words."""
     expected = expected_text(case, fields)
     return None if expected is None else chrf(given_text(case, text, fields), expected)
 
 
 def expected_text(case: Case, fields: AnswerFields) -> str | None:
-    """The words of the reference; the whole of it where it is not a structured answer."""
+    """Return the words of the reference; all of it if it is not a structured answer."""
     reference = None if _is_bare(case, fields) else read_answer(case.reference, fields=fields)
     if reference is None:
         return case.reference if case.reference.strip() else None
@@ -237,7 +241,7 @@ def expected_text(case: Case, fields: AnswerFields) -> str | None:
 
 
 def given_text(case: Case, text: str, fields: AnswerFields) -> str:
-    """The words of the answer, read as the reference was; nothing where it refuses or cannot be read."""
+    """Return the words of the answer, read like the reference; nothing if it refuses or cannot be read."""
     if _is_bare(case, fields) or read_answer(case.reference, fields=fields) is None:
         return text
     answer = read_answer(text, fields=fields)
@@ -284,7 +288,9 @@ def edit_distance(a: str, b: str) -> int:
 
 
 def chrf(answered: str, expected: str) -> float:
-    """The F of mean precision and mean recall over the orders that both texts are long enough for."""
+    """F score of mean precision and mean recall over the n-gram orders that both texts are long enough
+    for.
+    """
     answer_text, reference_text = re.sub(r"\s+", "", answered), re.sub(r"\s+", "", expected)
     precisions, recalls = [], []
     for length in range(1, CHRF_LONGEST + 1):
@@ -316,7 +322,7 @@ class Review(Record):
 
 
 def grade_reviewer_score(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """The reviewers' mark for this very text, on a scale from 0 to 1."""
+    """The reviewers' mark for this exact text, on a scale from 0 to 1."""
     return _mark(case, text, Review())
 
 
@@ -325,7 +331,9 @@ def grade_reviewed(case: Case, text: str, context: GradeContext) -> Grade:
 
 
 def grade_nearer_to_preferred(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """Where the log holds a pair: the answer is nearer (by chrF) to the reply that won than to the other."""
+    """If the log has a preference pair: the answer is nearer (by chrF) to the chosen reply than to the
+    other.
+    """
     if case.rejected is None or case.rejected.strip() == case.reference.strip():
         return None
     return float(chrf(text, case.reference) > chrf(text, case.rejected))
@@ -349,7 +357,7 @@ def grade_json_valid(case: Case, text: str, fields: AnswerFields) -> Grade:
 
 
 def grade_schema_valid(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """Where `evaluate.fields.json_schema` is set: the whole answer is JSON that fits it."""
+    """If `evaluate.fields.json_schema` is set: the whole answer is JSON that fits it."""
     return None if fields.json_schema is None else grade_by_schema(text, fields.json_schema)
 
 
@@ -371,10 +379,10 @@ METRICS: dict[str, GradeFunction] = {
     "citation_correct": grade_citation_correct,
     "answer_match": grade_answer_match,
 }
-"""What is graded where graft.yaml names nothing, and what training may look at. All right or wrong."""
+"""Metrics used if graft.yaml names none, and available to training. All are right or wrong."""
 
 TOOL_CALLS_VALID = "tool_calls_valid"
-"""The endpoint checks it of every answer that may escalate."""
+"""The endpoint checks this for every answer that may escalate."""
 
 GRADERS: dict[str, GradeFunction] = {
     **METRICS,
@@ -401,7 +409,7 @@ CONTEXT_GRADERS: dict[str, ContextGrader] = {
     CODE_COMPILES: grade_code_compiles,
     CODE_PASSES: grade_code_passes,
 }
-"""Those that need more than the fields: here the sandbox."""
+"""Metrics that need more than the fields, here the sandbox."""
 SCORED = frozenset({"groundedness", "token_f1", "tool_call_f1", "edit_similarity", "chrf", "reviewer_score"})
 """Metrics that are reported as a mean; the others are right or wrong."""
 
@@ -421,12 +429,12 @@ AGAINST_REFERENCE = frozenset(
         "chrf",
     }
 )
-"""These hold an answer against the reference: of the reference itself they say nothing."""
+"""Metrics that compare an answer with the reference: they are meaningless for the reference itself."""
 
 TASK_SUCCESS = "task_success"
-"""All checks of a case hold: those that it brings along, else those of graft.yaml that are about it."""
+"""All checks of a case pass: its own, or else those of graft.yaml that apply to it."""
 CHECKS_PASSED = "checks_passed"
-"""The share of the same checks that hold."""
+"""Share of the same checks that pass."""
 JUDGE_SCORE = "judge_score"
 """The mark of a judge, 1 to 5, as 0 to 1."""
 JUDGE_PREFERENCE = "judge_preference"
@@ -441,19 +449,19 @@ ALWAYS_MEASURED = (TRUNCATED, LATENCY, MEMORY)
 FIRST_TOKEN = "first_token_seconds"
 TOKENS_PER_SECOND = "tokens_per_second"
 PERPLEXITY = "reference_perplexity"
-"""How much the reply that the log holds surprises the model: e to the mean loss of its tokens."""
+"""How much the logged reply surprises the model: exp of the mean loss of its tokens."""
 LATENCY_P95 = "latency_p95_seconds"
 """The 95th percentile of the latency of single requests."""
 TOKENS_PER_TASK = "tokens_per_task"
-"""Tokens that a case takes, read and written together."""
+"""Tokens per case, input and output together."""
 COST_PER_SUCCESS = "cost_per_success"
 """US dollars of all answers over the number of right ones."""
 COSTS = (LATENCY_P95, TOKENS_PER_TASK, COST_PER_SUCCESS)
 OPTIONAL_MEASURED = (FIRST_TOKEN, TOKENS_PER_SECOND, PERPLEXITY, *COSTS)
-"""Measured where the subject allows it: an endpoint reports no perplexity, a log perhaps no tokens."""
+"""Measured if the subject allows it: an endpoint reports no perplexity, a log perhaps no tokens."""
 
 OF_ANSWERS = (*METRICS, TRUNCATED)
-"""What training may look at: graded from one answer, right or wrong."""
+"""Metrics available to training: graded from one answer, right or wrong."""
 RATES = frozenset({*GRADERS, *WITH_CONTEXT, TRUNCATED})
 """Values between 0 and 1."""
 LOWER_IS_BETTER = frozenset({TRUNCATED, LATENCY, MEMORY, FIRST_TOKEN, PERPLEXITY, *COSTS})
@@ -529,7 +537,7 @@ def show(metric: str, value: float) -> str:
 
 
 def show_dollars(amount: float) -> str:
-    """$1,234, $12.30 or $0.00042: cents where there are some, else two digits that matter."""
+    """$1,234, $12.30 or $0.00042: cents if there are any, else two significant digits."""
     if amount < 0:
         return f"−{show_dollars(-amount)}"
     if abs(amount) >= 100:

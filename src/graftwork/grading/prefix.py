@@ -37,7 +37,7 @@ class _NoJson(Exception):
 
 
 class _Cut(Exception):
-    """The text ends within a value."""
+    """The text ends inside a value."""
 
 
 class JsonPrefix:
@@ -85,7 +85,7 @@ class JsonPrefix:
             raise _NoJson
 
     def _read_value(self) -> str:
-        """Read one, or the beginning of a container; returns what comes next."""
+        """Read a value, or the beginning of a container; returns what comes next."""
         first = self._peek()
         if len(self._open) == 1:
             self._value_at = self._at
@@ -200,7 +200,9 @@ PrefixJudge = Callable[[Case, str, GradeContext], PrefixGrade]
 
 
 def find_prefix_judge(name: str, context: GradeContext) -> PrefixJudge | None:
-    """What judges the beginning of an answer for this check; None if it needs the whole answer."""
+    """Return the function that judges the beginning of an answer for this check; None if it needs the whole
+    answer.
+    """
     check: GradeCheck | None = context.checks.get(name)
     if check is None:
         return _find_metric(name)

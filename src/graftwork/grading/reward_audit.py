@@ -145,7 +145,7 @@ def function_name(case: Case) -> str:
 
 
 LEAST_SCORES = 20
-"""Fewer say nothing against chance."""
+"""Fewer scores prove nothing against chance."""
 LEAST_FOR_INDEPENDENCE = 50
 CONSTANT_SHARE = 0.98
 MIN_PER_STATUS = 5
@@ -164,7 +164,7 @@ class ScoredReply(NamedTuple):
     prompt: str
     reply: str
     failed: bool | None = None
-    """What the log says about the reply; None if it says nothing."""
+    """The status of the reply in the log; None if it has none."""
 
 
 class ScoreFinding(Record):
@@ -179,7 +179,7 @@ class ScoreAudit(Record):
     mean: float = 0.0
     distinct: int = 0
     reply_p: float | None = None
-    """How often shuffled scores fit the replies as well as these; small if scores depend on replies."""
+    """How often shuffled scores fit the replies equally well; small if scores depend on replies."""
     status_p: float | None = None
     findings: tuple[ScoreFinding, ...] = ()
 
@@ -254,7 +254,9 @@ def _compare_status(replies: Sequence[ScoredReply]) -> tuple[float | None, list[
 
 
 def describe_reply(reply: ScoredReply) -> dict[str, float]:
-    """What a reader would notice of a reply, as numbers; `word:` features count only if they are frequent."""
+    """Describe a reply by numbers that a reader would notice; `word:` features count only if they are
+    frequent.
+    """
     text = reply.reply
     reply_words = [word.lower() for word in _WORD.findall(text)]
     prompt_words = {word.lower() for word in _WORD.findall(reply.prompt)}
@@ -274,7 +276,7 @@ def describe_reply(reply: ScoredReply) -> dict[str, float]:
 
 
 def find_p_value(scores: Sequence[float], features: Sequence[dict[str, float]]) -> float:
-    """How often shuffled scores correlate with one of the features as strongly as these scores do."""
+    """Return how often shuffled scores correlate with one of the features as strongly as these scores do."""
     import numpy as np
 
     # All but words; of words those that occur in about half of the replies, which say most.
@@ -320,7 +322,7 @@ def scored_interactions(rows: Iterable[Interaction]) -> list[ScoredReply]:
 
 
 def scored_rows(rows: Iterable[Row]) -> list[ScoredReply]:
-    """The same for a dataset, which does not keep what the log says about a reply."""
+    """The same for a dataset, which does not store the status of a reply."""
     return [
         ScoredReply(row.reward, row.messages[-1].content, row.reply) for row in rows if row.reward is not None
     ]

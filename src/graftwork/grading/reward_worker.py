@@ -25,7 +25,7 @@ from graftwork.records.errors import GraftError
 from graftwork.records.report import Case
 
 MEMORY_BYTES = 4 * 2**30
-"""What reward functions may allocate."""
+"""Memory limit of reward functions."""
 CODE_SHARE = 0.8
 """Share of the time for a question that the code of an answer may take. Code that hangs is a wrong answer: it
 must end before this process itself counts as hanging.
@@ -43,8 +43,9 @@ def make_context(spec: RewardSpec) -> GradeContext:
 
 
 class _TimedRunner:
-    """The sandbox, opened by the first reward that runs code; it runs no answer twice. All runs of a question
-    share its time: those that find none left fail."""
+    """The sandbox, opened by the first reward that runs code; caches results. All runs of a question share
+    its time limit: those that start after it fail.
+    """
 
     def __init__(self, settings: SandboxSettings, *, seconds: float) -> None:
         self._settings, self._seconds = settings, seconds
@@ -56,7 +57,7 @@ class _TimedRunner:
         return open_sandbox(self._settings)
 
     def begin(self) -> None:
-        """The next question: all its time is left. Opening the sandbox takes none of it."""
+        """Start the next question with its full time. Opening the sandbox does not count."""
         self._left = self._seconds
 
     def compile(self, source: str) -> SandboxResult:

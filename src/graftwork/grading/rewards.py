@@ -41,12 +41,12 @@ class RewardPart(Record):
 
 
 def function_of(metric: str) -> str:
-    """The function that a reward names, without how it is called."""
+    """Return the function that a reward names, without its prefix."""
     return metric.removeprefix(TRL).removeprefix(RANK)
 
 
 class RewardSpec(Record):
-    """All that a reward worker needs to grade: the parts, and where metrics find what they need."""
+    """Everything a reward worker needs to grade: the parts, and the inputs of metrics."""
 
     parts: tuple[RewardPart, ...]
     folder: str
@@ -56,9 +56,9 @@ class RewardSpec(Record):
     sandbox: dict[str, Any] = {}
     seconds: float = 5.0
     fail_truncated: bool = True
-    """Answers that were cut at the limit get 0."""
+    """Answers that were cut off at the limit get 0."""
     own: dict[str, str] = {}
-    """The hashes of the files of custom functions: with another one the run is another."""
+    """The hashes of the files of custom functions, which are part of the run's identity."""
     taskset: TasksetSpec | None = None
 
 
@@ -68,7 +68,7 @@ class RewardQuestion(NamedTuple):
     text: str
     truncated: bool = False
     evidence: Mapping[str, Any] = {}
-    """What is known of the answer besides its text: the turns of an episode, the environment's reward."""
+    """Facts about the answer besides its text: the turns of an episode, the environment's reward."""
 
 
 class GradedParts(NamedTuple):
@@ -190,10 +190,9 @@ class RewardRunner:
 
 
 def combine_parts(parts: Sequence[RewardPart], grades: Mapping[str, Grade]) -> float | None:
-    """The weighted mean of the parts that apply, 0 if a gate does not hold; None if no part applies.
-
-    Parts may be negative (`trl:`). With a gate the mean is at least 0: an answer that passes is never worth
-    less than one that does not.
+    """Weighted mean of the parts that apply, 0 if a gate fails; None if no part applies. Parts may be
+    negative (`trl:`). With a gate the mean is at least 0: an answer that passes is never worth less than one
+    that does not.
     """
     applicable = [(part, value) for part in parts if (value := grades.get(part.metric)) is not None]
     if not applicable:
@@ -206,14 +205,14 @@ def combine_parts(parts: Sequence[RewardPart], grades: Mapping[str, Grade]) -> f
 
 
 def ordered_parts(parts: Sequence[RewardPart]) -> list[RewardPart]:
-    """Gates first: where one fails, nothing else needs to be graded."""
+    """Gates first: if one fails, nothing else needs to be graded."""
     return sorted(parts, key=lambda part: not part.gate)
 
 
 def grade_part(
     metric: str, case: Case, text: str, *, context: GradeContext, evidence: Mapping[str, Any]
 ) -> Grade:
-    """One part of a reward; CannotGrade where it failed. Custom functions may take `evidence` as well."""
+    """Grade one part of a reward; CannotGrade if it failed. Custom functions may take `evidence` as well."""
     if metric.startswith(TRL):
         return _grade_by_trl(metric, case, text, context)
     if is_own(metric):
@@ -245,7 +244,7 @@ def rank_answers(metric: str, case: Case, texts: Sequence[str], *, context: Grad
 
 
 def _grade_by_trl(metric: str, case: Case, text: str, context: GradeContext) -> Grade:
-    """TRL's signature with one answer. Its numbers are not bound to 0 … 1."""
+    """TRL's signature with one answer. Its numbers are not limited to 0 … 1."""
     assert context.folder is not None
     function: Any = load_own(function_of(metric), folder=context.folder)
     columns = {"reference": [case.reference], "case_id": [case.id], "checks": [list(case.checks)]}

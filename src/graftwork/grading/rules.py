@@ -40,7 +40,7 @@ class Contains(Record):
 
     value: str | tuple[str, ...]
     need: Literal["all", "any", "none"] = "all"
-    """`none`: it must hold not one of them."""
+    """`none`: it must contain none of them."""
     ignore_case: bool = True
 
     @field_validator("value")
@@ -52,13 +52,13 @@ class Contains(Record):
 
 
 class Regex(Record):
-    """The pattern is found in the text. Python's syntax; `(?i)` and similar at its start."""
+    """The pattern is found in the text. Python's syntax; flags such as `(?i)` at its start."""
 
     pattern: str
     whole: bool = False
     """The pattern must be all of the text, not only found in it."""
     seconds: float = Field(default=SECONDS, gt=0, le=60)
-    """What one match may take; a pattern that takes longer is reported, and the case is not graded."""
+    """Time limit of one match; a pattern that takes longer is reported, and the case is not graded."""
 
     @field_validator("pattern")
     @classmethod
@@ -71,11 +71,11 @@ class Numeric(Record):
     """A number of the text is the value, within a tolerance."""
 
     value: float | None = None
-    """What it must be; the last number of the reference where it is missing."""
+    """Expected value; the last number of the reference if unset."""
     tolerance: float = Field(default=0.0, ge=0)
-    """How far off it may be."""
+    """Allowed absolute difference."""
     relative: float = Field(default=0.0, ge=0)
-    """How far off it may be, as a share of the value; the wider of both counts."""
+    """Allowed difference as a share of the value; the larger of the two applies."""
     which: Literal["last", "first", "only", "any"] = "last"
     """Which number of the text is meant."""
 
@@ -154,9 +154,8 @@ def grade_json_schema(case: Case, text: str, context: GradeContext) -> Grade:
 
 
 def numbers_in(text: str) -> list[float]:
-    """The numbers of a text in order: 1,234.5 and 1e-3 are one each; those within words are none.
-
-    A citation like [1] is not a number of the answer, nor is the "1." of a list.
+    """Return the numbers of a text in order: 1,234.5 and 1e-3 are one each; those within words are none. A
+    citation such as [1] is not a number of the answer, nor is the "1." of a list.
     """
     text = re.sub(r"\[\d{1,6}\]", " ", text)
     text = re.sub(r"(?m)^\s*\d{1,3}[.)]\s", " ", text)
@@ -169,7 +168,7 @@ def numbers_in(text: str) -> list[float]:
 
 
 def plain_text(text: str, rule: Exact) -> str:
-    """The text without what the rule says does not count."""
+    """Return the text without what the rule ignores."""
     text = text.casefold() if rule.ignore_case else text
     return " ".join(text.split()) if rule.ignore_space else text.strip()
 
@@ -188,7 +187,7 @@ class SetOf(Record):
     """The same items in any order: a JSON list, or text divided by commas, semicolons or lines."""
 
     value: tuple[str | float | bool, ...] | None = None
-    """The items; those of the reference where it is missing."""
+    """The items; those of the reference if unset."""
     ignore_case: bool = True
 
 
@@ -244,7 +243,7 @@ def grade_field(path: str, case: Case, text: str, rule: Record) -> Grade:
 
 
 def grade_all_fields(case: Case, text: str, context: GradeContext) -> Grade:
-    """Right where all of them are."""
+    """Right if all of them are."""
     parameters: AllFields = context.parameters
     reference = parse_object(case.reference)
     if reference is None:
@@ -282,7 +281,7 @@ def grade_set(case: Case, text: str, context: GradeContext) -> Grade:
 
 
 def agree(expected: Any, answered: Any, rule: Record) -> bool:
-    """Whether a value that was given is the expected one by this rule."""
+    """Return whether a value is the expected one by this rule."""
     if answered is MISSING:
         return False
     texts = isinstance(expected, str) and isinstance(answered, str)
@@ -312,7 +311,7 @@ def items_of(value: Any, rule: SetOf) -> frozenset[str]:
 
 
 def _end_of(document: dict[str, Any], path: str) -> Any:
-    """The value at which a path ends, such as null in place of an object; MISSING where a key is."""
+    """The value at which a path ends, such as null in place of an object; MISSING if a key is missing."""
     value: Any = document
     for key in path.split("."):
         if not isinstance(value, dict):
@@ -346,10 +345,10 @@ _HEADING_MARKS = re.compile(r"^[\s#>*_\d.)-]+|[\s*_:#]+$")
 
 
 class FormatRule(Record):
-    """What a text must look like. All that is given must hold."""
+    """Required form of a text. All given conditions must hold."""
 
     template: str | None = None
-    """Fixed text with blanks: `Answer: {answer}\\nSources: {sources}`. A blank holds at least a letter."""
+    """Fixed text with blanks: `Answer: {answer}\\nSources: {sources}`. A blank contains at least a letter."""
     sections: tuple[str, ...] = ()
     """Headings that must each open a line, in this order; marks like `##` and `:` do not count."""
     pattern: str | None = None
@@ -388,7 +387,7 @@ def grade_format(case: Case, text: str, context: GradeContext) -> Grade:
 
 
 def find_fault(text: str, layout: FormatRule) -> str | None:
-    """The first thing that does not hold, in words."""
+    """Return the first condition that fails, in words."""
     return next(_faults(text.strip(), layout), None)
 
 

@@ -47,7 +47,7 @@ print(digest.hexdigest() if files else "")
 
 
 class TasksetSpec(Record):
-    """A task set, and who runs it."""
+    """A task set, and the interpreter that runs it."""
 
     python: str
     """The interpreter, absolute or in the project's folder."""
@@ -58,11 +58,11 @@ class TasksetSpec(Record):
     tasks: int = 1000
     reference: str | None = None
     package: str = ""
-    """The hash of its files: a changed task set is another one."""
+    """The hash of its files: a changed task set counts as another one."""
 
 
 def start_worker(spec: TasksetSpec, *, folder: Path, seconds: float) -> LineProcess:
-    """`-P`: nothing is imported from the folder of the worker."""
+    """`-P`: nothing is imported from the worker's folder."""
     return LineProcess(
         [find_python(spec, folder), "-P", str(Path(taskset_worker.__file__))],
         hello={"name": spec.name, "options": spec.options, "folders": _folders(spec, folder)},
@@ -112,9 +112,8 @@ def _fingerprint(python: str, *arguments: str) -> str:
 
 
 def load_tasks(spec: TasksetSpec, *, folder: Path) -> list[tuple[Case, dict[str, Any]]]:
-    """The tasks as cases, each with what verifiers keeps of it.
-
-    Their ids are those of the task set where it names each, and numbers where not.
+    """Load the tasks as cases, each with the data that verifiers stores for it. Their ids are those of the
+    task set if it names every task, and numbers if not.
     """
     worker = start_worker(spec, folder=folder, seconds=LOAD_SECONDS)
     try:
@@ -134,7 +133,7 @@ def load_tasks(spec: TasksetSpec, *, folder: Path) -> list[tuple[Case, dict[str,
 
 
 def make_cases(tasks: Sequence[dict[str, Any]], *, name: str, reference: str | None) -> list[Case]:
-    """Pure: what the worker read, as cases."""
+    """Convert what the worker read to cases. Pure."""
     ids = [task["id"] for task in tasks]
     by_name = all(ids) and len(set(ids)) == len(ids)
     return [
@@ -163,8 +162,9 @@ def _fill(reference: str | None, data: dict[str, Any], *, name: str) -> str:
 
 
 class TasksetGrader:
-    """Rewards by a task set, by a few workers, which the threads of `pool` start: importing verifiers takes
-    seconds, and the first answers are sampled meanwhile."""
+    """Rewards by a task set, from a few workers that the threads of `pool` start: importing verifiers takes
+    seconds, and the first answers are sampled meanwhile.
+    """
 
     def __init__(
         self, spec: TasksetSpec, *, folder: str, seconds: float, most: int, pool: ThreadPoolExecutor
@@ -208,7 +208,7 @@ class TasksetGrader:
 
 
 def taskset_folder(spec: TasksetSpec, folder: Path) -> Path:
-    """Where a loaded task set is kept: by its package, its options and how many tasks are read."""
+    """Cache folder of a loaded task set: by its package, its options and the number of tasks."""
     content = spec.model_dump(mode="json", exclude={"python"})
     return folder / ".graft" / "tasksets" / fingerprint(content)[:16]
 

@@ -32,7 +32,7 @@ class TasksetRefused(Exception):
 
 
 def open_taskset(spec: dict[str, Any]) -> tuple[Any, Any]:
-    """The task set; TasksetRefused where Python, verifiers or the package is missing."""
+    """Open the task set; TasksetRefused if Python, verifiers or the package is missing."""
     if sys.version_info[:2] < LEAST_PYTHON:
         version = ".".join(map(str, sys.version_info[:3]))
         raise TasksetRefused(
@@ -220,7 +220,7 @@ def shorten(error: BaseException) -> str:
 
 
 def read_lines() -> queue.Queue[str]:
-    """Lines of standard input by a thread of its own: when the parent is gone, a hanging reward ends too."""
+    """Read lines of standard input in a thread: when the parent is gone, a hanging reward ends too."""
     lines: queue.Queue[str] = queue.Queue()
 
     def read() -> None:

@@ -23,7 +23,7 @@ from graftwork.text.tool_calls import TOOLS_MARK, ToolCall, define_tool, read_ca
 _BEGUN = re.compile(r"<tool_call>\s*[{\[]")
 
 Tools = Mapping[str, Schema | None]
-"""The schema of each tool's arguments; None if it has none that is understood."""
+"""The schema of each tool's arguments; None if it has none, or none that is understood."""
 
 
 def find_call_fault(messages: Sequence[Message], text: str) -> str | None:
@@ -37,7 +37,7 @@ def find_call_fault(messages: Sequence[Message], text: str) -> str | None:
 
 
 def read_tools(messages: Sequence[Message]) -> Tools | None:
-    """The tools that the prompt defines; None if it defines none, or in no known way."""
+    """Return the tools that the prompt defines; None if it defines none, or in an unknown form."""
     for message in messages:
         if message.role == "system" and TOOLS_MARK in message.content:
             return _read_tools(message.content)
@@ -100,7 +100,7 @@ _KEYWORDS = frozenset(_LISTED.split())
 
 
 def read_sql(text: str) -> tuple[str, ...] | None:
-    """The tokens of a statement; None for other text and where a quote is not closed."""
+    """Return the tokens of a statement; None for other text and for an unclosed quote."""
     if _STATEMENT.match(text) is None:
         return None
     tokens = _TOKEN.findall(text)
@@ -130,7 +130,7 @@ def grade_tool_calls(case: Case, text: str, _fields: AnswerFields) -> Grade:
 
 
 def grade_no_call_where_due(case: Case, text: str, _fields: AnswerFields) -> Grade:
-    """Where tools are offered and the reference calls none: neither does the answer."""
+    """If tools are offered and the reference calls none: neither does the answer."""
     return None if _expected(case) != () else float(read_calls(text) == ())
 
 
@@ -168,7 +168,7 @@ def grade_tool_calls_valid(case: Case, text: str, _fields: AnswerFields) -> Grad
 
 
 def _expected(case: Case) -> tuple[ToolCall, ...] | None:
-    """The calls of the reference; None if no call is in question."""
+    """Return the calls of the reference; None if the metric does not apply."""
     calls = read_calls(case.reference)
     if calls is None or len(calls) > MOST_CALLS:
         return None

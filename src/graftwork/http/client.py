@@ -18,9 +18,9 @@ from graftwork.http.server import httptools
 
 _BUFFER_BYTES = 64 * 1024
 _HEAD_BYTES = 256 * 1024
-"""For headers, interim answers and trailers of one reply."""
+"""Limit on headers, interim responses and trailers of one reply."""
 _FRAMING = 16
-"""Bytes of chunk headers that a byte of the body may cost; a chunk of one byte costs five."""
+"""Bytes of chunk headers allowed per byte of the body; a chunk of one byte costs five."""
 
 
 class Client:
@@ -39,7 +39,7 @@ class Client:
     async def send(
         self, method: str, target: str, *, body: bytes = b"", headers: Headers = ()
     ) -> "ClientReply":
-        """Send one request; returns when the head of the reply is there. Raises OSError."""
+        """Send one request; returns once the headers of the reply have arrived. Raises OSError."""
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers]) if headers else ""
         head = (
             f"{method} {target} HTTP/1.1\r\nhost: {self._host}\r\n{lines}content-length: {len(body)}\r\n\r\n"
@@ -69,7 +69,7 @@ class Client:
         self._idle.clear()
 
     def abort(self) -> None:
-        """Close all connections: replies that are waited for raise OSError."""
+        """Close all connections: pending replies raise OSError."""
         self.close()
         for link in list(self._busy):
             link.abort()
@@ -105,11 +105,11 @@ class Client:
 
 
 class StaleConnection(ConnectionError):
-    """A kept connection was closed by the server before it answered anything."""
+    """A kept connection was closed by the server before it answered."""
 
 
 class ClientReply:
-    """A reply whose head has arrived. Read it to the end, or close it."""
+    """A reply whose headers have arrived. Read it to the end, or close it."""
 
     def __init__(self, client: Client, link: "Link") -> None:
         self._client = client
@@ -117,10 +117,10 @@ class ClientReply:
         self.status = link.status
         self.headers = link.headers
         self.rest = b""
-        """What came after the last line of `next_lines`."""
+        """The rest after the last line of `next_lines`."""
 
     async def read(self, *, most: int | None = None) -> bytes:
-        """The whole body, of at most `most` bytes. Without a generator: this is the hot path."""
+        """Read the whole body, of at most `most` bytes. Not a generator, since this is the hot path."""
         pieces: list[bytes] = []
         size = 0
         try:
@@ -147,7 +147,7 @@ class ClientReply:
         return piece
 
     async def next_lines(self) -> list[bytes] | None:
-        """The lines that the next bytes of the body end, which may be none; None at its end."""
+        """Return the lines completed by the next bytes of the body, possibly none; None at its end."""
         chunk = await self.next_chunk()
         if chunk is None:
             return None
@@ -155,7 +155,7 @@ class ClientReply:
         return lines
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The data of server-sent events, without the one that says that it is done."""
+        """Yield the data of server-sent events, except the one that marks the end."""
         while (lines := await self.next_lines()) is not None:
             for line in lines:
                 if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
@@ -267,7 +267,7 @@ class Link(asyncio.Protocol):
         self._wake()
 
     def _ends_with_connection(self) -> bool:
-        """Whether the reply states no length: its end is that of the connection."""
+        """Whether the reply states no length and ends with the connection."""
         framed = "content-length" in self.headers or "transfer-encoding" in self.headers
         return self._head_done and not framed and self._error is None
 
@@ -331,7 +331,7 @@ class UpstreamClient(Client):
         self._path_prefix = parts.path
         self._key: Headers = (("authorization", f"Bearer {key}"),) if key else ()
         self.secrets = (key,) if key else ()
-        """What no message to a client may repeat."""
+        """Texts that no message to a client may contain."""
         super().__init__(host=parts.netloc)
 
     async def _connect(self) -> Link:

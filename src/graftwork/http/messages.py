@@ -9,7 +9,7 @@ import orjson
 JSON_TYPE = ("content-type", "application/json")
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
-"""How long a client waits; passed on to the server behind."""
+"""The client's timeout; passed on to the server behind."""
 
 Headers = tuple[tuple[str, str], ...]
 RETRY: Headers = (("retry-after", "1"),)
@@ -42,7 +42,7 @@ class Request:
         return self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
 
     def require_no_body(self, what: str) -> None:
-        """Raise ApiError where the headers announce a body."""
+        """Raise ApiError if the headers announce a body."""
         if self.has_body:
             raise ApiError(400, f"{what} takes no body")
 
@@ -66,7 +66,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class StreamResponse:
-    """An answer in pieces. The server closes `chunks` in every case, also when the client leaves."""
+    """A response in pieces. The server always closes `chunks`, also when the client disconnects."""
 
     status: int
     chunks: AsyncGenerator[bytes, None]
@@ -105,14 +105,14 @@ _KINDS = {
 
 
 def encode_error(error: ApiError) -> bytes:
-    """The body that OpenAI's clients know how to read."""
+    """Encode the error body that OpenAI's clients expect."""
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     inner = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
     return orjson.dumps({"error": inner})
 
 
 def name_failure(error: OSError) -> str:
-    """What went wrong, without the address that asyncio writes into its errors."""
+    """Describe the failure without the address that asyncio writes into its errors."""
     return os.strerror(error.errno) if error.errno else type(error).__name__
 
 

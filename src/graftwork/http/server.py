@@ -47,25 +47,27 @@ log = logging.getLogger(__name__)
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n" for s in HTTPStatus}
 _HEAD_SLICE = 4 * 1024
 _BODY_SLICE = 64 * 1024
-"""Input is parsed in slices: one slice is the most that is read beyond a limit before it is noticed."""
+"""Input is parsed in slices: at most one slice is read beyond a limit before it is noticed."""
 _READ_AHEAD = 64 * 1024
-"""Bytes after a running request from which on reading pauses. A paused connection does not see its end."""
+"""Bytes received after a running request at which reading pauses. A paused connection does not see its
+end.
+"""
 _PIPELINED = 32
 """Requests that a client may send ahead of their answers."""
 _LINGER_SECONDS, _HANDSHAKE_SECONDS = 2.0, 5.0
 _TICK_SECONDS = 5.0
-"""How late a deadline may be noticed at most: connections look at the clock this often."""
+"""Interval at which connections check their deadlines."""
 _WARN_SECONDS = 10.0
 _SPARE_DESCRIPTORS = 64
-"""Kept free for the engine, the database and log files."""
+"""File descriptors kept free for the engine, the database and log files."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What clients may ask of the server."""
+    """Limits on clients."""
 
     max_connections: int = 1024
-    """At this many, the connection that has waited longest without an admitted request makes room."""
+    """At this number, the connection that has waited longest without an admitted request is closed."""
     max_header_bytes: int = 32 * 1024
     """For the request line, headers, trailers and chunk framing of one request."""
     max_headers: int = 100
@@ -77,7 +79,7 @@ class HttpLimits:
     """How long a body may take to arrive, from the end of its headers."""
     idle_seconds: float = 75.0
     write_seconds: float = 30.0
-    """How long a client may leave its answer unread while the server waits to send more."""
+    """How long a client may leave its response unread while the server waits to send more."""
 
     @property
     def tick_seconds(self) -> float:
@@ -115,7 +117,7 @@ class Server:
     async def listen(
         self, *, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
     ) -> int:
-        """Listen on TCP; gives the port, which the system chose where `port` is 0."""
+        """Listen on TCP; returns the port, which the system chooses if `port` is 0."""
         loop = asyncio.get_running_loop()
         self._max_connections = _fit_descriptors(self.limits.max_connections)
         handshake = None if tls is None else min(_HANDSHAKE_SECONDS, self.limits.head_seconds)
@@ -130,7 +132,7 @@ class Server:
         self._listener = await loop.create_unix_server(lambda: Connection(self), path, backlog=1024)
 
     async def close(self, *, drain_seconds: float = 0.0) -> None:
-        """Accept nothing more, let what runs finish for `drain_seconds`, then cut it."""
+        """Accept no more connections, let running requests finish for `drain_seconds`, then close them."""
         self.closing = True
         if self._listener is not None:
             self._listener.close()
@@ -151,7 +153,7 @@ class Server:
                 log.info("%d connections did not end within %s s", len(self.connections), seconds)
 
     def add(self, connection: "Connection") -> bool:
-        """Register a new connection. False if it cannot be served: every other one has a request."""
+        """Register a new connection. False if it cannot be served: all others have a request."""
         full = len(self.connections) >= self._max_connections
         oldest = next(iter(self.evictable), None) if full else None
         if oldest is not None:
@@ -183,7 +185,7 @@ class Server:
 
 
 def _fit_descriptors(connections: int) -> int:
-    """How many connections the process can keep open. Beyond that, new ones would fail silently."""
+    """Return how many connections the process can keep open. Beyond that, new ones would fail silently."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + _SPARE_DESCRIPTORS
     if soft < needed:
@@ -222,7 +224,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._unparsed = b""
-        """What arrived after a whole request that is not answered yet; reading pauses if it is much."""
+        """Input after a whole request that is not answered yet; reading pauses if it grows large."""
         self._waiting: deque[_QueuedRequest] = deque()
         self._charged = 0
         self._task: asyncio.Task[None] | None = None
@@ -528,7 +530,7 @@ class Connection(asyncio.Protocol):
             self._drained.set_result(None)
 
     def _release(self, size: int) -> None:
-        """Give back what the bodies of this connection took of the server's room."""
+        """Release the buffer space of this connection's bodies."""
         size = min(size, self._charged)
         self._charged -= size
         self._server.buffered -= size
@@ -544,10 +546,8 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def _end(self) -> None:
-        """Close once the answer is read, at the latest at the deadline.
-
-        Behind a refusal the connection lingers: a reset would reach a client that still sends before
-        it could read the answer.
+        """Close once the response is read, or at the deadline. After a refusal the connection lingers: a
+        client that is still sending would get a reset before it could read the response.
         """
         self._ending = True
         self._waiting.clear()
@@ -565,14 +565,14 @@ class Connection(asyncio.Protocol):
         self._deadline = self._loop.time() + seconds
 
     def _end_within(self, seconds: float) -> None:
-        """Set a deadline that may lie before the one that the timer waits for."""
+        """Set a deadline that may be earlier than the one that the timer waits for."""
         self._set_deadline(seconds)
         if self._timer is not None and self._timer.when() > self._deadline:
             self._timer.cancel()
             self._timer = self._loop.call_at(self._deadline, self._check_deadline)
 
     def _check_deadline(self) -> None:
-        """One timer a connection, moved only when it rings: cheaper than one a request."""
+        """One timer per connection, moved only when it fires: cheaper than one per request."""
         now = self._loop.time()
         if self._task is not None and not self._writing_paused:
             self._set_deadline(self._server.limits.idle_seconds)  # the handler has deadlines of its own

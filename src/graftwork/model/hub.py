@@ -80,7 +80,7 @@ class HubModel(Record):
 
 
 class HubStore(NamedTuple):
-    """Where models are kept, who listens to a download, and how much room the disk has."""
+    """Where models are stored, who receives download progress, and how much disk space is free."""
 
     folder: Path
     announce: Callable[[str], None] = lambda _text: None
@@ -131,7 +131,7 @@ def _read_pins(project_folder: Path) -> dict[str, str]:
 
 
 def find_local(name: HubName, commit: str, store: HubStore) -> HubModel | None:
-    """Return the model as far as it is on this machine; None if nothing of it is."""
+    """Return the parts of the model on this machine; None if there are none."""
     folder = _folder_of(name, commit, store)
     try:
         model = HubModel.from_json((folder / MANIFEST).read_bytes())
@@ -145,14 +145,14 @@ def find_local(name: HubName, commit: str, store: HubStore) -> HubModel | None:
 
 
 def resolve(name: HubName, store: HubStore) -> str:
-    """Ask the Hub which commit a revision is now."""
+    """Ask the Hub for the current commit of a revision."""
     with _explained(name):
         _require_online(name)
         return str(_client().model_info(name.repository, revision=name.revision or "main").sha)
 
 
 def fetch(name: HubName, commit: str, store: HubStore, *, weights: bool) -> HubModel:
-    """Fetch what is missing at a commit: the config and tokenizer, and the weights if they are wanted."""
+    """Fetch what is missing at a commit: the config and tokenizer, and the weights if requested."""
     local = find_local(name, commit, store)
     if local is not None and (local.has_weights or not weights):
         return local
@@ -192,7 +192,7 @@ def list_local(store: HubStore) -> tuple[HubModel, ...]:
 
 
 def remove_local(model: HubModel) -> int:
-    """Remove a model and its files in the client's cache. Returns the bytes that are free again."""
+    """Remove a model and its files in the client's cache. Returns the freed bytes."""
     folder = Path(model.folder)
     size = 0
     for file in model.files:
@@ -219,7 +219,7 @@ def _is_weight(file: str) -> bool:
 
 
 def _list_files(name: HubName, commit: str, store: HubStore) -> dict[str, HubFile]:
-    """Choose the files of a model that matter: small files at the top, and its weights as safetensors."""
+    """Choose the relevant files of a model: small files at the top level, and its weights as safetensors."""
     info = _client().model_info(name.repository, revision=commit, files_metadata=True)
     listed = {
         sibling.rfilename: HubFile(
@@ -320,9 +320,8 @@ def _fetch_files(
 
 
 def _fetch_blob(name: HubName, commit: str, file: str, about: HubFile, report: Callable[[int], None]) -> None:
-    """Fetch a large file to where the client's cache keeps it, continuing what an earlier run began.
-
-    The client's own download begins again in every process.
+    """Fetch a large file to its place in the client's cache, resuming an earlier download. The client's own
+    download restarts in every process.
     """
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.file_download import http_get, repo_folder_name

@@ -25,11 +25,9 @@ DIGEST_THREADS = 8
 
 
 def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu", four_bits: bool = False) -> Any:
-    """The decoder with every parameter frozen. Never reaches for the network.
-
-    With `four_bits`, the linear layers of its blocks are quantized on the way to the device, one by
-    one: the device never holds more than one of them whole. The host holds the model in `dtype` while
-    it is read.
+    """Load the decoder with every parameter frozen. Never uses the network. With `four_bits`, the linear
+    layers of its blocks are quantized on the way to the device, one by one: the device never holds more than
+    one of them unquantized. The host holds the model in `dtype` while it is read.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     import_without_unused(["transformers.modeling_utils"])
@@ -60,7 +58,9 @@ def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu", four
 
 
 def quantize_blocks(model: Any, *, device: str) -> int:
-    """Put the linear layers of the blocks into four bits; how many were. What has no whole blocks stays."""
+    """Quantize the linear layers of the blocks to four bits; returns how many. Layers without whole blocks
+    stay.
+    """
     from torch import nn
 
     from graftwork.model.nf4 import can_quantize, quantize_linear
@@ -99,7 +99,7 @@ def tensors_digest(
 
 
 def base_digest(model: Any, *, whole: "Callable[[torch.Tensor], torch.Tensor] | None" = None) -> str:
-    """The weights in memory that no training may change, codes of quantized ones included."""
+    """Hash the weights in memory that no training may change, codes of quantized ones included."""
     persistent = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     # An adapter wraps a layer and so lengthens its name; the weights are the same.
@@ -119,7 +119,7 @@ def base_digest(model: Any, *, whole: "Callable[[torch.Tensor], torch.Tensor] | 
 
 
 def base_files_digest(folder: Path) -> str:
-    """The weights on disk: the proof where those in memory are what is trained."""
+    """Hash the weights on disk, if those in memory are being trained."""
     outer = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         outer.update(f"{path.name} {file_digest(path)}\n".encode())

@@ -55,7 +55,7 @@ def can_quantize(weight: Tensor) -> bool:
 
 @torch.no_grad()
 def quantize(weight: Tensor) -> Nf4Weight:
-    """The nearest level for each element, in units of its block's largest."""
+    """Return the nearest level for each element, relative to its block's maximum."""
     if not can_quantize(weight):
         raise ValueError(f"a weight of {tuple(weight.shape)} has no whole blocks of {BLOCK}")
     outputs, inputs = weight.shape
@@ -76,7 +76,7 @@ def quantize(weight: Tensor) -> Nf4Weight:
 
 
 def dequantize(weight: Nf4Weight, dtype: torch.dtype) -> Tensor:
-    """The weight [out, in] again, as near as four bits come."""
+    """Return the weight [out, in], up to quantization error."""
     outputs, half = weight.codes.shape
     if weight.codes.is_cuda:
         whole = torch.empty(outputs, 2 * half, dtype=dtype, device=weight.codes.device)
@@ -92,7 +92,7 @@ def dequantize(weight: Nf4Weight, dtype: torch.dtype) -> Tensor:
 
 
 def dequantize_into(weight: Nf4Weight, levels: Tensor, out: Tensor) -> None:
-    """On a GPU: the same bits in one kernel."""
+    """Dequantize on a GPU: the same bits in one kernel."""
     from graftwork.model import nf4_kernel
 
     nf4_kernel.dequantize_into(weight, levels, out, block=BLOCK, chunk=CHUNK)
@@ -106,7 +106,7 @@ def scales_of(weight: Nf4Weight) -> Tensor:
 
 
 class Nf4Linear(nn.Module):
-    """A frozen linear layer in four bits. Dequantized once a use; nothing of that is kept for backward."""
+    """A frozen linear layer in four bits. Dequantized on each use; nothing of that is saved for backward."""
 
     codes: Tensor
     scale_codes: Tensor
@@ -155,7 +155,7 @@ class _Nf4Product(torch.autograd.Function):
 
 
 def quantize_linear(layer: nn.Linear, *, device: str | torch.device | None = None) -> Nf4Linear:
-    """The layer in four bits, on `device`: only this one weight is there whole, and not for long."""
+    """Return the layer in four bits, on `device`: only one weight exists unquantized, and briefly."""
     weight = layer.weight.detach().to(device or layer.weight.device)
     bias = None if layer.bias is None else layer.bias.detach().to(weight.device)
     return Nf4Linear(quantize(weight), bias)

@@ -41,7 +41,7 @@ class LogitsReader:
 
 
 def decoder_parts(model: Any) -> DecoderParts:
-    """The parts, or a clear word where the model is not a causal decoder."""
+    """Return the parts; raises a clear error if the model is not a causal decoder."""
     decoder, head = _decoder_and_head(model)
     lists = [(path, part) for path, part in model.named_modules() if isinstance(part, nn.ModuleList)]
     inside = {id(part) for part in decoder.modules()}
@@ -55,10 +55,8 @@ def decoder_parts(model: Any) -> DecoderParts:
 
 
 def block_linears(model: Any) -> Iterator[tuple[int, str, Any]]:
-    """(block, path, layer) of each linear layer of the blocks, without routers.
-
-    Does not look inside adapters and quantized weights that replaced a layer: code that
-    has `in_features` counts as a linear layer.
+    """(block, path, layer) of each linear layer of the blocks, without routers. Does not look inside adapters
+    and quantized weights that replaced a layer: any module with `in_features` counts as a linear layer.
     """
     parts = decoder_parts(model)
     for number, block in enumerate(parts.blocks):
@@ -74,7 +72,7 @@ def block_linears(model: Any) -> Iterator[tuple[int, str, Any]]:
 
 
 def is_transposed(module: Any) -> bool:
-    """GPT-2's Conv1D: a linear layer whose weight is kept as [in, out]."""
+    """GPT-2's Conv1D: a linear layer whose weight is stored as [in, out]."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
@@ -86,7 +84,7 @@ def layer_sizes(module: Any) -> tuple[int, int]:
 
 
 def logits_reader(model: Any) -> LogitsReader:
-    """How hidden states and logits are read without building the logits of every token."""
+    """Return how to read hidden states and logits without building the logits of every token."""
     decoder, head = _decoder_and_head(model)
     ending = logits_ending(model.config)
     plain = family_or_llama(getattr(model.config, "model_type", None)).plain_logits and ending.plain
@@ -101,7 +99,7 @@ def logits_reader(model: Any) -> LogitsReader:
 
 
 class _Whole:
-    """A model whose ending we do not know: its own logits are used in place of hidden states."""
+    """A model with an unknown transformation of logits: its own logits are used in place of hidden states."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -113,10 +111,9 @@ class _Whole:
 
 @torch.no_grad()
 def head_is_followed(model: Any) -> bool:
-    """Whether the model's own logits are what we make of its hidden states.
-
-    The head is made to answer a ramp from -100 to 100, once: what the model does after its head then
-    shows, whatever its weights are. What it gives its head must be the decoder's last hidden state.
+    """Return whether the model's own logits are what we compute from its hidden states. The head is made to
+    return a ramp from -100 to 100 once: this shows what the model does after its head, whatever its weights
+    are. The input of the head must be the decoder's last hidden state.
     """
     decoder, head = _decoder_and_head(model)
     ending = logits_ending(model.config)
@@ -179,7 +176,7 @@ class LogitsEnding(NamedTuple):
         return logits if self.plain else logits.mul_(self.multiplier / self.divisor)
 
     def backward_(self, d: Tensor, logits: Tensor) -> Tensor:
-        """The gradient of what the head gave, in place; the logits are overwritten."""
+        """The gradient of the head's output, in place; the logits are overwritten."""
         if self.cap is not None:
             return d.mul_(logits.div_(self.cap).square_().neg_().add_(1))
         return d if self.plain else d.mul_(self.multiplier / self.divisor)

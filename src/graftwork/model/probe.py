@@ -30,15 +30,14 @@ from graftwork.records.plan import FREE_SHARE, DeviceFacts, DeviceName, ModelSha
 
 
 def describe_device(*, threads: int | None = None) -> DeviceFacts:
-    """What can be known without torch."""
+    """Describe the device without torch."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return DeviceFacts(kind="cpu", name=_cpu_name(), memory_gib=pages / GIB, threads=threads or count_cores())
 
 
 def probe_device(*, threads: int | None = None) -> DeviceFacts:
-    """The GPU if there is one, else the CPU, with a measured matrix rate.
-
-    Without it where torch is not installed. `CUDA_VISIBLE_DEVICES=` hides a GPU from everybody.
+    """Probe the GPU if there is one, else the CPU, with a measured matrix rate, or without it if torch is not
+    installed. `CUDA_VISIBLE_DEVICES=` hides a GPU from everybody.
     """
     facts = describe_device(threads=threads)
     measured = _probe(facts.threads)
@@ -47,7 +46,7 @@ def probe_device(*, threads: int | None = None) -> DeviceFacts:
 
 @cache
 def _probe(threads: int) -> dict[str, Any] | None:
-    """Once a process: a project of seven models need not ask the same machine seven times."""
+    """Once per process: a project of seven models need not probe the same machine seven times."""
     preloaded = SHARED.run("graftwork.model.probe", [str(threads)])
     if preloaded is not None and preloaded[0] == 0:
         code, printed = preloaded
@@ -69,7 +68,7 @@ def read_facts(printed: str) -> dict[str, Any] | None:
 
 
 def measure(threads: int) -> dict[str, Any]:
-    """What this machine trains on, and how fast that multiplies."""
+    """Measure the device of this machine, and its matrix rate."""
     import torch
 
     if not torch.cuda.is_available():
@@ -87,7 +86,7 @@ def measure(threads: int) -> dict[str, Any]:
 
 
 def _measure_gpu() -> float:
-    """Median rate of products of half precision as large as those of a decoder's layers."""
+    """Median rate of half-precision products as large as those of a decoder's layers."""
     import torch
 
     x, w = (torch.randn(4096, 4096, device="cuda", dtype=torch.float16) for _ in range(2))
@@ -104,7 +103,8 @@ def _measure_gpu() -> float:
 
 def _measure_cpu(threads: int) -> dict[str, float]:
     """Median rate of products the size of a small decoder's layers, and the share of the cores they got; and
-    how fast weights are read that no cache holds."""
+    how fast weights beyond the cache are read.
+    """
     import torch
 
     x, w = torch.randn(1024, 576), torch.randn(1536, 576)
@@ -175,7 +175,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def name_device() -> DeviceName:
-    """The first GPU if there is one that may be used, else the CPU."""
+    """The first GPU if one may be used, else the CPU."""
     gpu = None if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") else _name_and_driver()
     if gpu is None:
         return DeviceName(kind="cpu", name=describe_device().name, torch=torch_version())
@@ -205,7 +205,7 @@ def _name_and_driver() -> tuple[str, str] | None:
 
 
 def read_model(information: str) -> str:
-    """The GPU's name in the driver's file about it."""
+    """Read the GPU's name from the driver's file."""
     match = re.search(r"^Model:\s*(.+?)\s*$", information, re.M)
     return match.group(1) if match else ""
 
@@ -268,7 +268,7 @@ def _product(tokens: int, inputs: int, outputs: int, dtype: str, device: str) ->
 
 
 def measure_copy(*, device: str) -> float:
-    """Bytes read and written per second, together, by a plain copy that no cache holds."""
+    """Bytes read and written per second by a plain copy that exceeds any cache."""
     import torch
 
     count = COPIED_BYTES[device]
@@ -294,7 +294,7 @@ def measure_launch(*, device: str) -> float:
 
 
 def time_go(work: Callable[[], Any], *, device: str, least: float) -> float:
-    """Median seconds of one call, where a go is as many calls as take `least` seconds."""
+    """Median seconds of one call, with as many calls per round as take `least` seconds."""
     work()
     wait(device)
     started_at = time.perf_counter()
@@ -325,7 +325,7 @@ DISK_BYTES, DISK_PIECE = 2**28, 2**23
 
 
 def used_before() -> float | None:
-    """Bytes of the first GPU that others hold; must be asked before this process touches the GPU."""
+    """Bytes of the first GPU used by other processes; must be read before this process uses the GPU."""
     printed = ask_nvidia_smi(("memory.used",), seconds=COLD_DRIVER_SECONDS)
     try:
         return float((printed or "").split()[0]) * MIB
@@ -334,7 +334,7 @@ def used_before() -> float | None:
 
 
 def measure_context(before: float | None) -> float | None:
-    """Bytes that this process's context takes besides what it allocated."""
+    """Bytes of this process's context besides what it allocated."""
     import torch
 
     if before is None:

@@ -25,11 +25,11 @@ from graftwork.records.plan import ModelShape, Workload
 
 BLOCK = re.compile(r"^(?:.*?\.)?(\d+)\.(.+)$")
 ROUTERS = ("gate", "router", "shared_expert_gate")
-"""Small linear layers that choose between experts: an adapter there unsettles the choice."""
+"""Small linear layers that choose between experts: an adapter there destabilizes routing."""
 
 
 def count_layers(folder: Path) -> int:
-    """Blocks, as the folder's config states them."""
+    """Number of blocks, as the folder's config states it."""
     config = json.loads((folder / "config.json").read_text())
     return int(next((config[key] for key in ("num_hidden_layers", "n_layer") if key in config), 0))
 
@@ -90,7 +90,7 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 EMPTY = ("moe", "mlp")
 """Layers without attention."""
 USUAL_STATES = 16
-"""Values of a state for each hidden one, where a config does not say (Mamba)."""
+"""State values per hidden value, if a config does not state it (Mamba)."""
 
 
 def remembered_positions(config: Mapping[str, Any], *, layers: int, position_values: int) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ OLD_NAMES = {
     "intermediate_size": "n_inner",
     "max_position_embeddings": "n_positions",
 }
-"""The names in configs of GPT-2."""
+"""Names in configs of GPT-2."""
 
 
 MOST = {
@@ -156,7 +156,7 @@ MOST = {
     "moe_intermediate_size": 10_000_000,
     **dict.fromkeys(EXPERTS, 100_000),
 }
-"""Far beyond any model: a config that states more is damaged, or made to fill the memory."""
+"""Far beyond any model: a config that states more is damaged, or an attempt to exhaust memory."""
 NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
@@ -175,14 +175,14 @@ def read_shape(folder: Path) -> ModelShape:
 
 
 def read_config_shape(file: Path) -> ModelShape:
-    """The shape that a config.json states. What the weights would say comes from the family."""
+    """The shape that a config.json states. What the weights would show comes from the family."""
     config = _read_config(file)
     name = str(config.get("_name_or_path") or file.resolve().parent.name)
     return shape_of(config, name=name, where=file)
 
 
 def read_model_type(file: Path) -> str | None:
-    """The family that a config.json states, by the name that transformers has for it."""
+    """The family that a config.json states, by transformers' name."""
     return _read_config(file).get("model_type")
 
 
@@ -216,12 +216,12 @@ def _with_counts(
 
 
 def _read_config(file: Path) -> dict[str, Any]:
-    """config.json with the names of today."""
+    """config.json with current names."""
     return _with_names_of_today(read_json_object(file, states="the sizes of the model"))
 
 
 def read_json_object(file: Path, *, states: str) -> dict[str, Any]:
-    """The settings in a JSON file of a base model; `states` says what the file is there for."""
+    """Read the settings in a JSON file of a base model; `states` is the purpose of the file."""
     try:
         settings = json.loads(file.read_text())
     except FileNotFoundError as missing:
@@ -329,7 +329,7 @@ def describe_experts(shape: ModelShape, *, adapted: bool, four_bits: bool = Fals
 
 
 def active_layer_parameters(shape: ModelShape) -> int:
-    """Those of a block that a token goes through."""
+    """Parameters of a block that a token is routed through."""
     idle = shape.experts - shape.experts_used
     return layer_parameters(shape) - idle * expert_parameters(shape)
 
@@ -357,8 +357,9 @@ def linear_sizes(shape: ModelShape) -> Mapping[str, tuple[int, int]]:
 
 
 def joined_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of the products as our step does them: queries, keys and values at once, gate and
-    up at once."""
+    """(inputs, outputs) of the products in graft's own step: queries, keys and values fused, gate and up
+    fused.
+    """
     sizes = dict(linear_sizes(shape))
     joined: dict[str, tuple[int, int]] = {}
     layout = layout_of_shape(shape)
@@ -371,7 +372,7 @@ def joined_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
 
 
 def layout_of_shape(shape: ModelShape) -> BlockLayout:
-    """How graft's own steps compute its blocks; Llama's where nothing else is known."""
+    """How graft's own steps compute its blocks; as Llama's by default."""
     family = find_family(shape.architecture)
     return (family.block if family is not None else None) or BlockLayout()
 
@@ -388,7 +389,7 @@ def layer_parameters(shape: ModelShape) -> int:
 
 
 def cached_numbers(layers: int, kv_heads: int, head_dim: int) -> int:
-    """What attention remembers of one token: its keys and values in every layer."""
+    """Numbers that attention caches per token: its keys and values in every layer."""
     return 2 * layers * kv_heads * head_dim
 
 
@@ -414,7 +415,7 @@ def adapter_parameters(
     method: str = "lora",
     experts: bool = False,
 ) -> int:
-    """What is trained: the adapters of `layers` layers, or with `full` their weights themselves."""
+    """Trained parameters: the adapters of `layers` layers, or with `full` their weights themselves."""
     if method == "full":
         return total_parameters(shape) if layers == shape.layers else layers * layer_parameters(shape)
     count = 0

@@ -18,14 +18,17 @@ from pathlib import Path
 TASKS = Path("/proc/self/task")
 LOOK_SECONDS = 0.25
 CONTENDED, CONTENDED_PER_THREAD = 0.25, 0.03
-"""Seconds that our threads wait for a core, together, per second: from here on spinning is shortened. Two
-threads next to one busy process wait about 1.0, on an idle machine 0.01. More threads wait longer."""
+"""Seconds per second that our threads together wait for a core, above which spinning is shortened. Two
+threads next to one busy process wait about 1.0, on an idle machine 0.01. More threads wait longer.
+"""
 FIRST_HOLD, LONGEST_HOLD = 2.0, 8.0
-"""How long it stays short before long spinning is tried again; doubled each time that this was too early."""
+"""How long spinning stays short before long spinning is tried again; doubled each time that this was too
+early.
+"""
 FORGET_SECONDS = 10.0
-"""Without contention, after which the next hold is a first one again."""
+"""Time without contention after which the hold is reset."""
 REGION = 2**18
-"""Elements of a sum that torch computes in parallel."""
+"""Size of a sum, in elements, that torch computes in parallel."""
 
 
 def use_threads(threads: int | None) -> int:
@@ -38,7 +41,9 @@ def use_threads(threads: int | None) -> int:
 
 
 def waited_seconds(tasks: Path = TASKS) -> float | None:
-    """Seconds that threads of this process have waited for a core; None if the system does not report it."""
+    """Seconds that threads of this process have waited for a core; None if the system does not report
+    them.
+    """
     total = 0.0
     try:
         for task in tasks.iterdir():
@@ -52,10 +57,9 @@ def waited_seconds(tasks: Path = TASKS) -> float | None:
 
 
 class Contention:
-    """Decides from one sample to the next whether threads should spin shortly. Pure: times are given.
-
-    Threads that sleep and wake wait a little each time, neighbor or not. So the end of contention cannot be
-    seen while spinning is short: after a while long spinning is tried again.
+    """Decides from sample to sample whether threads should spin briefly. Pure: times are arguments. Threads
+    that sleep and wake always wait a little. So the end of contention cannot be seen while spinning is short:
+    after a while long spinning is tried again.
     """
 
     def __init__(self, threads: int = 2) -> None:
@@ -65,7 +69,9 @@ class Contention:
         self._free_since: float | None = None
 
     def see(self, *, waited: float, elapsed: float, now: float) -> bool:
-        """Whether to spin shortly until the next sample; `waited` is over all threads since the last one."""
+        """Return whether to spin briefly until the next sample; `waited` is over all threads since the last
+        one.
+        """
         if now < self._until:
             return True
         if self._until and self._free_since is None:
@@ -83,7 +89,7 @@ class Contention:
 
 
 class SpinGuard:
-    """Watches for contention in a thread of its own."""
+    """Watches for contention in a separate thread."""
 
     def __init__(self, threads: int = 2) -> None:
         self._threads = threads
@@ -100,7 +106,7 @@ class SpinGuard:
 
     @property
     def holds(self) -> bool:
-        """Whether spinning is short now."""
+        """Whether spinning is short at present."""
         return self._second is not None
 
     def _watch(self) -> None:
@@ -120,7 +126,7 @@ class SpinGuard:
         self._release()
 
     def _hold(self) -> None:
-        """A second pool of threads: it belongs to the thread that made it, and ends with it."""
+        """A second pool of threads: it belongs to the thread that created it, and ends with it."""
         enough = threading.Event()
 
         def keep_pool() -> None:
@@ -145,7 +151,7 @@ _guards: list[SpinGuard] = []
 
 
 def guard_spinning(threads: int) -> None:
-    """Start the guard of this process, once. Does nothing for one thread or where waiting is not reported."""
+    """Start the guard of this process, once. Does nothing for one thread or if waiting is not reported."""
     if not _guards and threads > 1 and waited_seconds() is not None:
         _guards.append(SpinGuard(threads))
         _guards[0].start()

@@ -28,13 +28,13 @@ from graftwork.train.settings import EvalSettings, RunSettings
 
 STEPS = 10
 ROWS_AT_MOST = 2
-"""Rows of a step on each device: the way is tested, not the memory of a full batch."""
+"""Rows of a step on each device: the procedure is tested, not the memory of a full batch."""
 WORDS_PER_ROW = 8
 WORDS = ("river", "stone", "garden", "window", "letter", "market", "bridge", "winter", "copper", "signal")
 
 
 class _ScratchProject(ProjectFolder):
-    """A project in a folder of its own, whose state never goes into the team's database."""
+    """A project in a temporary folder, whose state never goes into the team's database."""
 
     @property
     def database_url(self) -> str:

@@ -43,7 +43,7 @@ from graftwork.train.rollouts.project import (
 )
 
 REWARDED = 0.5
-"""A hack that gets this share of what the gold answer gets is rewarded."""
+"""A hack that gets this share of the gold answer's reward counts as rewarded."""
 CASES = 4
 GOLD = "gold"
 REWARD_CHECK_FILE = "reward_check.json"
@@ -71,7 +71,7 @@ class CheckReason(NamedTuple):
 
 
 class RewardCheck(Record):
-    """What the catalog got. `sound` is False if a hack was rewarded or a gold answer was not."""
+    """Result of the catalog. `sound` is False if a hack was rewarded or a gold answer was not."""
 
     cases: int
     hacks: int
@@ -84,7 +84,7 @@ class RewardCheck(Record):
     """Answers that a reward function could not grade."""
     seconds_per_answer: float = 0.0
     usual_seconds: float = 0.0
-    """The median: some hacks take all the time that they get."""
+    """The median: some hacks take all the time that they are given."""
     needs_gold: bool = True
     """False if an environment rewards: a reference of one reply need not solve an episode."""
 
@@ -212,7 +212,7 @@ def try_catalog(
 def judge(
     answers: Sequence[tuple[Case, str, str]], graded: Sequence[GradedParts], *, cases: int
 ) -> RewardCheck:
-    """Pure: what was tried (case, name, text) and what it got, as a verdict on the rewards."""
+    """Judge the rewards by what was tried (case, name, text) and the reward it got. Pure."""
     tried = [
         TriedAnswer(case=case.id, name=name, reward=grade.reward, parts=grade.parts, failed=grade.failed)
         for (case, name, _), grade in zip(answers, graded, strict=True)
@@ -242,7 +242,7 @@ def require_sound(check: RewardCheck) -> None:
 
 
 def require_rewards(work: OpenProject, folder: Path) -> None:
-    """Before training: refuse rewards that can be cheated. What was found is kept in the run's folder."""
+    """Before training: refuse rewards that can be hacked. The result is stored in the run's folder."""
     train = work.settings.train
     path = folder / REWARD_CHECK_FILE
     if train.objective != "grpo" or not train.reward_checks.hacks:
@@ -254,7 +254,7 @@ def require_rewards(work: OpenProject, folder: Path) -> None:
 
 
 def spread(cases: Sequence[Case], count: int) -> list[Case]:
-    """`count` cases over the whole list."""
+    """Return `count` cases spread over the whole list."""
     if len(cases) <= count:
         return list(cases)
     return [cases[number * len(cases) // count] for number in range(count)]
@@ -277,7 +277,7 @@ class Preflight(Record):
 
 
 def require_ready(work: OpenProject, outputs: StepOutputs, run: RunPlan) -> Preflight:
-    """Raise UserError where training would be in vain; return a warning where something is doubtful."""
+    """Raise UserError if training would be useless; return a warning if something is doubtful."""
     preflight = run_preflight(work, outputs, run)
     for problem in preflight.problems:
         if problem.severity == "warning":
@@ -296,7 +296,7 @@ def require_ready(work: OpenProject, outputs: StepOutputs, run: RunPlan) -> Pref
 
 
 def run_preflight(work: OpenProject, outputs: StepOutputs, run: RunPlan) -> Preflight:
-    """Grade the log's own replies and spoiled ones, and try every rule; `run` is the plan of the stages."""
+    """Grade the log's own replies and corrupted ones, and try every rule; `run` is the plan of the stages."""
     prepared, plan = outputs.get("prepare", PreparedData), outputs.get("plan", Plan)
     evaluate, gate = work.settings.evaluate, work.settings.gate
     problems: list[Problem] = []
@@ -349,7 +349,9 @@ def run_preflight(work: OpenProject, outputs: StepOutputs, run: RunPlan) -> Pref
 
 
 def find_missing_keys(settings: ProjectSettings) -> list[Problem]:
-    """Variables that should hold the keys of endpoints that training or evaluation will ask, and do not."""
+    """Variables that should contain the keys of endpoints that training or evaluation will use, and do
+    not.
+    """
     variables: dict[str, str | None] = {}
     if (judge := settings.evaluate.judge) is not None:
         variables["evaluate.judge.api_key_env"] = judge.api_key_env

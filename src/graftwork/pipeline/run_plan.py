@@ -65,11 +65,11 @@ CHARACTERS_PER_TOKEN = 3.5
 REPLY_SHARE = 0.2
 """Share of a logged row that is its reply, if nothing is prepared yet."""
 MOST_CASES = 500
-"""Whose lengths are looked at."""
+"""Cases whose lengths are sampled."""
 WITH_EXAMPLE = 1.2
-"""Tokens that a base writes for each one that the log has: it was not trained on the task."""
+"""Tokens that a base generates per logged token: it was not trained on the task."""
 TRIED_ROWS = 8
-"""Requests that the serving check's engine answers at once at most."""
+"""Most requests that the serving check's engine answers at once."""
 
 
 class LogSize(NamedTuple):
@@ -86,7 +86,7 @@ class LogSize(NamedTuple):
 
 
 def size_of_logs(work: OpenProject) -> LogSize:
-    """From the files' sizes and the lines of their beginnings."""
+    """Estimate from the files' sizes and the lines at their start."""
     total, bytes_read, lines = 0, 0, 0
     text, read = 0, 0
     for name in find_sources(work.settings.data.logs, root=work.project.root):
@@ -116,7 +116,7 @@ def _text_bytes(value: Any) -> int:
 
 
 def known_device(work: OpenProject) -> DeviceFacts:
-    """As the last plan of this project measured it; else what can be known at once."""
+    """The device as the last plan of this project measured it; else what can be determined quickly."""
     entry, device = work.ledger.get("plan"), name_device()
     here = None
     if device.kind == "cuda":
@@ -168,7 +168,7 @@ def gather_facts(work: OpenProject, outputs: StepOutputs, *, size: LogSize) -> S
 def _expect_answers(
     work: OpenProject, outputs: StepOutputs, size: LogSize, *, rows: int
 ) -> tuple[AnswerLoad, AnswerLoad]:
-    """What the base answers, and what a model does that was trained on the task."""
+    """Expected answers of the base, and of a model that was trained on the task."""
     settings = work.settings.evaluate
     prepared = outputs.outputs.get("prepare")
     test = prepared.dataset.splits.get("test") if isinstance(prepared, PreparedData) else None
@@ -208,14 +208,14 @@ def _expect_answers(
 
 
 class PlannedStage(Record):
-    """Before a step is done."""
+    """A stage before it is done."""
 
     seconds: Figure
     parts: dict[str, float] = {}
 
 
 class StageTime(Record):
-    """The last time that a step was done. Parts are seconds; what was not measured apart is absent."""
+    """The last time that a step was done. Parts are seconds; parts that were not measured are absent."""
 
     seconds: float
     planned: Figure
@@ -238,7 +238,7 @@ def planned_training(plan: Plan) -> PlannedStage:
 def note_time(
     work: OpenProject, entry: str, planned: PlannedStage, *, output: Record, seconds: float
 ) -> None:
-    """Keep it under the name of the step's own entry."""
+    """Store it under the name of the step's own entry."""
     time = StageTime(
         seconds=seconds,
         planned=planned.seconds,
@@ -289,7 +289,7 @@ def _name(entry: str) -> str:
 
 
 ROUGH_SPREAD = 2.0
-"""Further factor, either way, on what is estimated from the size of the logs."""
+"""Further factor, either way, on estimates from the size of the logs."""
 MOST_LENGTHS = 2000
 WITH_BASE = ("evaluate", "try")
 """Stages whose time depends on the base."""
@@ -317,12 +317,12 @@ def record_stage(work: OpenProject, stage: str, prior: Figure, *, seconds: float
 
 
 def _device_of(stage: str) -> str:
-    """What the time of a stage depends on: a GPU where a model answers, else the CPU."""
+    """The device that the time of a stage depends on: a GPU if a model answers, else the CPU."""
     return name_device().name if stage in WITH_BASE else describe_device().name
 
 
 def time_spent(stage: str, output: Record, seconds: float) -> float:
-    """What the stage would have taken with nothing left from before: answers that were kept count too."""
+    """Time that the stage would have taken from scratch: cached answers count too."""
     if stage != "evaluate" or not isinstance(output, Evaluated):
         return seconds
     subjects = (output.report.baseline, output.report.candidate, *output.report.others)

@@ -39,8 +39,9 @@ State = Literal["fresh", "running", "stale", "missing", "not_due", "done"]
 
 
 class StepState(Record):
-    """A step is running where it is the first open one while another process works on the project.
-    `because` says what changed since a stale step was done, or why a step is not due."""
+    """A step is running if it is the first open one while another process works on the project. `because`
+    says what changed since a stale step was done, or why a step is not due.
+    """
 
     step: str
     title: str
@@ -51,7 +52,7 @@ class StepState(Record):
     time: StageTime | None = None
     """The last time with its plan, part by part; None if it was done by an earlier version."""
     expected_seconds: float | None = None
-    """What doing it will take: by the plan, or as it took the last time. None if neither is known."""
+    """Expected time of the step: by the plan, or by its last run. None if neither is known."""
 
 
 def examine_steps(work: OpenProject, *, upto: str | None = None) -> tuple[StepState, ...]:
@@ -87,7 +88,7 @@ def _examine(work: OpenProject, walk: StepWalk, step: PipelineStep) -> StepState
 
 
 def list_steps(work: OpenProject) -> tuple[StepState, ...]:
-    """Whether every step was done, and when; what it was done with is not looked at."""
+    """Return whether every step was done, and when; its inputs are not checked."""
     times = work.ledger.times()
     steps = []
     for step in table.STEPS:
@@ -120,7 +121,7 @@ def find_running(work: OpenProject, steps: tuple[StepState, ...]) -> tuple[StepS
 
 
 def require_fresh(work: OpenProject, *, upto: str, update: str) -> None:
-    """Refuse where something that `upto` needs is out of date; `update` is the command that does it."""
+    """Refuse if something that `upto` needs is out of date; `update` is the command that updates it."""
     if starts_from_main(work):
         require_fresh(replace(work, asked_model=None), upto="train", update=update)
     states = examine_steps(work, upto=upto)
@@ -142,7 +143,7 @@ def require_fresh(work: OpenProject, *, upto: str, update: str) -> None:
 
 
 def expect_seconds(states: list[StepState] | tuple[StepState, ...]) -> float | None:
-    """What doing these takes together; None if nothing is known of one that takes long."""
+    """Total time of these steps; None if a long one is unknown."""
     expected = [state.expected_seconds for state in states if state.expected_seconds is not None]
     unknown = [state.step for state in states if state.expected_seconds is None]
     return None if not expected or {"train", "evaluate"} & set(unknown) else sum(expected)
@@ -160,7 +161,7 @@ _MOST_BYTES = 1 << 20
 
 
 class NextRun(Record):
-    """What `graft run` would do now, in order, and how long that takes if it is known."""
+    """What `graft run` would do now, in order, and how long that takes if known."""
 
     command: str = "graft run"
     steps: tuple[str, ...]
@@ -170,7 +171,7 @@ class NextRun(Record):
 
 
 class EndpointStatus(Record):
-    """`state` is what /health says (ok, starting, down), or off where nothing answers, or other."""
+    """`state` is what /health says (ok, starting, down), or off if nothing answers, or other."""
 
     url: str
     state: str
@@ -179,7 +180,7 @@ class EndpointStatus(Record):
 
 
 class RunStatus(Record):
-    """`health` says whether a run that should work does; None for one that does not run."""
+    """`health` says whether a run that should be working does; None if it is not running."""
 
     id: str
     state: str
@@ -236,12 +237,12 @@ def project_status(work: OpenProject) -> ProjectStatus:
 
 
 def expected_step_seconds(plan: Plan) -> float:
-    """What the plan expects one step to take."""
+    """Time that the plan expects for one step."""
     return plan.minutes.value * 60 / max(plan.steps.value, 1)
 
 
 def judge_run(folder: Path, *, expected: float, patience: Patience) -> tuple[HealthReport, Beat | None]:
-    """How the worker in `folder` is now, by its heartbeat, its lock and its process."""
+    """State of the worker in `folder`, by its heartbeat, its lock and its process."""
     beat, holder = read_beat(folder), lock_holder(folder)
     judgment = assess_health(
         beat,
@@ -270,7 +271,7 @@ def next_run(work: OpenProject, steps: tuple[StepState, ...]) -> NextRun:
 
 
 def ask_endpoint(settings: ServeSettings, *, root: Path = Path()) -> EndpointStatus:
-    """How the endpoint is where graft.yaml says that it listens, if that is on this machine."""
+    """State of the endpoint at the address in graft.yaml, if that is on this machine."""
     endpoint = OwnEndpoint(settings, root=root, admin=True)
     if not endpoint.is_here:
         why = "its address is not fixed on this machine"
@@ -299,7 +300,7 @@ def _read_health(url: str, body: bytes) -> EndpointStatus:
 
 
 def _list_troubles(engine: dict[str, Any], health: dict[str, Any]) -> list[str]:
-    """What an endpoint that answers could do better: replicas that are down, releases that it refuses."""
+    """Problems of an endpoint that answers: replicas that are down, releases that it refuses."""
     replicas = engine.get("replicas", [])
     ready = sum(replica["state"] == "ready" for replica in replicas)
     down = [f"{ready} of {len(replicas)} replicas answer"] if 0 < ready < len(replicas) else []
@@ -307,7 +308,7 @@ def _list_troubles(engine: dict[str, Any], health: dict[str, Any]) -> list[str]:
 
 
 def describe_run(run: RunEntry) -> RunStatus:
-    """The run as the store knows it; with its health and progress where it should be working."""
+    """The run in the store, with its health and progress if it should be working."""
     status = RunStatus(id=run.id, state=run.state, updated_at=run.updated_at)
     if run.state != "running":
         return status

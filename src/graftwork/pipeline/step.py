@@ -18,7 +18,7 @@ R = TypeVar("R", bound=Record)
 
 
 def name_inputs(work: OpenProject, step: str) -> str:
-    """The ledger's name for what a step depended on when it was done last, part by part."""
+    """The ledger's name for the inputs of a step when it was last done, part by part."""
     return f"{name_entry(work, step)}.inputs"
 
 
@@ -86,16 +86,16 @@ class PipelineStep:
     needs: tuple[str, ...]
     makes: type[Record]
     depends_on: Callable[[OpenProject, StepOutputs], Any]
-    """The settings and outside things that, changed, make the step's output wrong."""
+    """The settings and external inputs that make the step's output stale when they change."""
     do: Callable[[OpenProject, StepOutputs], Record]
     identity: Callable[[Any], str] = Record.fingerprint
-    """What later steps see of the output: two outputs of one identity are the same to them."""
+    """What later steps see of the output: two outputs with the same identity are equal to them."""
     still_there: Callable[[OpenProject, Any], bool] = lambda _work, _output: True
     input_names: tuple[str, ...] = ()
-    """What `depends_on` gives, item by item where it gives a list: the words in which changes are named."""
+    """Names of the items of `depends_on`, for messages about changes."""
 
     def inputs_of(self, work: OpenProject, outputs: StepOutputs, identities: dict[str, str]) -> "StepInputs":
-        """All that the step's output depends on, as it is now."""
+        """Return the current inputs of the step's output."""
         needed = {name: identities[name] for name in self.needs}
         on = self.depends_on(work, outputs)
         digest = fingerprint({"step": self.name, "on": on, "needs": needed})
@@ -108,11 +108,11 @@ class PipelineStep:
 
 
 READ_THE_BASE = ("audit", "prepare")
-"""Steps whose inputs hold the base's revision: asking for it would make the base ready first."""
+"""Steps whose inputs include the base's revision: reading it would fetch the base first."""
 
 
 class StepWalk:
-    """Goes through the steps in their order: what is up to date, and what later steps build on."""
+    """Goes through the steps in order: what is up to date, and what later steps depend on."""
 
     def __init__(self, work: OpenProject) -> None:
         self._work = work
@@ -120,7 +120,7 @@ class StepWalk:
         self._identities: dict[str, str] = {}
 
     def take(self, step: PipelineStep, output: Record) -> None:
-        """Later steps build on this output."""
+        """Later steps use this output."""
         self.outputs.outputs[step.name] = output
         self._identities[step.name] = step.identity(output)
 
@@ -139,7 +139,7 @@ class StepWalk:
         return self.find_fresh(step, self.inputs_of(step)) is not None
 
     def take_if_fresh(self, step: PipelineStep) -> tuple[str, ...]:
-        """Take the last output of the step, or say why there is none that is up to date. Nothing is done."""
+        """Take the last output of the step, or say why none is up to date. Runs nothing."""
         open_needs = [name for name in step.needs if name not in self._identities]
         if open_needs:
             return tuple(f"`{name}` has to be done before it" for name in open_needs)

@@ -48,11 +48,11 @@ STEPS: tuple[PipelineStep, ...] = (
     release.TRY_OUT,  #   evaluate, release        TryOut: served, asked through the official client
     release.REPORT,  #    all but release and try  WrittenReport: one page
 )
-"""`graft run` in one place. Each step is defined in `steps/` with its inputs, output and identity."""
+"""The steps of `graft run`. Each is defined in `steps/` with its inputs, output and identity."""
 
 ONLY_AFTER_DEPLOY = ("release", "try")
 WORKER_STEPS = {"train", "evaluate"}
-"""Steps that start workers: what these import is imported while the steps before them run."""
+"""Steps that start workers, whose modules are imported while the steps before them run."""
 WORKER_MODULES = (
     "graftwork.train.multi_run",
     "graftwork.train.loop",
@@ -65,15 +65,14 @@ WORKER_MODULES = (
     "graftwork.engines.process",
     "graftwork.engines.embedded_process",
 )
-"""What workers import besides libraries. None starts a thread or is the program of a worker."""
+"""Modules that workers import besides libraries. None starts a thread or is the program of a worker."""
 
 
 def run_pipeline(
     work: OpenProject, *, upto: str | None = None, may_do: Collection[str] | None = None
 ) -> StepOutputs:
-    """Bring everything up to date that `upto` needs, or all of it.
-
-    With `may_do`, only these steps are done; any other that is out of date is an error.
+    """Bring everything that `upto` needs up to date, or all steps. With `may_do`, only these steps run; any
+    other that is out of date is an error.
     """
     step_names = with_needs(upto) if upto else {step.name for step in STEPS}
     if "plan" in step_names and starts_from_main(work):
@@ -101,10 +100,8 @@ def run_pipeline(
 
 
 def run_step(work: OpenProject, name: str, outputs: StepOutputs) -> Record:
-    """Bring one step up to date, from outputs that are taken as they are.
-
-    What has changed since the steps before it were done does not count: a cycle continues with the data it
-    began with.
+    """Bring one step up to date, from the given outputs. Changes since then are ignored: a cycle continues
+    with the data it began with.
     """
     step = get_step(name)
     walk = StepWalk(work)
@@ -119,7 +116,7 @@ def run_step(work: OpenProject, name: str, outputs: StepOutputs) -> Record:
 
 
 def finish_run(work: OpenProject, outputs: StepOutputs) -> StepOutputs:
-    """Do the steps after those of `outputs`, which are taken as they are: train, evaluate, gate, release."""
+    """Do the steps after those of `outputs`, which are used as given: train, evaluate, gate, release."""
     done = StepOutputs(dict(outputs.outputs))
     for step in STEPS:
         if step.name in done.outputs or (step.name in ONLY_AFTER_DEPLOY and not _may_deploy(done)):
@@ -147,7 +144,7 @@ def plan_whole_run(work: OpenProject, *, outputs: StepOutputs | None = None) -> 
 
 
 def dry_run(work: OpenProject) -> "Preflight":
-    """Everything that can be known before training: the dataset, the plan, and what the checks find."""
+    """Everything that can be known before training: the dataset, the plan, and the findings of the checks."""
     from graftwork.pipeline.preflight import run_preflight
 
     walk = StepWalk(work)
@@ -221,7 +218,7 @@ def with_needs(name: str) -> set[str]:
 
 
 def _keep_inputs(work: OpenProject, step: PipelineStep, inputs: StepInputs) -> None:
-    """So that `graft status` can name what has changed since."""
+    """Store the inputs so that `graft status` can name what has changed since."""
     work.ledger.put(
         name_inputs(work, step.name),
         fingerprint=inputs.fingerprint,

@@ -48,13 +48,13 @@ ADAPTER_BYTES = 4
 
 
 class DiskNeed(Record):
-    """What must be free before the run."""
+    """Disk space that must be free before the run."""
 
     parts_gib: dict[str, Figure]
     total_gib: Figure
     checkpoint_gib: float
     result_gib: float
-    """What is carried away in the end: the adapter, or the model."""
+    """What is kept in the end: the adapter, or the model."""
 
 
 def need_disk(*, total_parameters: float, trainable: float, full: bool, tokens: float) -> DiskNeed:
@@ -89,7 +89,7 @@ HOST_SHARE = 0.26
 
 
 def billed_how(title: str, billing: str) -> str:
-    """What must be added to a place's title to say how it is paid."""
+    """Suffix of a place's title that says how it is billed."""
     if billing.lower() in title.lower():
         return ""
     return {"spot": " spot", "subscription": " by subscription", "free": " free"}.get(billing, "")
@@ -101,12 +101,12 @@ def is_recommended(provider: PlaceTerms) -> bool:
 
 
 def house_of(name: str) -> str:
-    """Whose place it is: azure and azure-ml rent out the same machines at the same prices."""
+    """The provider of a place: azure and azure-ml rent out the same machines at the same prices."""
     return name.split("-", maxsplit=1)[0]
 
 
 class GpuRun(Record):
-    """The run on one machine, as the fit says it."""
+    """The run on one machine, as the fit computes it."""
 
     gpu: str
     gpus: int = 1
@@ -141,19 +141,19 @@ class OfferCandidate(Record):
 
     @property
     def usd_per_hour(self) -> float:
-        """What an hour is listed at, with the machine around the GPU; 0 if none is."""
+        """Listed hourly price, with the machine around the GPU; 0 if none."""
         listed = self.offer.spot_usd_per_hour if self.billing == "spot" else self.offer.usd_per_hour
         return (listed or 0.0) * (1 + self.host_share)
 
     @property
     def host_share(self) -> float:
-        """A list that names neither instance nor memory prices the GPU alone."""
+        """A list with neither instance nor memory prices the GPU alone."""
         bare = self.place.kind == "cloud" and not self.offer.instance and self.offer.memory_gib is None
         return HOST_SHARE if bare else 0.0
 
 
 class Terms(Record):
-    """What the user states about money, time and risk; the defaults are assumptions and are shown."""
+    """The user's terms about money, time and risk; the defaults are assumptions and are shown."""
 
     today: date
     goal: Goal = "cost"
@@ -163,11 +163,11 @@ class Terms(Record):
     """Value of a successful run."""
     success_share: float = 1.0
     runs_per_month: float = 4.0
-    """A subscription is shared among them."""
+    """Runs that share a subscription."""
     waiting_usd_per_hour: float = 0.0
     electricity_usd_kwh: float = 0.30
     host_watts: float = 120.0
-    """The machine around own GPUs."""
+    """Power of the machine around own GPUs."""
     preemptions_per_hour: float | None = None
     """Preemptions of spot machines, if the user knows better than the catalog."""
     spot_wait_hours: float = 0.25
@@ -200,9 +200,9 @@ class PlaceRow(Record):
     why_not: str = ""
     training_hours: Figure
     machine_hours: Figure
-    """With start, evaluation, saves and what interruptions take."""
+    """With start, evaluation, checkpoints and time lost to interruptions."""
     hours_to_result: Figure
-    """On the clock: with waiting for quotas and for new machines."""
+    """Wall-clock hours: with waiting for quotas and for new machines."""
     usd_per_hour: Figure
     price_source: str
     price_dated: str
@@ -253,9 +253,9 @@ class WinnerChange(Record):
     what: str
     now: Figure
     then: Figure | None
-    """None: nothing within the range that was tried changes the winner."""
+    """None: nothing within the tried range changes the winner."""
     winner: str
-    """Who wins then."""
+    """The new winner."""
     words: str
 
 
@@ -296,7 +296,9 @@ def cut(
     save: float = 0.0,
     hours_per_month: float | None = None,
 ) -> Stay:
-    """`work` hours in sessions of the place, each of which begins with `setup` and ends with `save`."""
+    """Split `work` hours into sessions of the place, each of which begins with `setup` and ends with
+    `save`.
+    """
     longest = min(
         (
             limit
@@ -325,17 +327,17 @@ def cut(
 
 
 NEVER = 1e-12
-"""Interruptions of a whole run below which rounding is all that would be seen of them."""
+"""Rate of interruptions of a whole run below which only rounding errors would be seen."""
 
 
 class Hazard(Record):
-    """How a machine is taken away, and what that costs. Hours, and interruptions an hour."""
+    """How often a machine is taken away, and what that costs. Hours, and interruptions an hour."""
 
     rate: float
     save: float
-    """Writing one checkpoint, the training waiting for it."""
+    """Writing one checkpoint while training waits."""
     restart: float
-    """From the new machine to the first step: paid for, and can be interrupted itself."""
+    """From the new machine to the first step: paid for, and may be interrupted too."""
     wait: float = 0.0
     """Until there is another machine: not paid for."""
 
@@ -344,7 +346,7 @@ class Expected(NamedTuple):
     """Mean hours of a run under interruptions."""
 
     machine: float
-    """Paid for: start, work, saves, lost work and restarts."""
+    """Paid hours: start, work, saves, lost work and restarts."""
     clock: float
     interruptions: float
     lost: float
@@ -352,7 +354,7 @@ class Expected(NamedTuple):
 
 
 def best_interval(hazard: Hazard) -> float:
-    """Hours of work between two saves that cost the least; infinite where nothing interrupts."""
+    """Optimal hours of work between two saves; infinite without interruptions."""
     if hazard.rate <= 0:
         return math.inf
     if hazard.save <= 0:
@@ -410,7 +412,7 @@ def _grown(rate: float, hours: float) -> float:
 
 
 def _held(exponent: float) -> float:
-    """Hundreds of mean lifetimes never end; keep the result finite."""
+    """Clamp the result: hundreds of mean lifetimes never end."""
     return min(exponent, 300.0)
 
 
@@ -515,7 +517,7 @@ def hazard_of(candidate: OfferCandidate, *, terms: Terms, disk: DiskNeed, rate_f
 
 
 def spot_rate(candidate: OfferCandidate, terms: Terms) -> float:
-    """The user's figure before the catalog's before our assumption."""
+    """The user's figure, else the catalog's, else our assumption."""
     for stated in (terms.preemptions_per_hour, candidate.place.preemptions_per_hour):
         if stated is not None:
             return stated
@@ -531,7 +533,7 @@ def compute_bill(
     hours: float | None = None,
     tweak: Tweak = PLAIN,
 ) -> Bill:
-    """One run of `hours` hours of training (the fit's own where none are given)."""
+    """Bill one run of `hours` hours of training (the fit's own by default)."""
     training = (candidate.run.hours.value if hours is None else hours) * tweak.hours
     hazard = hazard_of(candidate, terms=terms, disk=disk, rate_factor=tweak.rate)
     saves, evaluations, evaluation_hours = choose_rhythm(
@@ -585,7 +587,7 @@ def compute_bill(
 def _machine_dollars(
     candidate: OfferCandidate, *, terms: Terms, machine: float, price_factor: float
 ) -> tuple[float, float]:
-    """Dollars that a run bears of the machine, and dollars that go out before it is done."""
+    """Dollars of the machine attributed to a run, and dollars paid before it is done."""
     if candidate.billing == "free" or not math.isfinite(machine):
         return 0.0, 0.0
     offer = candidate.offer
@@ -606,7 +608,9 @@ def _machine_dollars(
 
 
 def fit_in_brief(question: FitQuestion) -> GpuRun:
-    """The best way of the engine asked for, as `fit` finds it; of transformers, where our own has none."""
+    """The best strategy of the engine in question, as `fit` finds it; of transformers, if our own has
+    none.
+    """
     ways = ways_of(question)
     runs = [_run_of(way.model_dump_json()) for way in ways]
     if len(ways) == 1 and question.engine == "graft" and not runs[0].fits:
@@ -687,7 +691,7 @@ def in_words(strategy: Strategy) -> str:
 
 
 class RunEstimator:
-    """Asks the fit of this training once for each machine, and remembers."""
+    """Runs the fit of this training once for each machine, and caches it."""
 
     def __init__(
         self, question: FitQuestion, *, find: Callable[[str], Gpu], measured: MeasuredRun | None = None

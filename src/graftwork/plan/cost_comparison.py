@@ -135,7 +135,7 @@ def assess(candidate: OfferCandidate, *, terms: Terms, disk: DiskNeed, rows: flo
 
 
 def rate_source(candidate: OfferCandidate, terms: Terms) -> str:
-    """Who says how often the machine is taken away."""
+    """Source of the interruption rate."""
     if candidate.billing != "spot":
         return "assumed: a crash in 500 hours"
     if terms.preemptions_per_hour is not None:
@@ -146,7 +146,7 @@ def rate_source(candidate: OfferCandidate, terms: Terms) -> str:
 
 
 def limits_of(candidate: OfferCandidate, bill: Bill) -> tuple[str, ...]:
-    """The rules of the place as they meet this run."""
+    """The place's rules that affect this run."""
     provider, limits = candidate.place, []
     if provider.session_hours:
         limits.append(f"{plural(bill.sessions, 'session')} of at most {provider.session_hours:g} h")
@@ -165,7 +165,7 @@ def limits_of(candidate: OfferCandidate, bill: Bill) -> tuple[str, ...]:
 
 
 def _price(candidate: OfferCandidate, bill: Bill, terms: Terms) -> Figure:
-    """Listed, or what it comes to."""
+    """Price as listed, or as computed."""
     if candidate.billing in {"on-demand", "spot", "free"}:
         return Figure.exact(candidate.usd_per_hour, "USD/h")
     if candidate.billing == "electricity":
@@ -179,7 +179,7 @@ def _price(candidate: OfferCandidate, bill: Bill, terms: Terms) -> Figure:
 
 
 def _figure(values: list[float], unit: str) -> Figure:
-    """The first is the value, all of them are the range."""
+    """The first is the value, all of them form the range."""
     bounded = [min(value, FOREVER) for value in values]
     return Figure(value=bounded[0], low=min(bounded), high=max(bounded), unit=unit)
 
@@ -192,13 +192,13 @@ def order(rows: Sequence[PlaceRow], terms: Terms) -> tuple[PlaceRow, ...]:
 
 
 def rank_key(row: PlaceRow, terms: Terms) -> tuple[int, float, float, str]:
-    """Eligible before too late or too dear before what does not fit; then by the goal."""
+    """Eligible, then too late or too expensive, then what does not fit; within these by the goal."""
     tier = 0 if row.eligible else 1 if row.fits else 2
     return (tier, *goal_key(row.cost_usd.value, row.hours_to_result.value, terms), row.label)
 
 
 def goal_key(cost: float, clock: float, terms: Terms) -> tuple[float, float]:
-    """Less is better: by the goal, then by the other of the two."""
+    """Less is better: by the goal, then by the other criterion."""
     return (score_of(cost, clock, terms), clock if terms.goal == "cost" else cost)
 
 
@@ -210,7 +210,7 @@ def score_of(cost: float, clock: float, terms: Terms) -> float:
 
 
 def best_of_each_place(rows: Sequence[PlaceRow]) -> tuple[PlaceRow, ...]:
-    """The first line of each place and way of billing it, in the order they have."""
+    """The best line of each place and billing mode, in order."""
     best: dict[tuple[str, str], PlaceRow] = {}
     for row in rows:
         # Own GPUs are listed one by one.
@@ -330,7 +330,7 @@ def _obstacle(row: PlaceRow, terms: Terms) -> str:
 FARTHEST = 20.0
 """Factors beyond this are not tried: the answer would be about another run."""
 LINES = 33
-"""Steps of the search outwards; then it is halved."""
+"""Steps of the outward search, which is followed by bisection."""
 
 
 class ComparisonInputs(NamedTuple):
@@ -351,7 +351,7 @@ class ComparisonInputs(NamedTuple):
     def may_win(
         self, candidate: OfferCandidate, *, tweak: Tweak = PLAIN, terms: Terms | None = None
     ) -> Bill | None:
-        """Its bill where it breaks no limit."""
+        """Whether it breaks no limit."""
         terms = terms or self.terms
         if not candidate.run.fits or not is_recommended(candidate.place):
             return None
@@ -394,7 +394,7 @@ def find_changes(inputs: ComparisonInputs) -> tuple[WinnerChange, ...]:
 def _search(
     wins: Callable[[float], OfferCandidate | None], best: OfferCandidate, *, up: bool
 ) -> tuple[float, OfferCandidate | None] | None:
-    """The factor nearest to 1 at which `best` no longer wins, and who does then."""
+    """The factor nearest to 1 at which `best` no longer wins, and the new winner."""
     step = FARTHEST ** (1 / LINES)
     inner = 1.0
     for line in range(1, LINES + 1):
@@ -471,7 +471,7 @@ def _factor_change(
 
 
 def _hours_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[WinnerChange]:
-    """The run takes longer, or less long, everywhere alike: more rows, an estimate that was off."""
+    """The run takes longer, or less long, everywhere: more rows, an estimate that was off."""
     for up in (True, False):
         turning_point = _search(
             lambda factor: winner(inputs, tweak_of=lambda _: Tweak(hours=factor)), best, up=up
@@ -519,7 +519,9 @@ def _rate_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[Wi
 
 
 def _limit_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[WinnerChange]:
-    """From here on the winner is late; below this it cannot be paid. No budget changes what costs nothing."""
+    """Beyond this the winner is late; below it the budget is exceeded. No budget changes what costs
+    nothing.
+    """
     bill, terms = inputs.bill(best), inputs.terms
     for what, field, now, needed, unit, suffix in (
         ("deadline", "deadline_hours", terms.deadline_hours, bill.clock, "h", "to the result"),
@@ -540,7 +542,7 @@ def _limit_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[W
 
 
 def _waiting_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[WinnerChange]:
-    """What an hour of waiting must be worth for a quicker place to win."""
+    """The hourly value of waiting at which a faster place wins."""
     if inputs.terms.goal == "time":
         return
     now, mine = inputs.terms.waiting_usd_per_hour, inputs.bill(best)
@@ -589,7 +591,7 @@ def list_candidates(
     own_gpus: Iterable[tuple[str, int]] = (),
     today: str,
 ) -> tuple[OfferCandidate, ...]:
-    """Every offer as often as it has ways of being billed, then the team's own GPUs, by name and number."""
+    """Every offer once per billing mode, then the team's own GPUs, by name and number."""
     by_name = {provider.name: provider for provider in providers}
     candidates = []
     for offer in offers:
@@ -612,7 +614,7 @@ def list_candidates(
 
 
 def within_disk(candidate: OfferCandidate, disk: DiskNeed) -> OfferCandidate:
-    """The candidate; not possible where the place's disk is too small for what the run needs."""
+    """Return the candidate; not possible if the place's disk is too small for the run."""
     disk_gib, needed = candidate.place.disk_gib, disk.total_gib
     if disk_gib is None or needed.value <= disk_gib or not candidate.run.fits:
         return candidate
@@ -623,7 +625,7 @@ def within_disk(candidate: OfferCandidate, disk: DiskNeed) -> OfferCandidate:
 
 
 def ways(offer: Offer) -> tuple[Billing, ...]:
-    """How an offer can be paid."""
+    """Billing modes of an offer."""
     billings: list[Billing] = []
     if offer.usd_per_month is not None:
         billings.append("subscription")
@@ -644,7 +646,7 @@ def compare(
     run: dict[str, object],
     with_sensitivity: bool = True,
 ) -> PlaceComparison:
-    """`rows` are those of all epochs; `run` is passed on as it is."""
+    """Compare candidates. `rows` are those of all epochs; `run` is passed through."""
     candidates = tuple(within_disk(candidate, disk) for candidate in candidates)
     lines = [assess(candidate, terms=terms, disk=disk, rows=rows) for candidate in candidates]
     ranked = order(lines, terms)
@@ -698,7 +700,7 @@ def _notes(rows: Sequence[PlaceRow], candidates: Sequence[OfferCandidate]) -> tu
 
 
 DEFAULT_GPUS = {"full": 8}
-"""More GPUs than the smallest machine has pay for adapters only where time is short: then ask for them."""
+"""More GPUs than the smallest machine pay off for adapters only if time is short."""
 
 
 def finder(overlay: Path | None) -> Callable[[str], Gpu]:
@@ -718,7 +720,7 @@ class OfferFilter(NamedTuple):
     gpu: str | None = None
     gpus: int | None = None
     own: Sequence[tuple[str, int]] = ()
-    """GPUs that are there, by name and number."""
+    """Existing GPUs, by name and number."""
 
 
 def compare_places(
@@ -784,7 +786,7 @@ def compare_places(
 
 
 def of_size(offers: Sequence[Offer], *, gpus: int) -> list[Offer]:
-    """Machines of up to so many GPUs, and the smallest that a place has of a GPU."""
+    """Machines of up to this many GPUs, and the smallest that a place has of a GPU."""
     smallest: dict[tuple[str, str], int] = {}
     for offer in offers:
         key = (offer.place, offer.gpu)

@@ -68,12 +68,12 @@ GROUPS = {
     LOADED: ("context", "runtime", "weights", "packed", "adapter", "adapters"),
     STEP_PEAK: ("gradients", "optimizer", "states", "activations", "logits", "workspace"),
 }
-"""A run shows its memory before the first step and at its peak; planned parts are put together likewise."""
+"""A run reports its memory before the first step and at its peak; planned parts are grouped likewise."""
 WAITING, COMPUTE, ROLLOUTS = "waiting for data", "compute", "rollouts"
 MEASURED_GFLOPS = 700_000.0
-"""Half-precision products of the GPU that tunings are estimated for where no rates are known."""
+"""Half-precision rate of the GPU that tunings are estimated for if no rates are known."""
 GPU_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.15}
-"""Factor, either way, on a GPU whose rates are known: a run has checkpoints and evaluations besides."""
+"""Factor, either way, on a GPU with known rates: a run also has checkpoints and evaluations."""
 
 
 def tokens_per_second(
@@ -113,7 +113,7 @@ def _with_rollouts(
     tuning: Tuning | None,
     rates: StepRates | None,
 ) -> Figure:
-    """Tokens of all rows a second where a batch is sampled first and its prompts are read once a group."""
+    """Tokens of all rows per second if a batch is sampled first and its prompts are read once per group."""
     sampling, sampling_when_free = (
         sum(rollout_seconds(shape, work, machine, tuning=tuning, rates=rates).values())
         for machine in (device, device.when_free)
@@ -139,7 +139,7 @@ def _matrix_rate(device: DeviceFacts) -> float:
 def rollout_seconds(
     shape: ModelShape, work: Workload, device: DeviceFacts, *, tuning: Tuning | None, rates: StepRates | None
 ) -> dict[str, float]:
-    """Seconds of the whole run that are spent on sampling and rewards."""
+    """Seconds of the whole run for sampling and rewards."""
     load = work.rollouts
     if load is None:
         return {}
@@ -160,7 +160,7 @@ def _computed_rate(
     plain: PlainStep | None,
     rates: StepRates | None,
 ) -> Figure:
-    """What is expected before any run of this kind was seen."""
+    """Expected rate before any run of this kind."""
     if rates is not None and device.kind == "cuda":
         rate = _gpu_rate(shape, work, tuning=tuning, plain=plain, rates=rates)
         if rate is not None:
@@ -182,7 +182,7 @@ def _computed_rate(
 def _gpu_rate(
     shape: ModelShape, work: Workload, *, tuning: Tuning | None, plain: PlainStep | None, rates: StepRates
 ) -> float | None:
-    """Tokens a second of the step that the run takes on a GPU."""
+    """Tokens per second of the run's step on a GPU."""
     if tuning is None:
         return None if plain is None or plain.seconds_per_token is None else 1 / plain.seconds_per_token
     trained_share = min(work.trained_tokens / sum(work.lengths), 1.0)
@@ -203,12 +203,12 @@ MEMORY_RANGE = (0.85, 1.2)
 GPU_MEMORY_RANGE = (0.92, 1.08)
 """Range of the plain step's memory on a GPU, computed tensor by tensor: see docs/accuracy.md."""
 CPU_MEMORY_RANGE = (0.88, 1.15)
-"""Six settings of one base came out between 4 % less and as much; another base may be further off."""
+"""Six settings of one base were between 4 % below the estimate and exact; another base may differ more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
-    """What a plan is made of."""
+    """Inputs of a plan."""
 
     base: str
     base_fingerprint: str
@@ -223,7 +223,7 @@ class PlanInputs:
     learned_memory: Figure | None = None
     tuning: Tuning | None = None
     plain: PlainStep | None = None
-    """How the plain step is taken where all rows of a step at once would be too many; on GPUs always."""
+    """Setup of the plain step if all rows of a step at once would not fit; on GPUs always."""
     streamed: StreamedStep | None = None
     """How layers are streamed from host memory; `plain` then has its figures."""
     rates: StepRates | None = None
@@ -239,8 +239,9 @@ class PlanInputs:
 
 
 def make_plan(inputs: PlanInputs) -> Plan:
-    """Say what will happen. With a tuning, memory is what it was tuned to; without one, what earlier runs
-    of the same kind took over what was computed for them corrects it."""
+    """Make the plan. With a tuning, memory is what it was tuned to; without one, it is corrected by earlier
+    runs of the same kind.
+    """
     shape, work, device, settings = inputs.shape, inputs.work, inputs.device, inputs.settings
     tuning, plain = inputs.tuning, inputs.plain
     parameters = total_parameters(shape)
@@ -329,12 +330,12 @@ def _prompts_at_once(work: Workload) -> int | None:
 
 
 def _is_beyond(memory: Figure, limit: float) -> bool:
-    """A limit that was divided adds up to itself but for rounding."""
+    """Return whether the total exceeds the limit by more than rounding."""
     return memory.high > limit * (1 + 1e-9)
 
 
 def _computed_memory(inputs: PlanInputs, trainable: int) -> tuple[dict[str, float], Figure]:
-    """Bytes by what they are for, and the peak before earlier runs correct it."""
+    """Bytes by purpose, and the peak before the correction by earlier runs."""
     shape, work, plain = inputs.shape, inputs.work, inputs.plain
     if plain is not None and inputs.device.kind == "cuda":
         down, up = GPU_MEMORY_RANGE
@@ -370,8 +371,9 @@ class RunStart(NamedTuple):
 
 
 def minutes_by_part(shape: ModelShape, work: Workload, speed: Figure, start: RunStart) -> dict[str, Figure]:
-    """Training, and what surrounds it: loading with the loss before, checkpoints, a rehearsed crash, the loss
-    after."""
+    """Training, and the rest: loading with the initial loss, checkpoints, a rehearsed crash, the final
+    loss.
+    """
     tokens, kind = sum(work.lengths) * work.epochs, start.kind
     validation = _minutes(work.validation_tokens * validation_share(shape, work), speed)
     starting = start_seconds(
@@ -419,17 +421,17 @@ def _minutes(tokens: float, speed: Figure) -> Figure:
 
 
 def describe_plain(plain: PlainStep) -> str:
-    """How the plain step is taken, for messages."""
+    """Describe the setup of the plain step, for messages."""
     again = ", with activation checkpointing" if plain.checkpointed else ""
     return f"{plain.micro_rows} row{'s' * (plain.micro_rows != 1)} at a time{again}"
 
 
 BUSY_SHARE = 0.7
-"""A measurement that got less of the cores says little about a free machine."""
+"""A measurement with a smaller share of the cores does not represent an idle machine."""
 
 
 def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes: Figure) -> tuple[str, ...]:
-    """How memory is spent; then which limits the run exceeds."""
+    """How memory is used; then which limits the run exceeds."""
     tuning, plain, limit = inputs.tuning, inputs.plain, inputs.memory_limit_gib
     longest = inputs.settings.time_limit_minutes
     shares = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts.items() if value)
@@ -472,7 +474,7 @@ def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes:
 LEAST_FACTOR, MOST_FACTOR = 0.6, 1.8
 """Bounds of the learned memory correction: anything further off was another kind of run."""
 LEAST_RANGE, UNSURE_RANGE = 0.05, 0.15
-"""Around what was learned: from many runs, and from one."""
+"""Around the learned factor: from many runs, and from one."""
 TITLES = {
     MEMORY: "peak memory",
     TIME: "time",
@@ -515,7 +517,7 @@ def compare_parts(plan: Plan, outcome: TrainOutcome, parts: RunParts) -> tuple[R
 
 
 def planned_minutes(plan: Plan) -> dict[str, Figure]:
-    """By parts. A plan that does not name them has at least its steps, the loading, and a rest."""
+    """Planned minutes by parts. A plan without them has at least its steps, the loading, and a rest."""
     parts = _parts_of(plan, TIME)
     if not parts:
         speed = plan.tokens_per_second
@@ -538,7 +540,7 @@ def planned_minutes(plan: Plan) -> dict[str, Figure]:
 
 
 def planned_memory(plan: Plan) -> dict[str, Figure]:
-    """In the two groups that a run measures; empty if the plan names no parts."""
+    """Planned memory in the two groups that a run measures; empty if the plan names no parts."""
     parts = _parts_of(plan, MEMORY)
     groups: dict[str, Figure] = {}
     for group, names in GROUPS.items():
@@ -588,7 +590,7 @@ def find_drifts(residuals: Sequence[Residual], parts: Sequence[Residual]) -> tup
 
 
 def _cause(residual: Residual, parts: Sequence[Residual]) -> Residual | None:
-    """The part whose difference is the largest in the drift's own direction."""
+    """The part with the largest difference in the drift's own direction."""
     candidates = [
         part for part in parts if part.name.startswith(f"{residual.name}.") and part.name != COMPUTED
     ]
@@ -605,7 +607,7 @@ def _cause(residual: Residual, parts: Sequence[Residual]) -> Residual | None:
 
 
 def find_biases(runs: Iterable[Sequence[Residual]]) -> tuple[Bias, ...]:
-    """Over past runs: the median of how far each kind of figure was off, and how often it held."""
+    """Over past runs: the median error of each kind of figure, and how often it was within its range."""
     kinds: dict[str, list[Residual]] = {}
     for residuals in runs:
         for residual in residuals:
@@ -627,10 +629,9 @@ def find_biases(runs: Iterable[Sequence[Residual]]) -> tuple[Bias, ...]:
 
 
 def learned_memory(residuals: Sequence[Residual], *, most: int = 10) -> Figure | None:
-    """From the latest runs of the same kind, newest first: the factor on the computed peak.
-
-    Where plans name the peak as it was before correction, that is what counts: else a corrected plan that
-    came true would unlearn its own correction.
+    """From the latest runs of the same kind, newest first: the factor on the computed peak. If plans include
+    the peak before correction, that is used: else a corrected plan that came true would unlearn its own
+    correction.
     """
     kinds = {
         name: [residual for residual in residuals if residual.name == name and residual.planned.value > 0]
@@ -670,13 +671,13 @@ def _number(value: float) -> str:
 
 
 ENOUGH_RUNS = 3
-"""From this many runs on their own spread gives the range."""
+"""From this many runs on, their own spread determines the range."""
 USUAL_SPREAD = 0.12
 """Standard deviation of the log of a run's speed between runs on an otherwise idle machine."""
 PRIOR_DEGREES = 2.0
 """Weight of `USUAL_SPREAD` against the spread seen, in degrees of freedom."""
 RUN_SPREAD = 0.35
-"""The same where other load comes and goes: how far a single run can be trusted against the prior."""
+"""The same if other load varies: how far a single run can be trusted against the prior."""
 NORMAL_95 = 1.6449
 """Ranges are stated as 90 % intervals."""
 

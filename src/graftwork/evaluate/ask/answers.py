@@ -19,13 +19,13 @@ from graftwork.records.report import Answer, Case, EvalJob
 
 
 class KeptAnswers:
-    """A folder of answers; without one, nothing is kept and nothing is found."""
+    """A folder of answers; without one, nothing is stored and lookups find nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     def get(self, key: str, *, case_id: str) -> Answer | None:
-        """The answer, under the name that the case has here."""
+        """Return the answer, under the name that the case has here."""
         if self._folder is None:
             return None
         try:
@@ -39,7 +39,7 @@ class KeptAnswers:
         return answer.model_copy(update={"case_id": case_id})
 
     def put(self, key: str, answer: Answer) -> None:
-        """Keep the first answer; only one that cannot be read any more is replaced."""
+        """Store the first answer; only an unreadable one is replaced."""
         if self._folder is None or self.get(key, case_id=answer.case_id) is not None:
             return
         body = answer.model_dump(mode="json")
@@ -58,9 +58,8 @@ class KeptAnswers:
 
 
 def answer_key(job: EvalJob, case: Case, *, repeat: int = 0) -> str:
-    """The hash of all that decides an answer: who, what was asked, and how.
-
-    The case's own name does not: the same question under another name has the same answer.
+    """Hash everything that decides an answer: the subject, the question and the settings. The case's name
+    does not count: the same question under another name has the same answer.
     """
     messages = asked_messages(job, case)
     return fingerprint(
@@ -79,7 +78,7 @@ def answer_key(job: EvalJob, case: Case, *, repeat: int = 0) -> str:
 
 
 def repeats_of(job: EvalJob) -> int:
-    """How often each case is asked: once where every answer would be the same."""
+    """Return how often each case is asked: once if every answer would be the same."""
     return job.repeats if job.temperature > 0 else 1
 
 
@@ -87,18 +86,18 @@ ANSWERS_FILE = "answers.jsonl"
 BATCHES_FILE = "batches.jsonl"
 PLAN_FILE = "plan.json"
 ROUNDS = 4
-"""How many batches of a GPU are one: the fewer ends, the less time with few rows."""
+"""Rounds of a GPU per batch: fewer batch ends mean less time with few rows."""
 
 
 class CaseBatch(NamedTuple):
-    """Cases that are asked together, and which of their several answers it is."""
+    """Cases that are asked together, and which of their repeats this is."""
 
     repeat: int
     cases: tuple[str, ...]
 
 
 class AnswerBook:
-    """Use one at a time for a folder; the worker's lock sees to that."""
+    """Use one at a time per folder; the worker's lock ensures that."""
 
     def __init__(self, job: EvalJob, cases: Sequence[Case]) -> None:
         self._job = job
@@ -120,7 +119,7 @@ class AnswerBook:
         return len(self._cases) * repeats_of(self._job)
 
     def plan(self, lengths: Mapping[str, int]) -> list[CaseBatch]:
-        """The batches of this job, as they were cut when it first began."""
+        """Return the batches of this job, as they were cut when it first began."""
         if self._job.batches is not None:
             return [CaseBatch(repeat, cases) for repeat, cases in self._job.batches]
         path = self._folder / PLAN_FILE
@@ -137,11 +136,11 @@ class AnswerBook:
         return [CaseBatch(repeat, tuple(cases)) for repeat, cases in json.loads(path.read_bytes())]
 
     def open_batches(self, planned: Iterable[CaseBatch]) -> list[CaseBatch]:
-        """Those that are not answered to their last row; a torn one is asked whole."""
+        """Return the unfinished batches; a torn one is asked as a whole."""
         return [b for b in planned if not self._there.issuperset((case, b.repeat) for case in b.cases)]
 
     def write(self, answer: Answer) -> None:
-        """Keep an answer; the first one where there are two."""
+        """Store an answer; the first one counts."""
         key = (answer.case_id, answer.repeat)
         if key in self._there:
             return
@@ -156,7 +155,7 @@ class AnswerBook:
         return [float(batch["peak_memory_gib"]) for batch in self._batches.read()]
 
     def copy_from(self, folders: Iterable[Path]) -> None:
-        """Take over what other processes answered for this job."""
+        """Copy what other processes answered for this job."""
         for folder in folders:
             for answer in read_answers(folder):
                 self.write(answer)
@@ -175,14 +174,14 @@ class AnswerBook:
 
 
 def open_kept(job: EvalJob) -> KeptAnswers:
-    """What is kept of the job's subject; nothing of one that has no identity."""
+    """Open the stored answers of the job's subject; none for one without an identity."""
     return KeptAnswers(Path(job.answers_folder) if job.answers_folder and job.identity else None)
 
 
 def cut_missing(
     lengths: Mapping[str, int], answered: set[tuple[str, int]], *, size: int, repeats: int
 ) -> list[CaseBatch]:
-    """What is not there yet, in batches of like length: little padding, and the same ones every time."""
+    """Batch the missing cases by similar length: little padding, and the same batches every time."""
     batches = []
     for repeat in range(repeats):
         missing = [case for case in lengths if (case, repeat) not in answered]
@@ -192,7 +191,7 @@ def cut_missing(
 
 
 def read_answers(folder: Path) -> list[Answer]:
-    """The answers so far; the first one where a case was answered twice."""
+    """Return the answers so far; the first one if a case was answered twice."""
     answers: dict[tuple[str, int], Answer] = {}
     for value in Journal(folder / ANSWERS_FILE).read():
         answer = Answer.model_validate(value)
@@ -201,7 +200,7 @@ def read_answers(folder: Path) -> list[Answer]:
 
 
 def forget_answers(job: EvalJob, cases: Sequence[Case]) -> None:
-    """Everything that was answered to these cases for this job, here and in what is kept."""
+    """Delete all answers to these cases for this job, here and in the store."""
     for name in (ANSWERS_FILE, BATCHES_FILE, PLAN_FILE):
         (Path(job.folder) / name).unlink(missing_ok=True)
     open_kept(job).forget([answer_key(job, case, repeat=r) for case in cases for r in range(repeats_of(job))])

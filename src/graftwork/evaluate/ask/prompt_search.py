@@ -33,18 +33,18 @@ REFLECTION_TOKENS = 1024
 SHOWN_CHARACTERS = 2000
 
 AskAll = Callable[[str, Sequence[Case]], list[str]]
-"""What the model answers to these cases with this instruction."""
+"""The model's answers to these cases with this instruction."""
 GradeOne = Callable[[Case, str], float]
 Propose = Callable[[str], str]
-"""What a language model answers to a request to improve an instruction."""
+"""A language model's answer to a request to improve an instruction."""
 
 
 class PromptSearchJob(Record):
-    """All that the worker gets. The first `training` cases of the job's file are for proposals."""
+    """The worker's job. The first `training` cases of the job's file are for proposals."""
 
     folder: str
     job: EvalJob
-    """The base as it is asked; its worked examples are part of the prompt."""
+    """The base with its settings; its worked examples are part of the prompt."""
     training: int
     instruction: str
     rows: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class PromptAdapter:
     def make_reflective_dataset(
         self, candidate: dict[str, str], eval_batch: Any, components_to_update: list[str]
     ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """What went well and what did not, as text; the reference is a training row's own."""
+        """What went well and what did not, as text; the reference is that of a training row."""
         examples = [
             {
                 "Inputs": _cut(case.messages[-1].content),
@@ -104,9 +104,8 @@ def search_instruction(
     most_answers: int,
     seed: int = 0,
 ) -> tuple[str, float, float]:
-    """The best instruction that so many answers find, its score and that of the first one.
-
-    Scores are means over the validation cases. The same answers and seed give the same instruction.
+    """Return the best instruction found with this many answers, its score and that of the first one. Scores
+    are means over the validation cases. The same answers and seed give the same instruction.
     """
     import gepa
 
@@ -184,7 +183,7 @@ def ask_with(engine: MeasuringEngine, job: EvalJob) -> AskAll:
 
 
 def grade_by(job: PromptSearchJob) -> GradeOne:
-    """The metric that counts successes; where it does not apply to a case, the case says nothing: 0."""
+    """Return the metric that counts successes; a case that it does not apply to scores 0."""
     settings = job.settings
     metric = choose_success(settings)
     context = GradeContext(
@@ -216,7 +215,7 @@ def _cut(text: str) -> str:
 
 
 def require_gepa() -> None:
-    """Refused before a model has answered anything."""
+    """Refuse before a model has answered anything."""
     import importlib.util
 
     if importlib.util.find_spec(GEPA) is None:

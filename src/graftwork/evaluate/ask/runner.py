@@ -40,11 +40,11 @@ from graftwork.text.wording import plural
 FIRST_WAIT = FIRST_PAUSE
 
 BEAT_SECONDS = 1.0
-"""Between two words about a batch that is being written."""
+"""Seconds between two reports about a batch that is being generated."""
 
 
 class Pace:
-    """`left` counts the answers that are still to come, those of the open batch among them."""
+    """Speed of the work. `left` counts the remaining answers, including those of the open batch."""
 
     def __init__(self, *, left: int, longest: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._left, self._longest, self._clock = left, longest, clock
@@ -57,7 +57,7 @@ class Pace:
         self._reported, self._tokens = self._began, {}
 
     def hear(self, row: int) -> bool:
-        """Count one more token of this row; whether it is time to report progress."""
+        """Count one more token of this row; returns whether it is time to report progress."""
         if not self._rows:
             return False
         now = self._clock()
@@ -85,7 +85,7 @@ class Pace:
         return self.tokens / elapsed if elapsed > 0 else 0.0
 
     def seconds_left(self) -> float | None:
-        """None as long as nothing is known."""
+        """None if nothing is known yet."""
         elapsed = self._clock() - self._began if self._rows else 0.0
         # A torn batch is asked whole: it may have more rows than there are answers to come.
         rows_after = max(self._left - self._rows, 0)
@@ -102,7 +102,7 @@ class Pace:
         return max(whole - elapsed, 0.0) + whole / self._rows * rows_after
 
     def _whole_batch(self) -> float | None:
-        """Seconds of the open batch if its longest row goes on to the limit."""
+        """Seconds of the open batch if its longest row reaches the limit."""
         steps = max(self._tokens.values(), default=0) - 1
         if not self._rows or steps < 1:
             return None
@@ -128,9 +128,8 @@ def time_in_turn(
     time_one: Callable[[str, RenderedPrompt], Timing],
     after_round: Callable[[int], None] = lambda _round: None,
 ) -> dict[str, tuple[Timing, ...]]:
-    """Every subject's requests, one case after the other, each case put to all subjects before the next.
-
-    Load that comes and goes then falls on all subjects alike. Who is first changes from case to case.
+    """Time every subject's requests case by case, each case with all subjects before the next. Changing load
+    then affects all subjects alike. The first subject changes from case to case.
     """
     names = list(prompts)
     timings: dict[str, list[Timing]] = {name: [] for name in names}
@@ -203,7 +202,7 @@ class CaseRunner:
         return True
 
     def time_requests(self, cases: Sequence[Case]) -> tuple[Timing, ...]:
-        """One request at a time, as a user would wait for it: of as many sessions as there are."""
+        """One request at a time, as a user experiences it: of as many sessions as possible."""
         timings: list[Timing] = []
         to_time = [self._render(case) for case in cases_to_time(cases, most=self._job.latency_cases)]
         if to_time:
@@ -292,7 +291,7 @@ def summarise(
     peak_memory_gib: float,
     details: Mapping[str, Any],
 ) -> Generation:
-    """How the answers in the job's folder were made. Everything that decided them is named."""
+    """Summarize how the answers in the job's folder were made, with everything that decided them."""
     answers = read_answers(Path(job.folder))
     seconds = sum(answer.seconds for answer in answers)
     greedy = job.temperature <= 0
@@ -329,7 +328,7 @@ def summarise(
 
 
 def seed_of(seed: int, batch: CaseBatch) -> int:
-    """A seed of its own for each batch, the same whichever process asks it."""
+    """Return the seed of a batch, the same whichever process asks it."""
     return int(fingerprint([seed, batch.repeat, batch.cases])[:8], 16)
 
 

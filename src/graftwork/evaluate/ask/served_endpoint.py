@@ -27,16 +27,16 @@ class ServedAnswer(NamedTuple):
     prompt_tokens: int = 0
     reply_tokens: int = 0
     tokens: tuple[tuple[bytes, float], ...] = ()
-    """The answer token by token, with log-probabilities, where these were asked for."""
+    """The answer token by token, with log-probabilities if they were requested."""
     problem: str = ""
-    """What the endpoint says about a request that failed."""
+    """The endpoint's message about a request that failed."""
 
     @property
     def mean_logprob(self) -> float | None:
         return self.mean_logprob_of(None)
 
     def mean_logprob_of(self, first: int | None) -> float | None:
-        """The mean log-probability of the first tokens, or of all; None if it was not asked for."""
+        """Mean log-probability of the first tokens, or of all; None if not requested."""
         logprobs = [logprob for _, logprob in self.tokens[:first]]
         return math.fsum(logprobs) / len(logprobs) if logprobs else None
 
@@ -50,7 +50,7 @@ class ServedAnswer(NamedTuple):
 
 
 class EndpointQuestions(NamedTuple):
-    """How the cases are asked."""
+    """How to ask the cases."""
 
     model: str
     max_tokens: int

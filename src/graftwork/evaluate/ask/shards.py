@@ -35,17 +35,16 @@ LOG_FILE, JOB_FILE = "worker.log", "job.json"
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0
 STOP_SECONDS = 90.0
-"""How long the end of what runs at the cluster is waited for."""
+"""Timeout for stopping what runs at the cluster."""
 ORPHAN_SECONDS = 180.0
-"""How long a shard waits for the process of a node that this command takes for lost."""
+"""How long a shard waits for the process of a node that is presumed lost."""
 
 
 def share_out(
     job: EvalJob, batches: Sequence[CaseBatch], *, gpus: int = 0, alone: bool = False
 ) -> list[EvalJob]:
-    """One job a process, each with every n-th batch; no more of them than there are batches.
-
-    `alone`: each has a machine of its own, with all of its threads.
+    """Return one job per process, each with every n-th batch; no more jobs than batches. `alone`: each has
+    its own machine, with all of its threads.
     """
     count = min(job.shards, len(batches))
     threads = job.threads if alone else max((job.threads or count_cores()) // max(count, 1), 1)
@@ -65,7 +64,7 @@ def share_out(
 
 
 def find_runner() -> PieceRunner | None:
-    """The cluster of the environment; None: this machine."""
+    """Return the cluster of the environment; None for this machine."""
     text = os.environ.get(ENGINE_VARIABLE)
     return RayTasks(**json.loads(text)) if text else None
 
@@ -73,7 +72,7 @@ def find_runner() -> PieceRunner | None:
 def ask_in_shards(
     job: EvalJob, cases: Sequence[Case], *, progress: Progress, stop_asked: Callable[[], bool]
 ) -> int:
-    """Let the processes answer what is missing; how many they were."""
+    """Let processes answer the missing cases; returns how many processes."""
     from graftwork.model.chat.template import ChatTemplate
 
     runner, gpus = find_runner(), 0
@@ -232,7 +231,7 @@ def answer_piece(_context: None, head: Any, _blobs: list[bytes]) -> None:
 
 
 def run_shard(folder: str) -> str:
-    """Answer the cases of one shard in a process of its own: it takes its memory with it."""
+    """Answer the cases of one shard in a child process, whose memory is freed with it."""
     # A process whose node was lost may still answer: it ends with its node, or when it is done.
     pause, until = threading.Event(), time.monotonic() + ORPHAN_SECONDS
     while lock_holder(Path(folder)) is not None and time.monotonic() < until:

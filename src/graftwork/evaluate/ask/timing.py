@@ -27,7 +27,9 @@ PHASE = "timing single requests in turn"
 
 
 def time_subjects(job: TimingJob) -> None:
-    """Time the chosen cases of all subjects in turn, note the times of each; if asked to, answer first."""
+    """Time the chosen cases of all subjects in turn, and record the times of each; answer first if
+    requested.
+    """
     with Heart(Path(job.folder)) as heart:
         shared = _SharedEngine(job)
         if job.answers_first:
@@ -92,7 +94,7 @@ def _time_in_turn(job: TimingJob, shared: _SharedEngine, heart: Heart) -> None:
 
 
 def note_times(job: EvalJob, timings: Sequence[Timing], *, cases: Sequence[Case], group: str) -> None:
-    """Put the times into the subject's record of how its answers were made."""
+    """Store the times in the subject's record of how its answers were made."""
     path = Path(job.folder) / GENERATION_FILE
     firsts = [timing.first_token for timing in timings if timing.first_token is not None]
     generation = Generation.from_json(path.read_bytes()).model_copy(
@@ -107,13 +109,13 @@ def note_times(job: EvalJob, timings: Sequence[Timing], *, cases: Sequence[Case]
 
 
 def group_of(jobs: Sequence[EvalJob], *, cases: Sequence[Case], requests: int) -> str:
-    """The name of a group: the same subjects on the same cases have the same."""
+    """Name a group: the same for the same subjects on the same cases."""
     subjects = sorted((job.subject, job.identity, job.folder) for job in jobs)
     return fingerprint([subjects, [case.id for case in cases_to_time(cases, most=requests)]])[:16]
 
 
 def is_timed(jobs: Sequence[EvalJob], group: str) -> bool:
-    """Whether all of these were timed in this very group before."""
+    """Return whether all of these were timed in this very group before."""
     paths = [Path(job.folder) / GENERATION_FILE for job in jobs]
     return all(
         path.exists() and Generation.from_json(path.read_bytes()).timed_group == group for path in paths

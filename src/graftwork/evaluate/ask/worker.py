@@ -38,7 +38,7 @@ NOT_DECIDING = {
 
 
 def evaluate(job: EvalJob) -> None:
-    """Load the subject, ask everything, say how it went."""
+    """Load the subject, ask everything, and report how it went."""
     folder = Path(job.folder)
     job = settle(job)
     drop_answers_of_another_job(job)
@@ -57,7 +57,7 @@ def evaluate(job: EvalJob) -> None:
 def evaluate_with(
     open_engine_for: Callable[[EvalJob], MeasuringEngine], job: EvalJob, *, adapter: str, heart: Heart
 ) -> None:
-    """The same in a process that evaluates several subjects with one engine, opened where it is needed."""
+    """The same in a process that evaluates several subjects with one engine, opened when needed."""
     job, folder = settle(job), Path(job.folder)
     with hold_lock(folder):
         drop_answers_of_another_job(job)
@@ -72,7 +72,7 @@ def evaluate_with(
 
 
 def _all_is_there(job: EvalJob, cases: Sequence[Case]) -> bool:
-    """Whether an evaluation before this one answered, and timed as many requests as this one wants."""
+    """Return whether an earlier evaluation has all answers, and timed as many requests as this one needs."""
     path = Path(job.folder) / GENERATION_FILE
     if not path.exists():
         return False
@@ -84,7 +84,7 @@ def _all_is_there(job: EvalJob, cases: Sequence[Case]) -> bool:
 
 
 def drop_answers_of_another_job(job: EvalJob) -> None:
-    """Answers are taken up again only for the same question to the same model."""
+    """Answers are reused only for the same question to the same model."""
     folder = Path(job.folder)
     identity = identify(job)
     marker = folder / IDENTITY_FILE
@@ -96,7 +96,7 @@ def drop_answers_of_another_job(job: EvalJob) -> None:
 
 
 def identify(job: EvalJob) -> str:
-    """A hash of what decides the answers: cases, weights or address, worked example, limits."""
+    """Hash what decides the answers: cases, weights or address, worked example, limits."""
     base = Path(job.base_folder)
     endpoint = [job.endpoint.url, job.endpoint.model] if job.endpoint else None
     return fingerprint(
@@ -159,7 +159,7 @@ def _ask_engine(
 
 
 def recording_seconds(engine: MeasuringEngine) -> float:
-    """Spent by the embedded engine on recording passes on a GPU; nothing by others."""
+    """Seconds spent by the embedded engine on recording passes on a GPU; 0 for others."""
     return engine.recording_seconds if isinstance(engine, EmbeddedEngine) else 0.0
 
 

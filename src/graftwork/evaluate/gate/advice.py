@@ -21,14 +21,14 @@ from graftwork.text.wording import plural
 
 
 class Hint(NamedTuple):
-    """`cases` is how many answers the cause accounts for: what the hints are ranked by."""
+    """`cases` is how many answers the cause accounts for; hints are ranked by it."""
 
     cases: float
     text: str
 
 
 FEWEST_STEPS = 8
-"""Too short a course says nothing about where it was going."""
+"""A run with fewer steps shows no trend."""
 PART = 5
 """The last fifth of the steps is compared with the fifth before it."""
 STILL_FALLING = 0.03
@@ -43,7 +43,7 @@ HARDLY_LEARNED = 0.97
 
 
 class BetterRun(NamedTuple):
-    """An earlier run that did better, and what is otherwise now."""
+    """An earlier run that did better, and what has changed since."""
 
     run_id: str
     report: Report
@@ -57,7 +57,7 @@ class Training(NamedTuple):
     outcome: TrainOutcome
     steps: tuple[TrainStep, ...] = ()
     good: BetterRun | None = None
-    """The last run that did better, if there is one."""
+    """The last run that did better, if any."""
 
     @property
     def losses(self) -> list[float]:
@@ -69,7 +69,7 @@ class Training(NamedTuple):
 
 
 def hints_of(training: Training | None, *, failures: int) -> list[Hint]:
-    """What to change in the training, the surest first."""
+    """Return what to change in the training, most certain first."""
     if training is None:
         return []
     weight, outcome = max(failures, 1), training.outcome
@@ -136,7 +136,9 @@ def _on_overfitting(outcome: TrainOutcome, learned: float) -> str:
 
 
 def hint_of_changes(training: Training | None, *, report: Report, rules: Sequence[RuleResult]) -> list[str]:
-    """What was changed since an earlier run was better: the likeliest cause, and the cheapest to undo."""
+    """Return what was changed since an earlier run was better: the likeliest cause, and the cheapest to
+    undo.
+    """
     if training is None or training.good is None or not training.good.changes:
         return []
     good = training.good
@@ -186,7 +188,7 @@ def _show(value: Any) -> str:
 
 
 def find_spikes(steps: Sequence[TrainStep]) -> list[int]:
-    """Steps whose loss is an outlier compared with those before, or is not a number."""
+    """Return steps whose loss is an outlier compared with those before, or is not a number."""
     spikes = []
     for index, step in enumerate(steps):
         before = [near.loss for near in steps[max(0, index - WINDOW) : index] if math.isfinite(near.loss)]
@@ -209,7 +211,7 @@ CLUSTER_LEAST = 3
 """Fewer failures than this are not a cluster."""
 MOST_CONFUSIONS = 3
 MOST_CASES = 10_000
-"""More cases than this are not worth advising."""
+"""Above this many cases, advice about more cases is pointless."""
 CLUSTER_FACTOR = 2.0
 """A group is an outlier when it fails this many times as often as the others."""
 
@@ -241,7 +243,7 @@ def advise(
 
 
 def _on_graders(report: Report, rules: Sequence[RuleResult]) -> list[str]:
-    """A grader that failed is fixed first: more cases would meet with the same failure."""
+    """A grader that failed is fixed first: more cases would fail the same way."""
     hints = []
     for name in dict.fromkeys(rule.metric for rule in rules if rule.outcome != "pass"):
         metric = report.candidate.metrics.get(name)
@@ -261,7 +263,7 @@ def _on_graders(report: Report, rules: Sequence[RuleResult]) -> list[str]:
 
 
 def _on_wrong_answers(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
-    """What wrong answers have in common, whatever the rules are about."""
+    """Describe what wrong answers have in common, whatever the rules are about."""
     truncated, broken = _passed(report, TRUNCATED), _failed(report, "json_valid")
     cut = broken & truncated
     wrong: set[str] = set().union(*(_wrong(report, name) for name in _open_metrics(rules)))
@@ -402,12 +404,12 @@ def _on_evidence(report: Report, rules: Sequence[RuleResult]) -> list[str]:
 
 
 def _open_metrics(rules: Sequence[RuleResult]) -> list[str]:
-    """Qualities on which a rule did not pass, each once."""
+    """Metrics with a rule that did not pass, each once."""
     return list(dict.fromkeys(r.metric for r in rules if r.outcome != "pass" and r.metric not in FIGURES))
 
 
 def _wrong(report: Report, name: str) -> set[str]:
-    """The cases that speak against the adapter. Being cut off is the one metric that should be 0."""
+    """Cases that count against the adapter. Truncation is the one metric that should be 0."""
     return _passed(report, name) if name == TRUNCATED else _failed(report, name)
 
 

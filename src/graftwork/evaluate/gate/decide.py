@@ -74,7 +74,7 @@ def find_stops(
 def _watch(
     report: Report, settings: GateSettings, *, around: Surroundings
 ) -> dict[tuple[str, Against], Pair]:
-    """Qualities only: a slower or larger answer is what its own rule limits, not a loss of quality."""
+    """Quality metrics only: a slower or larger answer is limited by its own rule, not a loss of quality."""
     metrics: list[tuple[str, Against]] = [(rule.metric, rule.reference) for rule in settings.rules]
     if (primary := settings.primary_rule) is not None:
         metrics.append((primary.metric, primary.against))
@@ -92,7 +92,7 @@ def _watch(
 def _proven_losses(
     watched: Mapping[tuple[str, Against], Pair], *, judged: Sequence[RuleResult], others: int
 ) -> Iterator[Stop]:
-    """Losses after Holm's correction over all that is watched and the `others` that may abort as well."""
+    """Losses after Holm's correction over all watched metrics and the `others` that may abort as well."""
     p_values = {f"{name} {against}": pair.comparison.p_value for (name, against), pair in watched.items()}
     adjusted = holm({**p_values, **{f"other {number}": 1.0 for number in range(others)}})
     for (name, against), pair in watched.items():
@@ -174,7 +174,7 @@ def _broken(name: str, pair: Pair, *, rule: str, sentence: str) -> RuleResult:
 
 NOTHING_ELSE = Surroundings()
 STATISTICS = 2
-"""Counted up when a test changes in a way that may change a verdict on the same report."""
+"""Incremented when a test changes in a way that may change a verdict on the same report."""
 USUAL_CONFIDENCE = 0.95
 
 
@@ -252,7 +252,7 @@ def decide(
 
 
 def decide_all(judged: Mapping[str, GateCandidate]) -> dict[str, Verdict]:
-    """Several adapters together: the more are tried, the likelier one is better by chance (Holm)."""
+    """Judge several adapters together: the more are tried, the likelier one is better by chance (Holm)."""
     p_values = {
         name: p
         for name, candidate in judged.items()
@@ -273,9 +273,8 @@ def decide_all(judged: Mapping[str, GateCandidate]) -> dict[str, Verdict]:
 
 
 def count_own_looks(reports: Mapping[str, Report]) -> dict[str, int]:
-    """Which look at its questions each report is, not counting those of the adapters judged with it.
-
-    Holm's correction is for these. An adapter that did not change takes no look from one that was retrained.
+    """Return which look at its questions each report is, not counting those of the adapters judged with it,
+    which Holm's correction covers. An unchanged adapter does not use up a look of a retrained one.
     """
     looks = {name: look_of(report) for name, report in reports.items()}
     return {
@@ -289,7 +288,9 @@ def count_own_looks(reports: Mapping[str, Report]) -> dict[str, int]:
 
 
 def _tests_of_rules(settings: GateSettings, around: Surroundings) -> int:
-    """For how many adapters limits and guardrails are corrected; where a gain decides, its test is."""
+    """Return for how many adapters limits and guardrails are corrected; if a gain decides, its own test is
+    corrected.
+    """
     return around.tried if settings.primary_rule is None and settings.win_rule is None else 1
 
 
@@ -348,9 +349,9 @@ BEFORE = "the checkpoint before"
 DECIDES_GRADES = ("max_new_tokens", "fields", "sampling", "repeats", "checks", "judge")
 """Settings of an evaluation that must agree, or grades cannot be compared case by case."""
 DECIDES_ANSWERS = {"engine": "the engine that answered", "base_as": "the precision of the base"}
-"""What else must: with the same weights, two engines or precisions answer a little otherwise."""
+"""What else must agree: with the same weights, two engines or precisions answer slightly differently."""
 ROSE = 1.01
-"""The validation loss of the same rows does not rise by this much through rounding."""
+"""Rounding alone does not raise the validation loss of the same rows by this factor."""
 
 
 def next_start(
@@ -422,7 +423,7 @@ def next_start(
 
 
 def asked_otherwise(report_a: Report, report_b: Report) -> str:
-    """What decides how answers come out or are graded, and differs; empty if nothing does."""
+    """Return the setting that decides how answers are made or graded and differs; empty if none does."""
     for name in DECIDES_GRADES:
         if report_a.settings.get(name) != report_b.settings.get(name):
             return f"evaluate.{name}"

@@ -52,11 +52,11 @@ from graftwork.train.router import keeps
 P95 = 0.95
 
 CHAIN_CASES = 5
-"""Requests that each chain is asked."""
+"""Number of requests sent to each chain."""
 _SWITCH_SECONDS = 120.0
 _ROUTE = re.compile(r"(\S+) \((rule \d+|router unsure|router|default)\b(.*)\)")
 _AWAY = (" is not loaded", " is not ready")
-"""How the header ends when the main model answers for another one."""
+"""End of the header when the main model answers for another one."""
 _REASONS = {
     "deploy": "every route, chain and limit of the family holds",
     "not_enough_evidence": "too few cases to show that no route got worse and that the router is right",
@@ -86,7 +86,7 @@ class RoutedAnswer(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class FamilyEvidence:
     before: Sequence[RoutedAnswer]
-    """The family as it is live; empty if nothing changes."""
+    """The family in its live state; empty if nothing changes."""
     after: Sequence[RoutedAnswer]
     without: Sequence[RoutedAnswer] = ()
     """The same cases while the changed member is away."""
@@ -146,7 +146,7 @@ def gate_family(work: OpenProject, *, release: str | None = None) -> Verdict:
 
 
 def _choose_cases(work: OpenProject, family: FamilySettings) -> tuple[Case, ...]:
-    """The declared cases, or the held-out ones of all models; of each route about as many."""
+    """Choose the declared cases, or the held-out ones of all models, balanced over the routes."""
     if family.gate.cases is not None:
         path = work.project.root / family.gate.cases
         cases = read_case_file(path, named=work.settings.evaluate.checks)
@@ -173,7 +173,7 @@ def _choose_cases(work: OpenProject, family: FamilySettings) -> tuple[Case, ...]
 
 
 def model_of_case(work: OpenProject, case: Case) -> str:
-    """The specialist that keeps the case's role, or the main model."""
+    """The specialist that has the case's role, or the main model."""
     project = work.project.settings
     for name, model in project.all_models.items():
         if name != project.main_model and keeps(model.keep, group=case.group, domain=case.domain):
@@ -217,7 +217,7 @@ def _ask_family(
     chain_checks = open_chain_checks(work, live)
 
     def serve_parts(lease: Lease, job: EngineJob) -> ServedProject:
-        """Aliases as `served` has them, and no captures."""
+        """Serve aliases as in `served`, without captures."""
         return ServedProject(
             resolve_aliases=lambda: dict(served),
             find_adapter=AdapterFinder(work, lease, job.template_fingerprint, live),
@@ -277,7 +277,7 @@ def _await_alias(url: str, holds: Callable[[dict[str, str]], bool]) -> None:
 
 
 class _Grades:
-    """Turns answers of the endpoint into what the verdict is about."""
+    """Converts answers of the endpoint to the grades that the verdict needs."""
 
     def __init__(self, work: OpenProject, metric: str, cases: dict[str, Case]) -> None:
         self._work, self._metric, self._cases = work, metric, cases
@@ -326,8 +326,9 @@ def judge_family(
     targets: Sequence[str] = (),
     router_accuracy: float | None = None,
 ) -> tuple[RuleResult, ...]:
-    """`targets` are the members that the declared rules lead to; `router_accuracy` is what the router's card
-    says of it where it is sure, None without a router."""
+    """Judge a family. `targets` are the members that the declared rules lead to; `router_accuracy` is from
+    the router's card for the questions it is sure about, None without a router.
+    """
     # Each route against itself before the change, on the same cases.
     old = {answer.case: answer for answer in evidence.before}
     routes: defaultdict[str, list[tuple[RoutedAnswer, RoutedAnswer]]] = defaultdict(list)
@@ -435,7 +436,7 @@ def _router_holds(
 
 
 def _rules_match(answers: Sequence[RoutedAnswer], targets: Sequence[str]) -> Iterator[RuleResult]:
-    """A declared rule that takes everything from the others is a mistake; one that nothing matches may be."""
+    """A declared rule that shadows all others is a mistake; one that nothing matches may be."""
     counts = Counter(answer.by for answer in answers)
     expected = {answer.expected for answer in answers}
     for number, to in enumerate(targets, 1):

@@ -54,14 +54,15 @@ MIDDLE = 0.5
 FEWEST_FOR_MEAN = 16
 SLOWEST = 2.0
 """No bound of a mean of seconds holds for every distribution: one request in a thousand may take an hour.
-This one assumes that none takes this many times as long as the slowest of at least `FEWEST_FOR_MEAN`."""
+This one assumes that none takes this many times as long as the slowest of at least `FEWEST_FOR_MEAN`.
+"""
 NO_BOUNDS = Interval(-math.inf, math.inf)
 
 
 def figure_of(
     subject: SubjectReport, rule: GateRule, *, sessions: Mapping[str, str] | None = None
 ) -> Metric | None:
-    """What the rule looks at; None if it was not measured."""
+    """Return the figure that the rule applies to; None if it was not measured."""
     metric = measured(subject, rule.metric)
     if metric is None:
         return None
@@ -125,7 +126,7 @@ def _keep_failures(again: Metric, before: Metric) -> Metric:
 
 
 def fewest_units(metric: Metric, *, at: Statistic | None = None) -> int:
-    """Requests, or sessions, without which no interval reaches the confidence of the metric."""
+    """Return the fewest requests, or sessions, whose interval can reach the confidence of the metric."""
     fewest = fewest_for_quantile(MIDDLE, confidence=metric.confidence)
     return max(fewest, FEWEST_FOR_MEAN) if at == "mean" else fewest
 
@@ -153,12 +154,12 @@ def percentile(values: Sequence[float], *, confidence: float) -> tuple[float, In
 
 
 def times_for_percentile(confidence: float) -> int:
-    """The fewest requests whose slowest one is surely above the 95th percentile."""
+    """Return the fewest requests whose slowest one is above the 95th percentile at this confidence."""
     return fewest_for_quantile(PERCENTILE, confidence=confidence)
 
 
 def finite(bound: float) -> float | None:
-    """JSON has no infinity: a bound that is not there is not written."""
+    """JSON has no infinity: an infinite bound is left out."""
     return bound if math.isfinite(bound) else None
 
 
@@ -171,7 +172,7 @@ def measured(subject: SubjectReport, name: str) -> Metric | None:
 
 
 def find_ungraded(report: Report, name: str) -> frozenset[str]:
-    """Cases that the candidate has no grade for and ought to have one."""
+    """Cases that should have a grade for the candidate and have none."""
     candidate = report.candidate.metrics.get(name)
     if candidate is None:
         return frozenset()
@@ -185,7 +186,9 @@ def find_ungraded(report: Report, name: str) -> frozenset[str]:
 
 
 def find_ungraded_pairs(report: Report, name: str, *, other: SubjectReport) -> frozenset[str]:
-    """Cases on which one of the two has no grade and ought to; or that the judge of the pairs left open."""
+    """Cases on which one of the two should have a grade and has none, or that the judge of the pairs left
+    open.
+    """
     metrics = [m for subject in (report.candidate, other) if (m := subject.metrics.get(name)) is not None]
     left_out = {case for metric in metrics for case in metric.failed_cases}
     if len(metrics) == 2:
@@ -198,10 +201,9 @@ def find_ungraded_pairs(report: Report, name: str, *, other: SubjectReport) -> f
 
 
 def never_vacuous(rule: RuleResult, *, report: Report) -> RuleResult:
-    """The rule as judged; unknown, with the reason, if no case is of the kind that it is about.
-
-    "Refuses just where the reference does" holds for every model on a log without a refusal: that passes
-    nothing. What fails anyway has failed.
+    """The rule as judged; unknown, with the reason, if no case is of the kind that it is about. "Refuses just
+    where the reference does" holds for every model on a log without a refusal, so it proves nothing. A rule
+    that fails anyway has failed.
     """
     metric = report.candidate.metrics.get(rule.metric)
     why = metric.vacuous if metric is not None else ""
@@ -216,7 +218,7 @@ def never_vacuous(rule: RuleResult, *, report: Report) -> RuleResult:
 
 
 def all_wrong(metric: Metric, cases: Set[str], *, wrong: float, sessions: Mapping[str, str]) -> Metric:
-    """The metric if every one of these cases had this grade."""
+    """Return the metric if every one of these cases had this grade."""
     return make_metric(
         metric.name,
         scores={**metric.scores, **dict.fromkeys(cases, wrong)},
@@ -235,11 +237,10 @@ RANGE = NormalDist().inv_cdf(0.9)
 
 
 class Needed(NamedTuple):
-    """Fresh cases like these; `sessions` is 0 if every case is independent.
-
-    `certain`: it takes no luck if all goes on like this, for nothing varied. `with_these` is the size of a
-    set that holds these cases too; 0 if that is not known. `least` and `most` are for the ends of an 80 %
-    interval of the figure seen; `most` is None if that includes the limit: then it may be noise.
+    """Fresh cases like these; `sessions` is 0 if every case is independent. `certain`: no chance is involved,
+    since nothing varied. `with_these` is the size of a set that includes these cases; 0 if unknown. `least`
+    and `most` are for the ends of an 80 % interval of the observed figure; `most` is None if that includes
+    the limit: then it may be noise.
     """
 
     cases: int
@@ -262,7 +263,9 @@ class Needed(NamedTuple):
 def needed_for_limit(
     rule: GateRule, metric: Metric, *, sessions: Mapping[str, str], look: int
 ) -> Needed | None:
-    """What lets the bound clear the limit if the figure stays as it is; None if nothing does."""
+    """Return the cases after which the bound clears the limit if the figure stays the same; None if none
+    suffice.
+    """
     sign = 1 if rule.wants_more else -1
     if metric.kind in ("rate", "score"):
         graded = {case: sign * value for case, value in metric.scores.items() if value is not None}
@@ -292,7 +295,9 @@ def needed_for_limit(
 def needed_for_mean(
     units: Units | None, *, limit: float, lowest: float = -1.0, tail: float, look: int = 1
 ) -> Needed | None:
-    """What shows that the mean of units like these is above `limit`; `tail` is that of this look."""
+    """Return the cases that show that the mean of units like these is above `limit`; `tail` is that of this
+    look.
+    """
     if units is None or not units.totals:
         return None
     n, count = sum(units.sizes), len(units.sizes)
@@ -419,7 +424,7 @@ def say_limit(rule: GateRule, metric: Metric, outcome: RuleOutcome, needed: Need
 
 
 def say_unmeasured(rule: GateRule, ungraded: int) -> str:
-    """Why there is no figure at all, as far as that is known."""
+    """Explain why there is no figure, as far as known."""
     sentence = f"{called(rule)} was not measured on any case, so nothing can be promised"
     if rule.metric == TASK_SUCCESS and not ungraded:
         sentence += ": no check is about these cases; write what a right answer is under evaluate.checks"
@@ -445,7 +450,7 @@ def say_counts(comparison: Comparison) -> str:
 
 
 def say_like_these(comparison: Comparison) -> str:
-    """What a mean was taken over: that is what it says something about."""
+    """Name what a mean was taken over, which is what it is evidence about."""
     return "sessions like these" if comparison.clusters else "cases like these"
 
 
@@ -460,7 +465,7 @@ def say_pairs_needed(metric: str, needed: Needed | None) -> str:
 
 
 def say_cases_needed(needed: Needed) -> str:
-    """Fresh cases first; a set that these are part of has to be larger, for it is looked at again."""
+    """Fresh cases first; a set that includes these must be larger, because it is looked at again."""
     cases = plural(needed.cases, "fresh case")
     cases += f" in {plural(needed.sessions, 'session')}" if needed.sessions else ""
     cases += " like these"
@@ -477,7 +482,7 @@ def say_cases_needed(needed: Needed) -> str:
 
 
 def say_ungraded(cases: int) -> str:
-    """Nothing is known of them, so nothing may rest on them."""
+    """Nothing is known about these cases, so nothing may rest on them."""
     counted = "counts" if cases == 1 else "count"
     return f" {cases} more could not be graded and {counted} against it." if cases else ""
 
@@ -526,7 +531,7 @@ def say_worn(metrics: Sequence[str], *, look: int, needed: int | None) -> str:
 
 
 def _say_remedy(rule: GateRule, metric: Metric, needed: Needed | None) -> str:
-    """More cases at this rate or, with the cases there are, more of them right."""
+    """More cases at this rate or, with the existing cases, more of them right."""
     if needed is None:
         end = 1.0 if rule.wants_more else 0.0
         if is_share(rule.metric) and rule.limit == end:

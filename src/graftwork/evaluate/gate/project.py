@@ -52,14 +52,16 @@ UNTIMED = {
 
 
 class Champion(NamedTuple):
-    """What a candidate is compared with. Without a release it is the base, and `instead` says why."""
+    """The subject that a candidate is compared with. Without a release it is the base, and `instead` says
+    why.
+    """
 
     release: Release | None
     instead: str = ""
 
 
 def look_for_champion(work: OpenProject, *, adapter_hash: str) -> Champion:
-    """What is served now; where that is this very adapter, what it took the place of."""
+    """Return the served release; if that is this very adapter, the one that it replaced."""
     release_id = work.releases.aliases().get(full_alias(work))
     if release_id is None:
         return Champion(None)
@@ -101,7 +103,7 @@ def surroundings_of(champion: Champion) -> Surroundings:
 
 
 def read_report(work: OpenProject, release: Release) -> Report | None:
-    """The report that a release carries, its bytes checked; None if it has none."""
+    """Read the verified report of a release; None if it has none."""
     promised = next((file.sha256 for file in release.files if file.path == REPORT), None)
     path = open_store(work).folder(release.id) / REPORT
     if promised is None or not path.is_file():
@@ -132,20 +134,24 @@ def keep_report(work: OpenProject, adapter_hash: str, report: Report) -> None:
 
 
 def find_report(work: OpenProject, adapter_hash: str) -> Report | None:
-    """None if the adapter was never judged here, or by a version that wrote otherwise."""
+    """None if the adapter was never judged here, or by an incompatible version."""
     return read_record(Report, _place(work, adapter_hash))
 
 
 def find_judged_report(
     work: OpenProject, adapter_hash: str, *, verdict: Verdict, evaluated: Report
 ) -> Report:
-    """The report that the verdict is about: it may hold the champion, which was evaluated another day."""
+    """The report that the verdict is about: it may include the champion, which was evaluated on another
+    day.
+    """
     judged = find_report(work, adapter_hash)
     return judged if judged is not None and judged.fingerprint() == verdict.report_hash else evaluated
 
 
 def keep_verdict(work: OpenProject, adapter_folder: Path, verdict: Verdict) -> None:
-    """By the content of the weights, wherever they are copied to: a refusal must not be forgotten."""
+    """Store a verdict by the content of the weights, wherever they are copied: a refusal must not be
+    forgotten.
+    """
     weights = adapter_folder / WEIGHTS
     if not weights.is_file():
         return
@@ -155,7 +161,7 @@ def keep_verdict(work: OpenProject, adapter_folder: Path, verdict: Verdict) -> N
 
 
 def find_verdict(work: OpenProject, weights_sha256: str) -> Verdict | None:
-    """The last verdict about these weights: of a gate here, or of a release that holds them."""
+    """The last verdict about these weights: of a gate here, or of a release that contains them."""
     if (verdict := read_record(Verdict, _verdict_place(work, weights_sha256))) is not None:
         return verdict
     for release in work.releases.list():
@@ -235,7 +241,7 @@ def note_rules(work: OpenProject, run_id: str, *, stage: Stage) -> dict[str, Any
 
 
 def with_changes(verdict: Verdict, judged: GateCandidate, first_note: dict[str, Any]) -> Verdict:
-    """The verdict, saying so where its rules are not those that the run set out with."""
+    """Return the verdict, with a note if its rules have changed since the run began."""
     if first_note["rules_hash"] == verdict.rules_hash:
         return verdict
     change = f"The rules were changed after this run was first {first_note['stage']} ({first_note['when']})"
@@ -252,7 +258,7 @@ def with_changes(verdict: Verdict, judged: GateCandidate, first_note: dict[str, 
 
 
 def describe_engine(engine: EngineSettings) -> str:
-    """The engine as a verdict names it: another version or precision is another engine."""
+    """Describe the engine as a verdict names it: another version or precision is another engine."""
     precision = f" {engine.precision}" if engine.kind == "llamacpp" else ""
     return f"{name_engine(engine.kind)}{precision}"
 

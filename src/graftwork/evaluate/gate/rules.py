@@ -67,26 +67,26 @@ from graftwork.records.report import (
 SIDE_BY_SIDE = "figures side by side"
 BASE = "base"
 NAMED: dict[Against, str] = {"log": LOG, "prompt": PROMPTED, "logged_prompt": LOGGED_PROMPT}
-"""Subjects that go by one name in every report."""
+"""Subjects that have the same name in every report."""
 
 MEASURED_ONCE = 0.05
-"""A figure that was measured once each, such as memory, must fall by this share to be a saving."""
+"""A figure that is measured once, such as memory, must fall by this share to count as a saving."""
 
 
 class Surroundings(NamedTuple):
-    """What is known besides the report. `no_champion`: nothing is served yet, so the base is used instead."""
+    """Facts besides the report. `no_champion`: nothing is served yet, so the base is used instead."""
 
     no_champion: bool = False
     champion: str = ""
-    """The release that is served, where the report does not hold it."""
+    """The served release, if the report does not include it."""
     instead: str = ""
-    """Why the base replaces the champion, in a sentence, where the reason is not that nothing is served."""
+    """Why the base replaces the champion, in a sentence, if the reason is not that nothing is served."""
     look: int = 0
     """Which look at these cases this is: later ones may err less (`share_of_look`); 0: see the report."""
     tried: int = 1
     """Adapters that are judged together."""
     doubts: Mapping[str, str] = {}
-    """Metrics that may not decide anything, each with the reason: an uncalibrated judge."""
+    """Metrics that may not decide, each with the reason, such as an uncalibrated judge."""
 
 
 class Pair(NamedTuple):
@@ -105,16 +105,16 @@ class Pair(NamedTuple):
     worst_p: float = 1.0
     """p of the gain if every ungraded case was lost; that of `seen` if there is none."""
     units: Units | None = None
-    """The gain of each session or case; None if grades have no bounds or are not known one by one."""
+    """The gain of each session or case; None if grades are unbounded or not known one by one."""
 
     @property
     def too_few(self) -> bool:
-        """So few requests or sessions bound nothing, however close they are to each other."""
+        """So few requests or sessions bound nothing, however similar they are."""
         return (self.comparison.clusters or self.comparison.n) < self.fewest
 
     @property
     def pairs_for_bound(self) -> int:
-        """As many pairs like these as it takes for enough requests or sessions."""
+        """Pairs like these that give enough requests or sessions for a bound."""
         return math.ceil(self.fewest * self.comparison.n / (self.comparison.clusters or self.comparison.n))
 
     @property
@@ -230,7 +230,7 @@ def not_compared(
 
 
 def judge_limit(rule: GateRule, *, report: Report, look: int = 1) -> RuleResult:
-    """A limit or an invariant held against the candidate's figure."""
+    """Compare a limit or an invariant with the candidate's figure."""
     metric = figure_of(report.candidate, rule, sessions=report.sessions)
     ungraded = find_ungraded(report, rule.metric)
     return judge_rule(rule, metric=metric, ungraded=ungraded, sessions=report.sessions, look=look)
@@ -244,7 +244,7 @@ def judge_rule(
     sessions: Mapping[str, str] | None = None,
     look: int = 1,
 ) -> RuleResult:
-    """One rule against one figure; `ungraded` cases count against it."""
+    """Judge one rule by one figure; `ungraded` cases count against it."""
     kind = "invariant" if rule.severity == "invariant" else "limit"
     if metric is None or metric.n == 0:
         return RuleResult(
@@ -307,7 +307,7 @@ def explain_broken(rule: GateRule, *, report: Report) -> str | None:
 def judge_gains(
     report: Report, settings: GateSettings, *, around: Surroundings, adjusted_p: float | None = None
 ) -> list[RuleResult]:
-    """The primary metric and the declared saving, as far as there are any."""
+    """Judge the primary metric and the declared saving, if any."""
     gains: list[RuleResult] = []
     if (primary := settings.primary_rule) is not None:
         gains.append(judge_primary(primary, report=report, around=around, adjusted_p=adjusted_p))
@@ -322,7 +322,7 @@ def judge_gains(
 
 
 def p_of_primary(report: Report, settings: GateSettings, *, around: Surroundings) -> float | None:
-    """What Holm's correction over several adapters starts from; None without a primary metric."""
+    """The p value that Holm's correction over several adapters starts from; None without a primary metric."""
     primary = settings.primary_rule
     subject = find_subject(report, primary.against, around) if primary else None
     pair = pair_up(report, primary.metric, with_subject=subject) if primary and subject else None
@@ -444,7 +444,7 @@ def lower_is_better(name: str) -> bool:
 
 
 def find_subject(report: Report, against: Against, around: Surroundings) -> SubjectReport | None:
-    """Whom the candidate is held against; None if it did not answer these cases."""
+    """The subject that the candidate is compared with; None if it did not answer these cases."""
     everyone = (report.baseline, *report.others)
     if against == "champion":
         if around.no_champion and report.champion is None:
@@ -460,10 +460,9 @@ def find_subject(report: Report, against: Against, around: Surroundings) -> Subj
 def pair_up(
     report: Report, name: str, *, with_subject: SubjectReport, one_sided: bool = False, tried: int = 1
 ) -> Pair | None:
-    """The candidate's metric compared with the other's; None if one of them was not measured.
-
-    `one_sided` makes each bound hold by itself, as a margin wants it: only one side can do harm. `tried`
-    makes the bounds of this many candidates hold together (Bonferroni).
+    """Compare the candidate's metric with the other's; None if one of them was not measured. `one_sided`
+    makes each bound hold on its own, as a margin requires. `tried` makes the bounds of this many candidates
+    hold together (Bonferroni).
     """
     mine, theirs = measured(report.candidate, name), measured(with_subject, name)
     confidence = mine.confidence if mine is not None else confidence_of(report)
@@ -561,7 +560,7 @@ def _at_worst(
 
 
 def explain_missing(against: Against, around: Surroundings) -> str:
-    """Why a subject is not there, and how to get it there."""
+    """Explain why a subject is missing, and how to add it."""
     if against != "champion":
         subject_name = NAMED.get(against, against)
         return f"the {subject_name} was not asked these cases; `graft eval` does that"

@@ -33,16 +33,16 @@ Evidence = Literal["interval", "value"]
 
 LIMITS = ("over", "under", "at_least", "at_most")
 TIMED = (LATENCY, FIRST_TOKEN)
-"""Measured request by request, so that a mean and a percentile can be asked for."""
+"""Measured per request, so that a mean and a percentile are available."""
 REQUESTS = (*TIMED, LATENCY_P95)
-"""What is measured on single requests: more of them settle a rule, not more cases."""
+"""Figures measured on single requests: more requests settle a rule, not more cases."""
 FIGURES = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY, PERPLEXITY, *COSTS)
 """Measured in addition to the grades of answers: what they cost."""
 KNOWN = (*GRADERS, *WITH_CONTEXT, JUDGE_PREFERENCE, TRUNCATED, *FIGURES)
 NO_PRIMARY = "none"
-"""What `gate.primary` says where an adapter may be deployed without being better at anything."""
+"""Value of `gate.primary` if an adapter may be deployed without being better at anything."""
 NEARLY = 0.85
-"""A name this like a known one is a slip of the pen."""
+"""Similarity from which an unknown name counts as a misspelling."""
 
 
 def require_metric(name: str) -> None:
@@ -138,7 +138,7 @@ class GateRule(Record):
 
     @property
     def _holds_always(self) -> bool:
-        """A limit at the very end of what can be measured, or beyond it."""
+        """A limit at or beyond the end of what can be measured."""
         if self.metric not in FIGURES:
             return self.at_least == 0 or self.at_most == 1
         return (self._way == "at_least" and self.limit <= 0) or (self._way == "over" and self.limit < 0)
@@ -154,7 +154,7 @@ class GateRule(Record):
 
     @property
     def wants_more(self) -> bool:
-        """Whether larger figures keep the rule."""
+        """Whether larger figures satisfy the rule."""
         return self.over is not None or self.at_least is not None
 
     @property
@@ -277,7 +277,7 @@ class GateSettings(Record):
         return Win(metric=self.win) if isinstance(self.win, str) else self.win
 
     def rules_hash(self) -> str:
-        """What the rules ask for, however they are written; a setting left out is as good as its default."""
+        """Hash what the rules require, however they are written; an omitted setting equals its default."""
         settings = {
             "rules": list(self.rules),
             "primary": self.primary_rule,
@@ -294,7 +294,7 @@ class GateSettings(Record):
         return fingerprint(explicit)
 
     def subjects_needed(self) -> tuple[Against, ...]:
-        """Whom the candidate is compared with, in the order of the rules."""
+        """Subjects that the candidate is compared with, in the order of the rules."""
         subjects: list[Against] = [rule.reference for rule in self.rules if rule.is_guardrail]
         subjects += [rule.against for rule in (self.primary_rule, self.win_rule, self.abort_when) if rule]
         return tuple(dict.fromkeys(subjects))

@@ -25,12 +25,12 @@ Scores = Mapping[str, float | None]
 GradeBlock = Callable[[Sequence[Case]], tuple[Scores, Scores]]
 """The grades of A and of B on some cases; asks a release that has not answered yet."""
 ReplayUnit = tuple[Case, ...]
-"""What counts once: the cases of a session, or an independent case."""
+"""An independent unit: the cases of a session, or a single case."""
 FIRST_BLOCK = 16
 
 
 class Replayed(NamedTuple):
-    """`asked` are the cases that both were asked; a block is begun before its answers can decide."""
+    """`asked` are the cases that both were asked; a block is started before its answers can decide."""
 
     test: MeanTest
     used: int
@@ -39,7 +39,7 @@ class Replayed(NamedTuple):
 
 
 class LiveAnswer(NamedTuple):
-    """A live answer: which arm gave it, in which session, and its grade, 0 to 1."""
+    """A live answer: its arm, its session, and its grade from 0 to 1."""
 
     arm: Literal["A", "B"]
     session: str | None
@@ -48,15 +48,14 @@ class LiveAnswer(NamedTuple):
 
 @dataclass
 class LiveTest:
-    """Takes graded answers as they come: the first of each session counts, and once decided, none.
-
-    What was taken is never taken back, so it does not matter how many come at once, nor how often one looks.
+    """Takes graded answers as they arrive: the first of each session counts, and once decided, none. Answers
+    are never removed, so it does not matter how many arrive at once or how often the result is read.
     """
 
     alpha: float
     lower_is_better: bool = False
     goes_on: bool = False
-    """Whether answers are counted after the test is decided: what users say is looked at once more."""
+    """Whether answers are counted after the test is decided: user feedback is checked once more."""
     used: int = 0
     ungraded: int = 0
     test: TwoArms = field(init=False)
@@ -83,10 +82,9 @@ class LiveTest:
 
 
 def survives_silence(test: TwoArms, *, assigned: tuple[int, int]) -> bool:
-    """Whether the winner of a test by feedback still wins if unequal silence is held against it.
-
-    `assigned` are the sessions of A and of B. Where users of one arm speak less often, the sessions that are
-    missing there, compared with the other arm, count as successes of the loser or as failures of the winner.
+    """Return whether the winner of a test by feedback still wins if unequal response rates are held against
+    it. `assigned` are the sessions of A and of B. If users of one arm respond less often, the missing
+    sessions count as successes of the loser or as failures of the winner.
     """
     spoken = sum(test.baseline), sum(test.candidate)
     if test.winner is None or not all(assigned) or not all(spoken):
@@ -123,7 +121,7 @@ def run_replay(
     alpha: float,
     lower_is_better: bool = False,
 ) -> Replayed:
-    """Ask both, block after block, each twice as large as the one before; stop where it is decided."""
+    """Ask both, block by block, each twice as large as the last; stop when it is decided."""
     test = MeanTest(alpha)
     used = ungraded = asked_cases = start = 0
     size = FIRST_BLOCK
@@ -161,7 +159,7 @@ def judge_unit(unit: ReplayUnit, of_a: Scores, of_b: Scores, *, lower_is_better:
 
 
 class ArmFacts(Record):
-    """How one release did in live traffic, besides what is tested. Descriptive only."""
+    """Statistics of one release in live traffic, besides what is tested. Descriptive only."""
 
     release: str
     exchanges: int
@@ -169,9 +167,11 @@ class ArmFacts(Record):
     failures: int
     """Exchanges that ended with an error instead of an answer."""
     hung_up: int
-    """Callers who left before the answer was whole."""
+    """Clients that disconnected before the answer was complete."""
     failed_checks: int
-    """Exchanges whose answer failed a check of `serve.escalate`, also where another model answered."""
+    """Exchanges whose answer failed a check of `serve.escalate`, including those that another model
+    answered.
+    """
     feedback: int
     """Exchanges with feedback."""
     median_ms: float | None
@@ -206,7 +206,7 @@ class ABResult(Record):
     arms: dict[str, ArmFacts] = {}
     """By "A" and "B"; empty for cases."""
     mismatch: str | None = None
-    """Why neither can win: the sessions of the arms are not in the shares that were assigned."""
+    """Why neither can win: the sessions of the arms do not match the assigned shares."""
 
     @property
     def exit_code(self) -> int:
@@ -214,7 +214,7 @@ class ABResult(Record):
 
 
 class ABEvidence(NamedTuple):
-    """What a test found so far. `asked` are the cases that both releases were asked."""
+    """Current evidence of a test. `asked` are the cases that both releases were asked."""
 
     winner: Literal["candidate", "baseline"] | None
     used: int
@@ -273,7 +273,7 @@ def make_result(
 
 
 SURE = 0.999
-"""Shares are looked at as often as the test, and a false alarm would cost the whole experiment."""
+"""Confidence: shares are checked as often as the test, and a false alarm would cost the whole experiment."""
 
 
 @dataclass
@@ -333,12 +333,12 @@ class ArmTally:
 
 
 def has_failed(capture: Capture) -> bool:
-    """Whether the release that was asked left the request without an answer that was fit to be sent."""
+    """Return whether the release that was asked left the request without an answer fit to send."""
     return capture.disconnected or capture.finish_reason == "error" or capture.failed_check is not None
 
 
 def find_mismatch(a: ArmTally, b: ArmTally) -> str | None:
-    """Sample ratio mismatch: the arms do not have the shares of the sessions that were assigned."""
+    """Sample ratio mismatch: the sessions do not match the assigned shares."""
     assigned = b.share if b.share is not None else None if a.share is None else 1 - a.share
     if assigned is None or not a.units + b.units:
         return None
@@ -352,7 +352,7 @@ def find_mismatch(a: ArmTally, b: ArmTally) -> str | None:
 
 
 def check_voices(a: ArmTally, b: ArmTally, *, spoken: tuple[int, int]) -> list[str]:
-    """Feedback that is more frequent in one arm: users with feedback may be the unhappy ones."""
+    """Check whether feedback is more frequent in one arm: users with feedback may be the unhappy ones."""
     if not (a.units and b.units):
         return []
     heard = [min(count, arm.units) for count, arm in zip(spoken, (a, b), strict=True)]

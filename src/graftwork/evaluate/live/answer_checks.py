@@ -22,14 +22,14 @@ ORIGIN = Origin(file="request", line=1)
 
 
 def live_context(work: OpenProject) -> GradeContext:
-    """What graders need that run neither code nor a judge."""
+    """Context for graders that run neither code nor a judge."""
     settings = work.settings.evaluate
     checks = {check.name: check for check in settings.checks}
     return GradeContext(fields=settings.fields, checks=checks, folder=work.project.root)
 
 
 def require_live_check(name: str, context: GradeContext, *, where: str) -> None:
-    """Refuse what is not a check of the project, and what a live request cannot decide."""
+    """Refuse anything that is not a check of the project, and checks that a live request cannot decide."""
     if name not in context.checks and find_grader(name) is None:
         raise UserError(
             f"there is no check {name}",
@@ -71,7 +71,7 @@ def find_live_checks(work: OpenProject) -> tuple[str, ...]:
 
 
 def with_call_check(names: Sequence[str]) -> tuple[str, ...]:
-    """The checks of answers that may escalate: a call that cannot be run fails whatever else is checked."""
+    """Add the check of tool calls: a call that cannot be run fails, whatever else is checked."""
     return tuple(dict.fromkeys((TOOL_CALLS_VALID, *names)))
 
 
@@ -106,7 +106,7 @@ class LiveChecks:
         return None
 
     def grade(self, name: str, messages: Sequence[Mapping[str, str]], text: str) -> float | None:
-        """None if the check is not about this answer. Raises CannotGrade."""
+        """None if the check does not apply to this answer. Raises CannotGrade."""
         # Requests are checked in several threads at once: each has its own list of failures.
         context = replace(self._context, failed=[])
         mark = grade(name, self._case(name, messages, text), text, context=context)

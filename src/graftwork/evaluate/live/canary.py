@@ -47,10 +47,8 @@ CanaryStep = Literal["promote", "roll_back", "wait", "stop"]
 
 
 class CanaryTest:
-    """The metric and failed requests, tested as sessions come; once decided, it stays decided. Only the
-    metric promotes a canary.
-
-    `lower_is_better` and `goes_on` are of the metric, as in `LiveTest`.
+    """Tests the metric and failed requests as sessions arrive; once decided, it stays decided. Only the
+    metric promotes a canary. `lower_is_better` and `goes_on` apply to the metric, as in `LiveTest`.
     """
 
     def __init__(
@@ -62,7 +60,7 @@ class CanaryTest:
         self.failures = LiveTest(alpha, lower_is_better=True)
 
     def take(self, answer: LiveAnswer, *, failed: bool) -> CanaryStep:
-        """One more answer. One that failed has the worst grade of the metric too."""
+        """Take one more answer. A failed one also has the worst grade of the metric."""
         self.metric.take(answer)
         self.failures.take(answer._replace(grade=float(failed)))
         return self.step
@@ -73,7 +71,7 @@ class CanaryTest:
 
 
 def decide_canary(by_metric: Winner | None, failures: TwoArms, *, comparable: bool = True) -> CanaryStep:
-    """Whatever the metric says, nothing is promoted while the evidence is that it fails more requests."""
+    """Whatever the metric says, nothing is promoted while there is evidence that it fails more requests."""
     if "baseline" in (by_metric, failures.winner):
         return "roll_back"
     if not comparable:
@@ -99,11 +97,11 @@ class CanaryComparison(LiveComparison):
 
     @property
     def failures(self) -> LiveTest:
-        """Whether one of the two fails more requests."""
+        """Return whether one of the two fails more requests."""
         return self._canary.failures
 
     def decide(self, result: ABResult) -> CanaryStep:
-        """What a canary does next after this look."""
+        """Decide what a canary does next after this look."""
         winner: Winner | None = None
         if result.winner is not None:
             winner = "candidate" if result.winner == "B" else "baseline"
@@ -116,7 +114,7 @@ class CanaryComparison(LiveComparison):
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryRequest:
-    """What `graft release promote --canary` was asked."""
+    """The request of `graft release promote --canary`."""
 
     share: float
     alias: str | None = None
@@ -144,8 +142,7 @@ def parse_share(text: str) -> float:
 
 
 def find_canary(work: OpenProject, *, clock: Callable[[], float] = time.time) -> SplitSettings | None:
-    """The experiment of the running canary, for endpoints; None if none runs or its lease has ended.
-
+    """Return the experiment of the running canary, for endpoints; None if none runs or its lease has ended.
     Endpoints run one experiment at a time: the canary that began first.
     """
     entries = (work.ledger.get(name) for name in work.ledger.times() if _is_entry(name))
@@ -158,7 +155,7 @@ def _entry_of(alias: str) -> str:
 
 
 def _parse_running(entries: Iterable[StepEntry], *, now: float) -> list[RunningCanary]:
-    """Those whose lease has not ended, in the order of their beginning."""
+    """Canaries whose lease has not ended, in order of start."""
     canaries = []
     for entry in sorted(entries, key=lambda entry: (entry.fingerprint, entry.step)):
         try:
@@ -273,7 +270,7 @@ def run_canary(
 
 
 def _keep(work: OpenProject, report: CanaryReport) -> CanaryReport:
-    """Write the report, and note it at the release."""
+    """Write the report, and link it to the release."""
     folder, release = work.project.state / FOLDER, report.canary.release
     make_folder(folder)
     path = folder / f"{release[:12]}-{re.sub(r'[^0-9A-Za-z]', '', report.ended_at)}.json"
@@ -286,7 +283,9 @@ def _keep(work: OpenProject, report: CanaryReport) -> CanaryReport:
 def _promote(
     work: OpenProject, pair: tuple[Release, Release], request: CanaryRequest, report: CanaryReport
 ) -> CanaryReport:
-    """Promote it instead of what it was compared with; undecided if another release is live by now."""
+    """Promote it in place of the release that it was compared with; undecided if another release is live by
+    now.
+    """
     try:
         promote_release(
             work,

@@ -78,7 +78,7 @@ def find_pair(work: OpenProject, a: str, b: str) -> tuple[Release, Release]:
 
 
 def note_pair(work: OpenProject, pair: tuple[str, str], *, metric: str, traffic: str) -> tuple[str, ...]:
-    """Write down, before looking, by what this pair is tested."""
+    """Record, before looking, the metric by which this pair is tested."""
     name = fingerprint([sorted(pair), traffic])[:16]
     path = work.project.state / TRIED_FOLDER / f"{name}.json"
     tried: list[str] = json.loads(path.read_bytes())["metrics"] if path.is_file() else []
@@ -134,7 +134,7 @@ def compare_replayed(
 
 
 def _subjects(work: OpenProject, pair: tuple[Release, Release], cases: Sequence[Case]) -> tuple[Subject, ...]:
-    """Both releases, proven byte by byte, to be asked with the same engine. How fast is not the question."""
+    """Both releases, verified byte by byte, to be asked with the same engine. Speed is not compared."""
     asking = Asking(put_cases(work, tuple(cases)), timed=False)
     subjects = []
     for release in pair:
@@ -147,7 +147,7 @@ def _subjects(work: OpenProject, pair: tuple[Release, Release], cases: Sequence[
 def _ask(
     work: OpenProject, subject: Subject, cases: Sequence[Case], *, metric: str, grading: Grading
 ) -> dict[str, float | None]:
-    """What the release answers, graded. Kept answers are not asked for again."""
+    """Return the release's answers, graded. Cached answers are not requested again."""
     ask_subject(work, subject, cases)
     answers = read_answers(subject.folder)
     grading.prepare(cases, answers)
@@ -164,7 +164,7 @@ def _ask(
 FEEDBACK = "feedback"
 """The metric that users grade by themselves: POST /v1/feedback."""
 HOPELESS = 20
-"""After this many sessions without a grade there is nothing to wait for."""
+"""After this many sessions without a grade, waiting is pointless."""
 ROLES = ("system", "user", "assistant", "tool")
 Side = Literal["A", "B"]
 
@@ -250,7 +250,7 @@ class LiveComparison:
         self._live, self._confidence = test, 1 - test.alpha
 
     def look(self) -> ABResult:
-        """Read what is new, and return what is known."""
+        """Read what is new, and return the current result."""
         for position, capture in self._work.captures.read_on(
             after=self._captures_read, releases=tuple(self._of), experiment=self.experiment
         ):
@@ -371,7 +371,9 @@ def find_experiment(work: OpenProject, pair: tuple[Release, Release], name_part:
 
 
 def as_case(capture: Capture) -> Case:
-    """A served exchange as a case without a reference: only what an answer shows by itself is graded."""
+    """Return a served exchange as a case without a reference: only what an answer shows on its own is
+    graded.
+    """
     turns = capture.request.get("messages")
     messages = tuple(
         Message(role=turn["role"], content=turn["content"])
@@ -390,7 +392,7 @@ def as_case(capture: Capture) -> Case:
 def grade_own(
     capture: Capture, grade_case: Callable[[Case, str], float | None], *, worst: float = 0.0
 ) -> float | None:
-    """The mark of what the release that was asked answered itself, also where another model answered."""
+    """Grade the answer of the release that was asked, even if another model answered in its place."""
     reply = capture.own_reply
     if reply is None or capture.disconnected or capture.finish_reason == "error":
         # Left out, a release that loses more of its bad or slow answers would come out better.

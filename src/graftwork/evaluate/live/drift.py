@@ -23,7 +23,7 @@ LEDGER_ENTRY = "drift"
 MOST_CAPTURES = 1000
 FEWEST_PROMPTS = 20
 RETRAIN_ABOVE = 0.2
-"""A retraining is due when more live prompts than this are surely unlike any training prompt."""
+"""Retrain if more live prompts than this share are surely unlike any training prompt."""
 MOST_READ = 50_000
 MOST_EXAMPLES = 5
 SHOWN_CHARACTERS = 160
@@ -77,7 +77,7 @@ def _read_prompts(folder: Path) -> tuple[list[str], list[str], list[str], set[st
 
 
 def find_unlike(work: OpenProject, captures: Sequence[Capture]) -> set[str]:
-    """The captures whose prompts are unlike any training prompt; none where that cannot be said."""
+    """The captures whose prompts are unlike any training prompt; none if that cannot be determined."""
     from graftwork.data.drift import FEWEST_HELD_OUT, compare_prompts
 
     prepared = work.ledger.get("prepare")

@@ -26,7 +26,7 @@ from graftwork.registry.index import find_release
 from graftwork.registry.project import full_alias
 
 MOST_INTERRUPTED = 0.1
-"""The share of interrupted copies from which the comparison has a remark."""
+"""Share of interrupted copies from which the comparison adds a remark."""
 
 
 ShadowPair = tuple[Capture, Capture]
@@ -34,9 +34,8 @@ ShadowPair = tuple[Capture, Capture]
 
 
 class ShadowPairs:
-    """Pairs of requests that one of the champions was asked and their copies, the first of each session.
-
-    A champion whose answer failed a check of `serve.escalate` was asked anyway.
+    """Pairs of requests that one of the champions was asked and their copies, the first of each session. A
+    champion whose answer failed a check of `serve.escalate` still counts as asked.
     """
 
     def __init__(self, work: OpenProject, champions: Collection[str], challenger: str) -> None:
@@ -60,7 +59,7 @@ class ShadowPairs:
                 yield live, copy
 
     def find_interrupted(self) -> list[str]:
-        """A remark where the pairs that are left are not a fair sample."""
+        """Return a remark if the remaining pairs are not a fair sample."""
         if self.interrupted <= MOST_INTERRUPTED * self.copies:
             return []
         return [
@@ -137,7 +136,7 @@ def compare_shadow(work: OpenProject, a: str, b: str, *, metric: str | None = No
 
 
 MOST_PAIRS = 5000
-"""Sessions that a summary compares: more would make `graft status` slow and hardly narrow the intervals."""
+"""Limit on the sessions of a summary: more would slow down `graft status` and hardly narrow the intervals."""
 
 
 def summarize_shadow(work: OpenProject) -> ShadowSummary | None:

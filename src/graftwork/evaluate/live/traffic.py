@@ -17,7 +17,7 @@ from graftwork.records.live import ShadowSummary
 
 @dataclass(frozen=True, kw_only=True)
 class ABRequest:
-    """What `graft release ab` was asked; shadow traffic needs no releases."""
+    """The request of `graft release ab`; shadow traffic needs no releases."""
 
     a: str | None = None
     b: str | None = None

@@ -25,7 +25,7 @@ STEPS = 36
 
 @dataclass
 class _Bet:
-    """What was won so far, at its highest too: once decided, a test stays decided."""
+    """Winnings so far and their maximum: once decided, a test stays decided."""
 
     alpha: float = 0.05
     highest_log: float = field(default=0.0, kw_only=True)
@@ -62,7 +62,9 @@ class _Bet:
 
 
 def share_interval(wins: int, losses: int, *, confidence: float = 0.95) -> Interval:
-    """The share of wins, at all times at once: where the bets of `MeanTest` have too little against it."""
+    """The share of wins, valid at all times: where the bets of `MeanTest` have too little evidence against
+    it.
+    """
     count = wins + losses
     if not count:
         return Interval(0.0, 1.0)
@@ -78,7 +80,7 @@ def share_interval(wins: int, losses: int, *, confidence: float = 0.95) -> Inter
 
 
 NODES = 64
-"""Bets that are made side by side; a mixture of finitely many is as fair as one of all."""
+"""Bets that are made in parallel; a mixture of finitely many is as fair as one of all."""
 
 
 @dataclass
@@ -117,7 +119,7 @@ class MeanTest(_Bet):
         return _log_mean(self.log_capitals)
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """The mean difference, at all times at once."""
+        """The mean difference, valid at all times."""
         if not self.differences:
             return Interval(-1.0, 1.0)
         limit, mean_seen = -math.log(1 - confidence), math.fsum(self.differences) / len(self.differences)
@@ -126,7 +128,7 @@ class MeanTest(_Bet):
         return Interval(low, high)
 
     def _log_against(self, mean: float) -> float:
-        """The capital of the same bets, had the mean difference to be `mean`."""
+        """The capital of the same bets if the mean difference were `mean`."""
         counts = Counter(self.differences)
         # A stake that cannot lose more than all of the capital, whichever side the difference falls to.
         most = 1 / (1 + abs(mean))
@@ -218,10 +220,9 @@ class TwoArms(_Bet):
         return self._log_against(0.0)
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """The difference of the rates, at all times at once.
-
-        It holds for every pair of rates and is the wider for it: it may still reach over 0 when the test,
-        which only has to rule out that both are the same, is decided.
+        """The difference of the rates, valid at all times. It holds for every pair of rates and is therefore
+        wider: it may still include 0 when the test, which only has to rule out that both are equal, is
+        decided.
         """
         limit, difference = -math.log(1 - confidence), self.difference
         low = bisect(lambda d: self._log_against(d) < limit, -1.0, difference, steps=STEPS)
@@ -248,7 +249,7 @@ def _add(counts: Counts, came: Counts) -> Counts:
 
 
 def _guess_rate(counts: Counts, waiting: Counts) -> float:
-    """The rate so far without those that wait, as if one success and one failure had come before."""
+    """The rate so far without those that wait, with one success and one failure added."""
     successes, failures = counts[0] - waiting[0], counts[1] - waiting[1]
     return (successes + 1) / (successes + failures + 2)
 

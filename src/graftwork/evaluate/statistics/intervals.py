@@ -168,5 +168,5 @@ def quantile_interval(values: Sequence[float], *, quantile: float, confidence: f
 
 
 def fewest_for_quantile(quantile: float, *, confidence: float) -> int:
-    """The fewest values whose largest is above the quantile at this confidence: 6 for a median at 95 %."""
+    """The fewest values whose maximum is above the quantile at this confidence: 6 for a median at 95 %."""
     return math.ceil(math.log((1 - confidence) / 2) / math.log(quantile) - 1e-9)

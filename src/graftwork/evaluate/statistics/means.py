@@ -59,7 +59,7 @@ class Units(NamedTuple):
 
     @property
     def added_size(self) -> float:
-        """The size of the session that a case is found in on average: Σ m² / Σ m."""
+        """The average size of the session that a case is in: Σ m² / Σ m."""
         return sum(size * size for size in self.sizes) / sum(self.sizes)
 
 

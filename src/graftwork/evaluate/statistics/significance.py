@@ -36,12 +36,12 @@ def mcnemar(wins: int, *, losses: int) -> float:
 EXACT_FLIPS = 32
 """This many differences can be flipped in every way: two halves of 2^16 sums each."""
 EXACT_STEPS = 2_000_000
-"""The work that an exact count of sums on a grid may take."""
+"""Limit on the work of an exact count of sums on a grid."""
 FINEST_GRID = 60
 """Averages of up to six repeats are multiples of 1/60."""
 RANDOM_FLIPS = 10_000
 MANY_FLIPS = 1000
-"""From here on the sum of all flips is normal to more digits than random flips would give."""
+"""From here on the sum of all flips is closer to normal than random flips are."""
 
 
 def paired_permutation(
@@ -51,7 +51,7 @@ def paired_permutation(
     clusters: Sequence[Hashable] | None = None,
     resamples: int = RANDOM_FLIPS,
 ) -> float:
-    """The chance of as large a mean difference between `a` and `b`, were they alike."""
+    """The chance of as large a mean difference between `a` and `b` if they were equal."""
     sums = sum_clusters([new - old for old, new in zip(a, b, strict=True)], clusters)
     scale = max(map(abs, sums), default=0.0)
     steps = [abs(s) for s in sums if abs(s) > 1e-12 * scale]

@@ -29,7 +29,7 @@ SPARE_SECONDS = 600
 """Azure's own limit comes this long after that of the job: for the download of the image."""
 TAG = "graftwork"
 FOLDER = "graftwork"
-"""In the datastore."""
+"""Folder in the datastore."""
 WORK, LOG = "/tmp/graftwork/work", "job.log"
 OVER = {"Completed": 0, "Failed": 1, "Canceled": 75}
 RUNNING = ("Running", "Finalizing", "CancelRequested", "NotResponding")
@@ -123,7 +123,7 @@ class AzureMLPlace(StoragePlace):
         return job
 
     def command_line(self, order: JobOrder, *, with_secrets: bool = False) -> str:
-        """What the machine runs. `${{…}}` are the mounted folders."""
+        """The command of the machine. `${{…}}` are the mounted folders."""
         root, out = "${{inputs.files}}", "${{outputs.job}}/out"
         arguments = start_command(order.label, order.seconds, root=root, work=WORK)
         arguments += ["--out", out]
@@ -178,7 +178,7 @@ class AzureMLPlace(StoragePlace):
         return content.decode(errors="replace")
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
-        """The flag lets the job write a checkpoint; to cancel it gives it no time."""
+        """Set the flag, which lets the job write a checkpoint; canceling gives it no time."""
         if not at_once:
             self.ask_to_stop(job.label)
             return
@@ -256,14 +256,14 @@ class BlobStorage:
         _ask(lambda: self._azure.container.upload_blob(self._prefix + name, content, overwrite=True))
 
     def flush(self) -> None:
-        """Every write is there when it returns."""
+        """Every write is complete when it returns."""
 
     def copy(self, name: str, target: IO[bytes]) -> None:
         _ask(lambda: self._azure.container.download_blob(self._prefix + name).readinto(target))
 
 
 class AzureClients:
-    """Clients of one login, each made when it is first needed. None of them sends telemetry."""
+    """Clients of one login, created on first use. None of them sends telemetry."""
 
     def __init__(self, settings: AzureMLSettings) -> None:
         self._settings = settings
@@ -329,7 +329,7 @@ class AzureClients:
 
 
 def _status_of(job: Any) -> str:
-    """The client gives a text, or a member of an enumeration whose own text has its name in front."""
+    """The client returns text, or a member of an enumeration whose text is prefixed by its name."""
     return str(getattr(job.status, "value", job.status))
 
 

@@ -37,13 +37,12 @@ from graftwork.records.hardware import Offer
 
 NOT_FOUND = (126, 127)
 ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
-"""A connection that is cut without notice is given up after a minute."""
+"""A connection that is cut without notice is dropped after a minute."""
 MOST_GREETING = 2**16
 END_SECONDS = 5.0
-"""How long a process may take to end after its input has."""
+"""How long a process may take to exit after its input ends."""
 ANSWER_SECONDS = 120.0
-"""A host that is busy or hangs has this long for a short command: other hosts and paid machines wait for it.
-"""
+"""Timeout of a short command on a host that is busy or hangs: other hosts and paid machines wait for it."""
 SHORT = ("probe", "list", "status", "stop", "wait")
 SHARED_SECONDS = 20
 """How long a connection waits for the next command."""
@@ -75,10 +74,9 @@ class HostConnection(Protocol):
 
 
 class ProcessConnection:
-    """Commands to a child process: Python of this machine, or of another one over ssh.
-
-    The process stays for the next command, because a login takes longer than a command. One that is gone by
-    then is started again: every command may be repeated.
+    """Sends commands to a child process: Python of this machine, or of another one over ssh. The process
+    stays for the next command, because a login takes longer than a command. A process that has exited by then
+    is started again: every command may be repeated.
     """
 
     def __init__(self, name: str, command: list[str], *, root: str, far: bool, address: str = "") -> None:
@@ -188,7 +186,9 @@ class HostSession:
     def ask(
         self, words: tuple[str, ...], feed: Feed | None, into: IO[bytes], *, seconds: float | None
     ) -> int:
-        """Write what the command answers; returns its code. After this many seconds the process is killed."""
+        """Write the answer of the command; returns its code. After this many seconds the process is
+        killed.
+        """
         if seconds is None:
             return self._ask(words, feed, into)
         limit = threading.Timer(seconds, self._process.kill)
@@ -230,7 +230,7 @@ class HostSession:
         return code[0]
 
     def end(self) -> tuple[int, str]:
-        """The exit code of the process, and what it wrote on standard error."""
+        """Return the exit code of the process, and what it wrote on standard error."""
         if self._process.poll() is None:
             with suppress(OSError):
                 self._stdin.close()
@@ -242,7 +242,7 @@ class HostSession:
 
 
 def _end_process(process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
-    """Its input ends, and with it the process."""
+    """Close its input, which ends the process."""
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with suppress(OSError):
@@ -295,7 +295,7 @@ class HostsPlace:
         self.name = name
         self._connections = dict(connections)
         self.sent_bytes = 0
-        """By the last submit."""
+        """Bytes sent by the last submit."""
         self.unreached: frozenset[str] = frozenset()
         """Hosts that did not answer the last `list`."""
 
@@ -392,7 +392,7 @@ class HostsPlace:
         self._connection_of(job).run("stop", job.label, *(["now"] if at_once else []))
 
     def list(self) -> tuple[PlacedJob, ...]:
-        """Those of the hosts that answer; `unreached` names the others."""
+        """Jobs of the hosts that answer; `unreached` names the others."""
         return tuple(
             PlacedJob(place=self.name, id=f"{host}/{label}", label=label, host=host)
             for host, labels in self._ask_all("list").items()
@@ -456,7 +456,7 @@ def ssh_place(hosts: Mapping[str, HostSettings]) -> HostsPlace:
 
 @cache
 def shared_connection() -> tuple[str, ...]:
-    """Options that let commands share a connection, where a private folder for its socket can be had."""
+    """Options that let commands share a connection, if a private folder for its socket is available."""
     folder = Path(tempfile.gettempdir()) / f"graft-ssh-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -513,7 +513,7 @@ class SharedFolderPlace:
         return self.root / "jobs" / label
 
     def lay_out(self, order: JobOrder) -> bool:
-        """Put the bundle there. Whether the job has not written an end yet."""
+        """Put the bundle there. Returns whether the job has not written an end yet."""
         folder = Path(order.bundle)
         bundle = read_bundle(folder)
         hashes = sorted({file.sha256 for file in bundle.files.values()})

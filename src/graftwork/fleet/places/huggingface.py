@@ -29,7 +29,7 @@ SPARE_SECONDS = 900
 """The limit at Hugging Face comes this long after that of the job."""
 OPEN_STAGES = ("SCHEDULING", "RUNNING")
 MINUTES = {"minute": 60.0, "hour": 1.0, "second": 3600.0}
-"""How many of a price's unit an hour has."""
+"""Number of a price's unit per hour."""
 CLIENT = "python3 -c 'import huggingface_hub' 2>/dev/null || pip install -q 'huggingface_hub>=1.0'"
 
 
@@ -191,7 +191,7 @@ class HuggingFacePlace(StoragePlace):
 
 
 class HubClient:
-    """The client of the Hub, made when it is first needed; its errors as what, why and fix."""
+    """The client of the Hub, created on first use; its errors as what, why and fix."""
 
     def ask(self, call: Callable[[Any], Any]) -> Any:
         with needs_extra("huggingface", why="the place `huggingface` is used"):

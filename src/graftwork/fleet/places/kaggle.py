@@ -157,7 +157,7 @@ class KagglePlace(CloudPlace):
         take_files(((name.removeprefix("run/"), partial(_download, urls[name])) for name in names), folder)
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
-        """Leave the flag; and delete the kernel, `at_once`, which takes its output along."""
+        """Set the flag; or, `at_once`, delete the kernel along with its output."""
         if self._status(job.label) is None:
             return
         flag = f"{job.label}-stop"

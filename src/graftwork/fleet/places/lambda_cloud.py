@@ -92,7 +92,7 @@ class LambdaPlace(RentedPlace):
         url_variable="LAMBDA_API_BASE_URL",
     )
     section = "lambda_cloud"
-    """`lambda` is a word of Python."""
+    """`lambda` is a Python keyword."""
 
     @classmethod
     def open(cls, settings: LambdaSettings, *, state: Path, prices: Iterable[Offer]) -> Self:
@@ -233,5 +233,7 @@ class LambdaPlace(RentedPlace):
         )
 
     def _gpu_of(self, kind: dict[str, Any]) -> str:
-        """As the catalog names it; else the start of Lambda's description, as A10 of `A10 (24 GB PCIe)`."""
+        """Name the GPU as in the catalog; else by the start of Lambda's description, such as A10 in `A10 (24
+        GB PCIe)`.
+        """
         return self._gpu_by_type.get(str(kind["name"])) or str(kind["gpu_description"]).partition(" (")[0]

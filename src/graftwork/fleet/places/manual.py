@@ -43,7 +43,7 @@ class ManualPlace:
         return (Offer(place=self.name, gpu="", gpus=0, source="started by hand", dated=today),)
 
     def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
-        """Write what a person takes along. Secrets are named in the instructions, not written."""
+        """Write what a person needs to run the job. Secrets are named in the instructions, not written."""
         job = PlacedJob(place=self.name, id=order.label, label=order.label)
         if (self._root / order.label).exists():
             return job
@@ -82,7 +82,7 @@ class ManualPlace:
             raise unknown_job(self.name, job.label)
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
-        """Only the person can stop it there; here it is no longer waited for."""
+        """Only the person can stop it there; here the job is no longer waited for."""
         del at_once
         if (self._root / job.label).exists():
             write_atomic(self._root / job.label / _STOPPED, "")
@@ -145,7 +145,9 @@ def _unpack(results: Path, folder: Path) -> None:
 
 
 def _require_same_run(bundle: Path, run: Path, results: Path) -> None:
-    """Every notebook calls its results the same: those of another run must not become this one's."""
+    """Every notebook gives its results the same name: those of another run must not be mixed up with this
+    one's.
+    """
     with zipfile.ZipFile(bundle) as archive:
         expected = Bundle.from_json(archive.read(f"bundle/{BUNDLE_FILE}")).run_id
     for name in (JOB_FILE, OUTCOME):

@@ -36,7 +36,7 @@ STOP, ATTEMPT = "work/stop", "attempt"
 SUBMISSION = re.compile(rf"(?P<label>{LABEL.pattern})(-\d+)?")
 ASK_SECONDS = 20.0
 KILL_SECONDS = 1
-"""Ray sends TERM and, this long after it, KILL. A stop in order is a file instead."""
+"""Ray sends TERM and, this long after it, KILL. A graceful stop uses a file instead."""
 WAITING, RUNNING = "PENDING", "RUNNING"
 STATUS = re.compile(r"status code (\d{3})\b")
 """How Ray's client states the HTTP status in its errors."""
@@ -167,7 +167,7 @@ class RayPlace(SharedFolderPlace):
         return tuple(PlacedJob(place=self.name, id=label, label=label) for label in sorted(labels))
 
     def _state(self, label: str) -> str | None:
-        """What Ray says of the job; None if it does not know it."""
+        """Ray's state of the job; None if it does not know it."""
         try:
             return str(self._ask(lambda: self._client.get_job_status(self._submission(label))).value)
         except _Unknown:
@@ -229,7 +229,7 @@ class RayPlace(SharedFolderPlace):
             ) from None
 
     def _require_authentication(self) -> None:
-        """Refuse a cluster that runs the code of anybody, unless the settings say that this is meant."""
+        """Refuse a cluster that runs anybody's code, unless the settings allow it."""
         if self._settings.authentication == "none":
             return
         try:
@@ -274,7 +274,7 @@ class _Unknown(NotThere):
 
 
 class _SubmittedBefore(GraftError):
-    """Another submit was first."""
+    """Another submit came first."""
 
 
 def _unreachable(address: str, why: str) -> PlaceUnreachable:

@@ -42,12 +42,12 @@ class RestClient:
         return self.checked(*self.repeat("GET", path))
 
     def find(self, path: str) -> dict[str, Any] | None:
-        """As `get`; None: the provider does not have it."""
+        """As `get`; None if the provider does not have it."""
         status, body = self.repeat("GET", path)
         return None if status == 404 else self.checked(status, body)
 
     def repeat(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
-        """The answer to a request that does no harm when it is done twice."""
+        """Send a request that may safely be repeated; returns the answer."""
         retries = Retries(attempts=ATTEMPTS)
         while True:
             retry_after: float | None = None
@@ -64,7 +64,7 @@ class RestClient:
             self._wait(pause)
 
     def create(self, path: str, body: Any) -> dict[str, Any]:
-        """Sent once: a second attempt could make a second machine."""
+        """Sent once: a second attempt could create a second machine."""
         status, content, _ = self._send("POST", path, body)
         if status == 429 or status >= 500:
             raise PlaceUnreachable(
@@ -75,7 +75,7 @@ class RestClient:
         return self.checked(status, content)
 
     def checked(self, status: int, body: bytes) -> dict[str, Any]:
-        """The content of an answer; an error of the provider is raised."""
+        """Return the content of an answer; raises the provider's errors."""
         try:
             content: dict[str, Any] = json.loads(body) if body else {}
         except ValueError:
@@ -91,7 +91,7 @@ class RestClient:
             raise self.explain(status, content)
 
     def explain(self, status: int, content: dict[str, Any]) -> GraftError:
-        """The error of an answer that is none of success."""
+        """Return the error of an unsuccessful answer."""
         detail = str(content.get("detail", ""))[:300]
         if may_pass(status):
             return PlaceUnreachable(
@@ -118,7 +118,7 @@ class RestClient:
 
 @contextmanager
 def explain_malformed(name: str) -> Iterator[None]:
-    """An answer that lacks what its description promises is none: what was asked may have been done."""
+    """An answer that lacks promised fields is an error: the request may have been carried out."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -138,7 +138,7 @@ class RentedMachine:
     """`user@host`, once it can be logged in to."""
     port: int = 22
     failure: str = ""
-    """Why it will not come up, or no longer runs."""
+    """Why it will not start, or no longer runs."""
 
 
 class RentedPlace(CloudPlace):
@@ -178,7 +178,7 @@ class RentedPlace(CloudPlace):
 
     @abstractmethod
     def machine_of(self, job: PlacedJob) -> RentedMachine | None:
-        """The machine; None: the provider has it no longer."""
+        """Return the machine; None if the provider no longer has it."""
 
     @abstractmethod
     def give_back(self, job: PlacedJob) -> None: ...

@@ -27,7 +27,7 @@ SPARE_SECONDS = 600
 WAIT_SECONDS = 3600
 """How long a spot job may wait for a machine, in all."""
 FOLDER = "graftwork"
-"""In the bucket."""
+"""Folder in the bucket."""
 INPUT, CHECKPOINTS = "/opt/ml/input/data", "/opt/ml/checkpoints"
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 RUNNING = ("Downloading", "Training", "Uploading", "Stopping", "Interrupted", "Restarting")
@@ -252,7 +252,7 @@ class S3Storage:
         )
 
     def flush(self) -> None:
-        """Every write is there when it returns."""
+        """Every write is complete when it returns."""
 
     def copy(self, name: str, target: IO[bytes]) -> None:
         def download() -> None:
@@ -271,7 +271,7 @@ class _NotRunning(Refused):
 
 
 class AwsClients:
-    """Clients of one session of boto3, each made when it is first needed."""
+    """Clients of one session of boto3, created on first use."""
 
     def __init__(self) -> None:
         self._session: Any = None

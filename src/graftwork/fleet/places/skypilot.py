@@ -68,7 +68,7 @@ class SkyPilotPlace(StoragePlace):
         self._storage = UrlStorage(settings.local_storage or settings.bucket, setting="fleet.skypilot.bucket")
 
     def offer(self) -> tuple[Offer, ...]:
-        """The GPUs of the settings at the most that an hour may cost; SkyPilot looks for less."""
+        """The GPUs of the settings at their highest hourly price; SkyPilot looks for a lower one."""
         self._queue(finished=False)
         return tuple(
             Offer(

@@ -48,7 +48,7 @@ class SlurmPlace(SharedFolderPlace):
         self._settings = settings
 
     def offer(self) -> tuple[Offer, ...]:
-        """The nodes of each partition with their GPUs. A job gets one where settings or order ask for it."""
+        """The nodes of each partition with their GPUs. A job gets a GPU if settings or order ask for one."""
         partition = ("-p", self._settings.partition) if self._settings.partition else ()
         lines = _run("sinfo", "-h", "-o", "%P %D %G", *partition).splitlines()
         today = date.today().isoformat()

@@ -43,10 +43,10 @@ class JobStorage(Protocol):
     def write(self, name: str, content: bytes) -> None: ...
 
     def flush(self) -> None:
-        """Return once everything that was written is there."""
+        """Return once every write is complete."""
 
     def copy(self, name: str, target: IO[bytes]) -> None:
-        """Write the content of a file, piece by piece: it may be weights. Raises `NotThere`."""
+        """Write the content of a file, piece by piece, since it may be weights. Raises `NotThere`."""
 
 
 class UrlStorage:
@@ -58,7 +58,7 @@ class UrlStorage:
 
     @cached_property
     def _files(self) -> RemoteFiles:
-        """Opened when it is first needed."""
+        """Opened on first use."""
         try:
             return RemoteFiles(self._url, kind="storage", setting=self._setting)
         except EnvironmentFailure as error:
@@ -77,7 +77,7 @@ class UrlStorage:
         self._do(lambda: self._files.write(name, content))
 
     def flush(self) -> None:
-        """Every write is there when it returns."""
+        """Every write is complete when it returns."""
 
     def copy(self, name: str, target: IO[bytes]) -> None:
         self._files.system.invalidate_cache()
@@ -92,7 +92,7 @@ class UrlStorage:
                 target.write(piece)
 
     def _find(self, call: Callable[[], Any]) -> Any:
-        """What is read; None if it is not there."""
+        """Return what was read; None if it does not exist."""
 
         def find() -> Any:
             with suppress(FileNotFoundError):
@@ -130,7 +130,7 @@ def start_command(
 
 
 def read_file(storage: JobStorage, name: str) -> bytes | None:
-    """The content of a small file; None: there is no such file."""
+    """Return the content of a small file; None if there is no such file."""
     content = io.BytesIO()
     try:
         storage.copy(name, content)
@@ -171,7 +171,7 @@ class StoragePlace(CloudPlace):
 
     @abstractmethod
     def show(self, job: PlacedJob) -> JobPoll | None:
-        """What the provider says of the job; None: it has no such job."""
+        """The provider's state of the job; None if it has no such job."""
 
     def poll(self, job: PlacedJob) -> JobPoll:
         status, out = self.show(job), f"jobs/{job.label}/out"
@@ -195,9 +195,8 @@ class StoragePlace(CloudPlace):
             raise unknown_job(self.name, job.label)
 
     def ship(self, order: JobOrder) -> list[str]:
-        """Send the bundle, but for what is there already; the hashes of its files.
-
-        Raises `Refused` if that fails: a job is only made once its files are there.
+        """Send the bundle except for files that are there already; returns the hashes of its files. Raises
+        `Refused` if that fails: a job is only created once its files are there.
         """
         folder, start = Path(order.bundle), f"jobs/{order.label}/in"
         files = read_bundle(folder).files
@@ -223,7 +222,7 @@ class StoragePlace(CloudPlace):
         return sorted({file.sha256 for file in files.values()})
 
     def ask_to_stop(self, label: str) -> None:
-        """Leave the flag that the job looks for."""
+        """Set the flag that the job looks for."""
         self._storage.write(f"jobs/{label}/{STOP_FILE}", b"")
         self._storage.flush()
 
@@ -235,7 +234,7 @@ class StoragePlace(CloudPlace):
 
 
 class MachinePrices:
-    """The machines of a provider: those that the settings price, else those of the catalog."""
+    """The machines of a provider: those with a price in the settings, else those of the catalog."""
 
     def __init__(self, place: str, prices: Mapping[str, float], catalog: Iterable[Offer]) -> None:
         self._place, self._prices = place, prices

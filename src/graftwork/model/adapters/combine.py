@@ -30,7 +30,7 @@ class CombinedPair(NamedTuple):
     a: Array
     b: Array
     kept: float
-    """Share of what was asked for that the rank holds, by squared length."""
+    """Share of the target that the rank captures, by squared length."""
 
 
 def mask_source(density: float, seed: int) -> DrawMask:
@@ -58,7 +58,7 @@ def combine_pairs(
 
 
 def _average(pairs: Sequence[LoraPair], weights: Sequence[float], rank: int) -> CombinedPair:
-    """The sum has the rank of all together: its singular values follow from two small triangles."""
+    """The sum has the combined rank: its singular values follow from two small triangular matrices."""
     stacked_b = np.concatenate([w * p.scale * p.b for w, p in zip(weights, pairs, strict=True)], axis=1)
     stacked_a = np.concatenate([pair.a for pair in pairs], axis=0)
     q_b, r_b = np.linalg.qr(stacked_b.astype(np.float64))

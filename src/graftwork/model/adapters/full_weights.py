@@ -22,7 +22,7 @@ _WEIGHT_SETS = "_graft_weight_sets"
 
 
 class WeightSets:
-    """The base's tensors and those learned in their place, by the name of the set."""
+    """The base's tensors and those trained in their place, by the name of the set."""
 
     def __init__(self, model: Any) -> None:
         self.base = {name: parameter.data for name, parameter in weights_of(model).items()}
@@ -44,7 +44,7 @@ def weights_of(model: Any) -> dict[str, nn.Parameter]:
 
 
 def unfreeze_weights(model: Any, layers: tuple[int, ...]) -> list[nn.Parameter]:
-    """Let the weights be learned: all of them, or those of the chosen blocks where they are not all."""
+    """Make the weights trainable: all of them, or those of the chosen blocks."""
     parts = decoder_parts(model)
     whole = len(layers) == len(parts.blocks)
     trainable = (
@@ -57,7 +57,7 @@ def unfreeze_weights(model: Any, layers: tuple[int, ...]) -> list[nn.Parameter]:
 
 
 def learned_weights(model: Any) -> dict[str, Tensor]:
-    """What is being trained, by name."""
+    """Return the weights that are trained, by name."""
     return {name: weight.detach() for name, weight in weights_of(model).items() if weight.requires_grad}
 
 
@@ -87,7 +87,7 @@ def load_full(model: Any, folder: Path, *, name: str) -> None:
 
 @torch.no_grad()
 def start_from_full(model: Any, folder: Path) -> None:
-    """Go on from learned weights: they become the model's own."""
+    """Continue from trained weights: they become the model's own."""
     weights = weights_of(model)
     tensors = load_file(folder / FULL_WEIGHTS_FILE)
     _require_fit(weights, tensors, folder)
@@ -101,13 +101,13 @@ def weight_set_names(model: Any) -> frozenset[str]:
 
 
 def acting_weights(model: Any) -> str | None:
-    """The set that acts in the place of the base's weights."""
+    """Return the set that is active in place of the base's weights."""
     weight_sets: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
     return None if weight_sets is None else weight_sets.acting
 
 
 def activate_weights(model: Any, name: str | None) -> None:
-    """Put the weights of a set in place; those of the base where no set has this name."""
+    """Activate the weights of a set; those of the base if no set has this name."""
     weight_sets: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
     if weight_sets is None:
         return
@@ -121,7 +121,7 @@ def activate_weights(model: Any, name: str | None) -> None:
 
 
 def _require_fit(weights: dict[str, nn.Parameter], tensors: dict[str, Tensor], folder: Path) -> None:
-    """Every weight in its place, or none."""
+    """Every weight must fit, or none is used."""
     for name in sorted(weights.keys() | tensors.keys()):
         mine, theirs = weights.get(name), tensors.get(name)
         if mine is not None and theirs is not None and mine.shape == theirs.shape:

@@ -26,7 +26,7 @@ from graftwork.model.parts import decoder_parts, is_transposed, layer_sizes
 from graftwork.records.errors import UserError
 
 RowChange = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""What adapters make of the output of a layer, from its input, its output and its bias."""
+"""Applies adapters to the output of a layer, given its input, its output and its bias."""
 
 
 class LoraLinear(nn.Module):
@@ -42,7 +42,7 @@ class LoraLinear(nn.Module):
         self.scales: dict[str, float] = {}
         self.active: str | None = None
         self.row_change: RowChange | None = None
-        """Set while the rows of a batch have adapters of their own; `active` does not count then."""
+        """Set while the rows of a batch have their own adapters; `active` is ignored then."""
         self._squares: Tensor | None = None
         self._lengths: dict[str, tuple[tuple[int, ...], Tensor]] = {}
 
@@ -70,7 +70,7 @@ class LoraLinear(nn.Module):
         return y if self.active is None or self.active not in self.scales else self.change(x, y, self.active)
 
     def change(self, x: Tensor, y: Tensor, name: str) -> Tensor:
-        """What an adapter makes of the layer's own output `y`."""
+        """Apply an adapter to the layer's own output `y`."""
         low = nn.functional.linear(x, self.lora_A[name].to(x.dtype))
         change = nn.functional.linear(low, self.lora_B[name].to(x.dtype)) * self.scales[name]
         if name not in self.lora_magnitude_vector:
@@ -82,11 +82,9 @@ class LoraLinear(nn.Module):
         return stretch.to(y.dtype) * (y - bias + change) + bias
 
     def stretch_of(self, name: str) -> Tensor:
-        """What DoRA multiplies each output with: m / |W + scale · B A| a row.
-
-        By the rule of DoRA no gradient flows through the length. It is multiplied out, so that no second
-        matrix of the size of W is built. Who only reads, reads it again and again: then it is kept as long as
-        A and B stay what they are.
+        """Return DoRA's factor per output: m / |W + scale · B A|. As DoRA prescribes, no gradient flows
+        through the norm. It is computed in expanded form, without a second matrix of the size of W. For
+        inference it is cached as long as A and B stay the same.
         """
         magnitude: Tensor = self.lora_magnitude_vector[name]
         a, b = self.lora_A[name], self.lora_B[name]
@@ -106,14 +104,14 @@ class LoraLinear(nn.Module):
 
     @torch.no_grad()
     def base_lengths(self) -> Tensor:
-        """The length of each row of W: a fresh adapter's magnitudes."""
+        """Return the norm of each row of W: a fresh adapter's magnitudes."""
         if self._squares is None:
             self._squares = weight_matrix(self.base_layer).float().square().sum(dim=1)
         return self._squares.sqrt()
 
 
 def weight_matrix(layer: Any) -> Tensor:
-    """The layer's weight as [out, in], whatever it is kept as."""
+    """Return the layer's weight as [out, in], however it is stored."""
     if isinstance(layer, Nf4Linear):
         return dequantize(layer.quantized, torch.float32)
     weight: Tensor = layer.weight.detach()
@@ -177,8 +175,9 @@ class LoraExperts(nn.Module):
         return a[stack], b[stack]
 
     def named_pairs(self, name: str) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
-        """(what PEFT puts after the module's path, A, B): it wraps a module once for each stack, the last
-        one outermost."""
+        """(what PEFT puts after the module's path, A, B): PEFT wraps a module once for each stack, the last
+        one outermost.
+        """
         stacks = self.adapted(name)
         for index, stack in enumerate(stacks):
             yield ".base_layer" * (len(stacks) - 1 - index), *self.pair(name, stack)
@@ -194,7 +193,7 @@ def expert_stacks(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def expert_modules(model: Any) -> Iterator[tuple[int, str, nn.Module]]:
-    """(block, path, module) of each module that holds stacks, or of what wraps it."""
+    """(block, path, module) of each module that holds stacks, or of its wrapper."""
     parts = decoder_parts(model)
     for number, block in enumerate(parts.blocks):
         for path, module in block.named_modules():
@@ -204,7 +203,7 @@ def expert_modules(model: Any) -> Iterator[tuple[int, str, nn.Module]]:
 
 
 def wrap_experts(model: Any, shape: AdapterShape) -> Iterator[tuple[str, LoraExperts]]:
-    """The expert layers that an adapter of this shape changes, wrapped where they are not yet."""
+    """The expert layers that an adapter of this shape changes, wrapped if necessary."""
     if not shape.experts:
         return
     modules = list(expert_modules(model))
@@ -239,8 +238,9 @@ def fresh_pairs(
 
 
 def target_parameters(model: Any, shape: AdapterShape) -> list[str]:
-    """What adapter_config.json names: ends of paths, or whole ones where not all blocks are adapted, which
-    PEFT does not choose by `layers_to_transform`."""
+    """Names for adapter_config.json: suffixes of paths, or whole paths if not all blocks are adapted, which
+    PEFT does not choose by `layers_to_transform`.
+    """
     if not shape.experts:
         return []
     parts = decoder_parts(model)
@@ -269,7 +269,7 @@ class _Stack(NamedTuple):
     layout: tuple[int, ...]
     """The adapter that each rank belongs to, counted from 1."""
     stretch: Tensor | None
-    """[1 + adapters, outputs]: what DoRA multiplies with; 1 where an adapter has no magnitudes."""
+    """[1 + adapters, outputs]: DoRA's factors; 1 if an adapter has no magnitudes."""
 
 
 class AdapterRows:
@@ -290,7 +290,7 @@ class AdapterRows:
         }
 
     def update(self) -> None:
-        """Read the adapters again, into the same tensors."""
+        """Read the adapters again into the same tensors."""
         for layer, current in zip(self._layers, self._stacks, strict=True):
             now = _stack(layer, self._numbers, self._dtype)
             if current is None or now is None:
@@ -305,7 +305,7 @@ class AdapterRows:
         return self._numbers.get(name, 0) if name is not None else 0
 
     def choose(self, numbers: Tensor) -> None:
-        """The adapter of each row of the next pass."""
+        """Choose the adapter of each row of the next pass."""
         self._choice = numbers
         self._masks = {
             layout: (owner[None, :] == numbers[:, None]).to(self._dtype)
@@ -369,6 +369,7 @@ def active_adapter(model: Any) -> str | None:
 
 
 def weights_of_adapter(model: Any, name: str | None) -> str | None:
-    """The set of whole weights, or the adapter of experts, that a name means: requests with different ones
-    cannot share a pass."""
+    """Return the set of full weights, or the adapter of experts, that a name means: requests with different
+    ones cannot share a pass.
+    """
     return name if name in weight_set_names(model) or acts_on_experts(model, name) else None

@@ -26,13 +26,13 @@ from graftwork.records.errors import UserError
 from graftwork.records.release import Agreement
 
 COPIED = (".json", ".jinja", ".txt", ".model")
-"""What of a base goes along: config, tokenizer, template. Never code or pickles."""
+"""Files of a base to copy: config, tokenizer, template. Never code or pickles."""
 
 Change = Callable[[str, Tensor], Tensor]
 
 
 def merge_into(base: Path, adapter: Path, folder: Path) -> int:
-    """Fill `folder` with the merged model; how many weights differ from the base's."""
+    """Fill `folder` with the merged model; returns how many weights differ from the base's."""
     change, names = merged_weights(base, adapter)
     for path in sorted(base.iterdir()):
         if path.suffix in COPIED and path.name != FINGERPRINT_FILE:
@@ -58,7 +58,7 @@ def merge_into(base: Path, adapter: Path, folder: Path) -> int:
 def merge_weight(
     weight: Tensor, a: Tensor, b: Tensor, scale: float, *, magnitude: Tensor | None, transposed: bool
 ) -> Tensor:
-    """W + scale · B A; with magnitudes each of its rows stretched to the length that was learned."""
+    """W + scale · B A; with magnitudes, each row is rescaled to the trained length."""
     whole = (weight.T if transposed else weight).float() + scale * (b.float() @ a.float())
     if magnitude is not None:
         whole = whole * (magnitude.float().reshape(-1) / whole.norm(dim=1))[:, None]
@@ -66,9 +66,8 @@ def merge_weight(
 
 
 def merged_weights(base: Path, adapter: Path) -> tuple[Change, set[str]]:
-    """What becomes of each weight, and the names of those that it concerns: by LoRA, DoRA or full weights.
-
-    Refused where the base lacks a weight that would change.
+    """Yield each merged weight and the names of those it concerns: by LoRA, DoRA or full weights. Refused if
+    the base lacks a weight that would change.
     """
     if not (adapter / CONFIG_FILE).exists() and holds_full_weights(adapter):
         replacing = _opened(adapter / FULL_WEIGHTS_FILE)
@@ -134,19 +133,18 @@ def _opened(path: Path) -> Any:
 
 
 MOST_TOKENS = 512
-"""A longer row is read up to here."""
+"""A longer row is truncated here."""
 
 ALLOWED = {"float32": (1e-4, 0.999), "float16": (0.02, 0.98), "bfloat16": (0.08, 0.95)}
-"""Largest difference as a share of the largest logit, and the least share of equal first choices.
-
-In float32 the two ways differ by the order of sums alone. In 16 bits the merged weight itself is
-rounded, which the unmerged pair is not: that is the price of merging, and it is bounded here.
+"""Largest difference as a share of the largest logit, and least share of equal top tokens. In float32 the two
+ways differ only by the order of sums. In 16 bits the merged weight itself is rounded, unlike the unmerged
+pair: that is the price of merging, and it is bounded here.
 """
 
 
 @torch.inference_mode()
 def reply_logits(model: Any, rows: Sequence[Row]) -> list[Tensor]:
-    """For each row the logits that predict its reply, in float32 on the host."""
+    """Return for each row the logits that predict its reply, in float32 on the host."""
     per_row = []
     device = next(model.parameters()).device
     for row in rows:
@@ -158,7 +156,7 @@ def reply_logits(model: Any, rows: Sequence[Row]) -> list[Tensor]:
 
 
 def compare_logits(one: Sequence[Tensor], other: Sequence[Tensor], *, dtype: str) -> Agreement:
-    """How far `other` is from `one`, position by position."""
+    """Compare `other` with `one`, position by position."""
     largest = total = 0.0
     top = highest = positions = 0.0
     count = 0

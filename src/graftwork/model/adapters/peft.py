@@ -53,7 +53,7 @@ PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
 
 
 def attach(model: Any, shape: AdapterShape, *, name: str = "default", seed: int) -> list[nn.Parameter]:
-    """Add a fresh adapter: A random from `seed` alone, B zero, so that nothing changes at first."""
+    """Add a fresh adapter: A random from `seed` alone, B zero, so that the output is unchanged at first."""
     generator = torch.Generator().manual_seed(seed)
     parameters: list[nn.Parameter] = []
     for path, layer in _targets(model, shape):
@@ -72,7 +72,7 @@ def attach(model: Any, shape: AdapterShape, *, name: str = "default", seed: int)
 
 
 def activate(model: Any, name: str | None) -> None:
-    """Let one adapter act, or none: then the model is its base."""
+    """Activate one adapter, or none: then the model is its base."""
     activate_weights(model, name)
     for module in model.modules():
         if isinstance(module, LoraLinear | LoraExperts):
@@ -89,7 +89,7 @@ def acting(model: Any, name: str | None) -> Iterator[None]:
 
 
 def adapter_tensors(model: Any, *, name: str = "default") -> dict[str, Tensor]:
-    """The adapter's weights under the names that PEFT gives them."""
+    """Return the adapter's weights under PEFT's names."""
     tensors: dict[str, Tensor] = {}
     for path, module in model.named_modules():
         if isinstance(module, LoraLinear) and name in module.scales:
@@ -104,7 +104,7 @@ def adapter_tensors(model: Any, *, name: str = "default") -> dict[str, Tensor]:
 
 
 def save_adapter(model: Any, folder: Path, *, shape: AdapterShape, base: str, name: str = "default") -> None:
-    """Write a folder that PEFT, vLLM and the Hugging Face Hub take as it is."""
+    """Write a folder that PEFT, vLLM and the Hugging Face Hub accept."""
     tensors = {k: v.float().cpu().contiguous() for k, v in adapter_tensors(model, name=name).items()}
     transposed = any(
         is_transposed(module.base_layer) for module in model.modules() if isinstance(module, LoraLinear)
@@ -132,9 +132,8 @@ def read_adapter_shape(model: Any, folder: Path, tensors: dict[str, Tensor]) -> 
 
 
 def load_adapter(model: Any, folder: Path, *, name: str = "default") -> AdapterShape | None:
-    """Attach the adapter of a PEFT folder, every tensor in its place or not at all.
-
-    A folder of full weights has no shape of its own: then there is none to give back.
+    """Attach the adapter of a PEFT folder, with every tensor in its place or not at all. A folder of full
+    weights has no adapter shape, so nothing is returned.
     """
     if not (folder / CONFIG_FILE).exists() and holds_full_weights(folder):
         load_full(model, folder, name=name)
@@ -216,12 +215,12 @@ def _no_fit(what: str, why: str, folder: Path) -> UserError:
 
 
 def _key(path: str, part: str) -> str:
-    """PEFT's name of a tensor. Magnitudes are a vector of their own, not the weight of a layer."""
+    """PEFT's name of a tensor. Magnitudes are a separate vector, not the weight of a layer."""
     return f"{PREFIX}{path}.{part}" + ("" if part == PARTS[2] else ".weight")
 
 
 def _targets(model: Any, shape: AdapterShape, *, where: str = "") -> Iterator[tuple[str, LoraLinear]]:
-    """Each linear layer that gets an adapter, wrapped where it is not yet."""
+    """Each linear layer that gets an adapter, wrapped if necessary."""
     linears = list(block_linears(model))
     names = {path.rsplit(".", 1)[-1] for _, path, _ in linears}
     paths = {path for _, path, _ in linears}
@@ -243,7 +242,7 @@ def _targets(model: Any, shape: AdapterShape, *, where: str = "") -> Iterator[tu
 def make_trainable(
     model: Any, shape: AdapterShape, *, seed: int, start: Path | None = None
 ) -> list[nn.Parameter]:
-    """The parameters to train: fresh, or as an earlier run left them in the folder `start`."""
+    """Return the parameters to train: fresh, or as an earlier run left them in the folder `start`."""
     if shape.kind == "full":
         if start is not None:
             if not holds_full_weights(start):
@@ -263,15 +262,13 @@ def make_trainable(
 
 
 def trained_tensors(model: Any) -> dict[str, Tensor]:
-    """What training changes, by the names that it is saved under."""
+    """Return the trained tensors, by the names they are saved under."""
     return adapter_tensors(model) or learned_weights(model)
 
 
 def trained_digest(model: Any) -> str:
-    """One hash over what is learned, after every step.
-
-    Adapters by all their bytes. Whole models by the sum of each tensor's bits, which costs a pass over
-    the memory and not the hashing of all of it.
+    """Hash what is trained, after every step. Adapters by all their bytes. Whole models by the sum of each
+    tensor's bits, which costs one pass over the memory instead of hashing all of it.
     """
     adapter = adapter_tensors(model)
     if adapter:
@@ -327,7 +324,7 @@ def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
 
 
 def sum_bits(weight: Tensor) -> Tensor:
-    """Two numbers that change when any bit does, or nearly: one pass over the memory, on its device."""
+    """Return two numbers that change when almost any bit does: one pass over the memory, on its device."""
     whole = {4: torch.int32, 2: torch.int16, 8: torch.int64}[weight.element_size()]
     bits = weight.contiguous().view(whole)
     # Two sums, of which one weighs rows: what only changes places is seen too.

@@ -36,7 +36,7 @@ MOST_SECONDS = 20.0
 MOST_STEPS = 20_000_000
 MOST_CHARACTERS = 2**27
 MOST_NUMBER = 2**20
-"""As an argument: of widths, counts and lengths."""
+"""Limit on numeric arguments: widths, counts and lengths."""
 MOST_BITS = 2**12
 _STEPS_BETWEEN_LOOKS = 64
 _WIDE = re.compile(r"\d{7}|%[-+ #0]*\*|%[^%a-zA-Z]*\.\*")
@@ -44,7 +44,7 @@ _WIDTH_FROM_ARGUMENT = re.compile(r"\{[^{}]*:[^{}]*\{")
 
 
 class TemplateRunsOn(UserError):
-    """A chat template does more than any that writes a conversation."""
+    """A chat template exceeds what writing a conversation needs."""
 
 
 def _refuse_limit(why: str) -> NoReturn:
@@ -56,7 +56,7 @@ def _refuse_limit(why: str) -> NoReturn:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox that transformers uses, with bounds. Threads may render at once."""
+    """The sandbox that transformers uses, with limits. Threads may render at the same time."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -70,7 +70,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters["format"] = _bounded(self.filters["format"], check=_check_format)
 
     def start(self) -> None:
-        """Before each rendering: count from zero."""
+        """Reset the counters before each rendering."""
         self._work.steps, self._work.until = 0, time.thread_time() + self._seconds
 
     def step(self) -> bool:
@@ -116,7 +116,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format` and `str.format_map`, which Jinja replaces where a template reads them."""
+        """`str.format` and `str.format_map`, which Jinja replaces when a template reads them."""
         format_text = super().wrap_str_format(value)
         if format_text is None:
             return None
@@ -132,7 +132,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return format_bounded
 
     def compile_bounded(self, source: str) -> Template:
-        """The template, with its loops, macros and joined texts counted."""
+        """Compile the template, with its loops, macros and joined texts counted."""
         syntax = _CountSteps().visit(self.parse(source))
         return self.from_string(syntax.set_environment(self))
 
@@ -161,7 +161,7 @@ def _call(name: str, node: nodes.Node, arguments: list[nodes.Expr] | None = None
 
 
 def _bounded(function: Any, check: Any = None) -> Any:
-    """The filter, with its arguments looked at first; what Jinja has noted about it stays."""
+    """The filter, with its arguments checked first; Jinja's attributes on it are preserved."""
     # Jinja gives some filters its own state first, which is not an argument of the template.
     skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
 
@@ -237,13 +237,12 @@ _RESULT_OPEN, _RESULT_CLOSE = "<tool_response>\n", "\n</tool_response>"
 """As in Qwen's template."""
 _DAY = date(2025, 1, 1)
 _REASONING_SWITCHES = {"enable_thinking", "thinking"}
-"""What templates call the switch between answering at once and reasoning first."""
+"""Names of the template switch between answering at once and reasoning first."""
 
 
 class RenderedTurn(NamedTuple):
-    """Pieces up to the answer (plain text at even places, control tokens at odd ones), then the answer.
-
-    `body` is what the template makes of the reply and `end` the control token after it.
+    """Pieces up to the answer (plain text at even indexes, control tokens at odd ones), then the answer.
+    `body` is the rendered reply and `end` the control token after it.
     """
 
     prompt: list[str]
@@ -260,9 +259,8 @@ class ToolMessages(NamedTuple):
 
 
 class ChatRenderer:
-    """A chat template, rendered as transformers and vLLM render it.
-
-    Without `reasoning` a template that has a switch for it is asked for answers without.
+    """A chat template, rendered like in transformers and vLLM. Without `reasoning`, a template with a switch
+    for it renders without reasoning.
     """
 
     def __init__(
@@ -306,7 +304,7 @@ class ChatRenderer:
         self._forged = re.compile(rf"(?:{_any_of(control_tokens)})|({_any_of(beginnings)})\Z")
 
     def write(self, turns: Iterable[tuple[str, str]], *, generate: bool) -> str:
-        """The template's text for (role, content); contents are put in as they are."""
+        """Render the template for (role, content); contents are inserted unchanged."""
         messages = [{"role": role, "content": content} for role, content in turns]
         return self._render(ToolMessages(messages, None), generate=generate)
 
@@ -334,7 +332,7 @@ class ChatRenderer:
             ) from error
 
     def ask(self, messages: Sequence[Message]) -> list[str]:
-        """The pieces up to the place where the model begins to answer."""
+        """Return the pieces up to where the model begins to answer."""
         turns = self._guarded(self.fit_roles(messages))
         return self._pieces(self._render(self._to_messages(turns), generate=True))
 
@@ -379,9 +377,9 @@ class ChatRenderer:
         return learn_form(self._write_probe, CannotProve)
 
     def fit_roles(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Messages with tools or their results in the roles that a template without a form for them writes.
-
-        Results become turns of the user, and tools in a system turn that is refused lead the first question.
+        """Convert messages with tools or tool results to the roles that a template without a form for them
+        supports. Results become turns of the user, and tools in an unsupported system turn are put before the
+        first question.
         """
         tooled = [m.role == "tool" or (m.role == "system" and TOOLS_MARK in m.content) for m in messages]
         if not any(tooled) or self.own_tool_form is not None:
@@ -402,7 +400,7 @@ class ChatRenderer:
         return fitted
 
     def _writes_role(self, role: str) -> bool:
-        """Whether the template writes what a turn of the system or of a tool says."""
+        """Return whether the template renders what a turn of the system or of a tool says."""
         if role not in self._written_roles:
             question, answer = ("user", "x"), ("assistant", "y")
             probe = (role, _PROBE_TEXT)
@@ -423,7 +421,9 @@ class ChatRenderer:
         return any(OPEN in text or TOOLS_MARK in text for text in contents) and self.own_tool_form is not None
 
     def _to_messages(self, turns: Sequence[tuple[str, str]]) -> "ToolMessages":
-        """The turns as the template takes them: calls and tools as values, if it has a form for them."""
+        """Return the turns in the form for the template: calls and tools as values, if it has a form for
+        them.
+        """
         messages: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in turns]
         if not self.uses_tools(content for _, content in turns):
             return ToolMessages(messages, None)
@@ -465,7 +465,7 @@ class ChatRenderer:
 
 
 def is_text(content: str) -> bool:
-    """Whether a string can be written as UTF-8."""
+    """Return whether a string can be encoded as UTF-8."""
     if content.isascii():
         return True
     try:
@@ -484,10 +484,8 @@ def _to_message(spoken: TextAndCalls) -> dict[str, Any]:
 
 
 def _is_reply(body: str, reply: str, *, prompt: str) -> bool:
-    """Whether `body` is the reply, up to what is the template's own.
-
-    That is white space at the edges of a turn, which it trims or writes; and the tag that opens the
-    reasoning, where the prompt already ends with it.
+    """Return whether `body` is the reply, except for the template's own additions: white space at the edges
+    of a turn, and the tag that opens the reasoning if the prompt already ends with it.
     """
     if body.strip() == reply.strip():
         return True
@@ -496,7 +494,7 @@ def _is_reply(body: str, reply: str, *, prompt: str) -> bool:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks what an assistant wrote; the mark itself writes nothing."""
+    """`{% generation %}` marks the assistant's text; the mark itself renders nothing."""
 
     tags = {"generation"}
 
@@ -540,10 +538,9 @@ _PROBES = (
 
 
 class Skeleton(NamedTuple):
-    """Alternately plain text and control tokens, the text as strings and numbers of contents.
-
-    `body` is the answer in the same form: the reply, with white space that the template writes
-    around it; `end` is the control token that ends the turn.
+    """Alternating plain text and control tokens, with the text as strings and indexes of contents. `body` is
+    the answer in the same form: the reply, with white space that the template writes around it; `end` is the
+    control token that ends the turn.
     """
 
     prompt: list[list[str | int]]
@@ -558,7 +555,7 @@ class Skeleton(NamedTuple):
 
 
 class ContentChecks:
-    """What in a content the template may react to."""
+    """Properties of a content that the template may react to."""
 
     def __init__(self, syntax: nodes.Template) -> None:
         parts = [
@@ -581,7 +578,7 @@ class ContentChecks:
         self._inside = re.compile("|".join(map(re.escape, inside))) if inside else None
 
     def overlooks(self, content: str) -> bool:
-        """Whether the template can do nothing with this content but copy it."""
+        """Return whether the template can do nothing with this content but copy it."""
         if not content or GUARD in content or content in self._equal or not is_text(content):
             return False
         first, last = content[0], content[-1]
@@ -602,8 +599,7 @@ class SkeletonCache:
         self.trusted = self._eye.copies_only
 
     def find(self, roles: tuple[str, ...], contents: Sequence[str]) -> Skeleton | None:
-        """The skeleton that these contents may be filled into; None: render the row for real.
-
+        """Return the skeleton that these contents may be filled into; None: render the row with the template.
         The last role is the assistant's and the last content its reply.
         """
         if not self.trusted or len(set(contents)) != len(contents):
@@ -680,10 +676,9 @@ def _find_arguments(syntax: nodes.Template, *, stripping: bool) -> Iterator[str]
 
 
 def _speaks_of_content(node: nodes.Node) -> bool:
-    """Whether an expression names a content, or a variable that is called after it.
-
-    A part of what `split` gives is not part of the content unless the separator occurs in it, and
-    then the content has caught the eye already.
+    """Return whether an expression names a content, or a variable derived from it. A part returned by `split`
+    is not part of the content unless the separator occurs in it, and then the content has been checked
+    already.
     """
     if isinstance(node, nodes.Call) and getattr(node.node, "attr", "") == "split" and node.args:
         return False

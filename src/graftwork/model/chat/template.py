@@ -101,12 +101,10 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_
 
 
 class ChatTemplate:
-    """A base model's chat template and tokenizer.
-
-    The end of turn is the control token that the template writes after a reply; it need not be
-    the `eos_token` of the configuration (Llama 3 ends a turn with `<|eot_id|>`). Without `reasoning`
-    a template that can be asked for answers without it (Qwen 3: `enable_thinking`) is asked for them;
-    its prompts are others then, and so is its fingerprint.
+    """A base model's chat template and tokenizer. The end of turn is the control token that the template
+    writes after a reply; it need not be the `eos_token` of the configuration (Llama 3 ends a turn with
+    `<|eot_id|>`). Without `reasoning`, a template with a switch for it (Qwen 3: `enable_thinking`) renders
+    without reasoning, which changes its prompts and its fingerprint.
     """
 
     CHECKED_EVERY = 1000
@@ -167,7 +165,7 @@ class ChatTemplate:
         )
 
     def without_reasoning(self) -> "ChatTemplate":
-        """The same template, asked for answers without reasoning."""
+        """Return the same template with reasoning switched off."""
         return ChatTemplate.from_texts(**{**self.as_texts(), "reasoning": False})
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
@@ -186,7 +184,7 @@ class ChatTemplate:
 
     @property
     def control_tokens(self) -> frozenset[str]:
-        """What only the template may write. In a content it is text, and cannot forge a turn."""
+        """Tokens that only the template may write. In a content they are text, and cannot forge a turn."""
         return frozenset(self._special)
 
     @property
@@ -196,14 +194,13 @@ class ChatTemplate:
 
     @property
     def tool_form(self) -> "ToolForm":
-        """How the model writes tool calls: as its template does, else in tags as rows have them."""
+        """Return how the model writes tool calls: as its template does, else in tags as rows have them."""
         return self._turns.tool_form
 
     @cached_property
     def tool_template(self) -> str | None:
-        """The template with the form for tools and calls that it lacks.
-
-        None if it has one of its own, or where the longer one does not write what this one writes.
+        """The template extended by a form for tools and calls. None if it has its own, or if the extended
+        template does not render what this one renders.
         """
         if self.writes_tool_calls:
             return None
@@ -242,7 +239,9 @@ class ChatTemplate:
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token: a text of more than n times that has more than n tokens."""
+        """Characters of the longest token: a text of more than n times as many characters has more than n
+        tokens.
+        """
         return max(map(len, self._tokenizer.get_vocab()))
 
     @cached_property
@@ -257,7 +256,7 @@ class ChatTemplate:
         return self._special[self.end_of_turn]
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens up to the place where the model begins to answer."""
+        """Return the tokens up to where the model begins to answer."""
         pieces = self._turns.ask(messages)
         return self._join(pieces, self._segments.encode_for_real(pieces[::2]).tokens).tolist()
 
@@ -302,9 +301,8 @@ class ChatTemplate:
         return RenderedTokens(tokens=tuple(row.tokens), trained_from=row.trained_from)
 
     def render_batch(self, conversations: Sequence[Conversation]) -> list[RenderedTokens | CannotProve]:
-        """The same rows as `render` gives one by one, many times as fast; a refusal is returned.
-
-        Tokens come as arrays of 32-bit integers, whose bytes can be put into an Arrow column.
+        """Render the rows like `render`, many times as fast; refusals are returned. Tokens are arrays of
+        32-bit integers, whose bytes can be put into an Arrow column.
         """
         drafts = [self._draft(messages, reply) for messages, reply in conversations]
         good = [draft for draft in drafts if isinstance(draft, RenderedTurn)]
@@ -314,7 +312,7 @@ class ChatTemplate:
         return [d if isinstance(d, CannotProve) else self._finish(d, encoded) for d in drafts]
 
     def count_tokens(self, messages: Sequence[Message], reply: str) -> int:
-        """How many tokens the row has; of one that is refused, how many its texts have."""
+        """Return the number of tokens of a row; for a refused row, that of its texts."""
         (row,) = self.render_batch([(messages, reply)])
         if isinstance(row, CannotProve):
             return sum(map(self.count_text, (*(message.content for message in messages), reply)))
@@ -339,7 +337,7 @@ class ChatTemplate:
         return text if answer is None else write_calls(answer)
 
     def _draft(self, messages: Sequence[Message], reply: str) -> RenderedTurn | CannotProve:
-        """The row by a skeleton if there is one for it, else by the template itself."""
+        """Render the row by a skeleton if there is one for it, else by the template itself."""
         messages = self._turns.fit_roles(messages)
         contents = [message.content for message in messages]
         contents.append(reply)

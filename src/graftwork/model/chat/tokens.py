@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Alphabet(NamedTuple):
-    """Sets, as they are written between the brackets of a pattern."""
+    """Character sets, as written between the brackets of a pattern."""
 
     letters: str
     upper: str
@@ -32,7 +32,7 @@ ASCII = Alphabet(letters="A-Za-z", upper="A-Z", lower="a-z", digits="0-9", space
 _EMOJI = range(0x1F300, 0x1FB00)
 _SPACE_CODES = {0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000}
 _FOLDED_TO_ASCII = {0x17F, 0x212A}
-"""The long s and the Kelvin sign: the same as s and k where case is ignored, but not everywhere."""
+"""The long s and the Kelvin sign: equal to s and k if case is ignored, but not everywhere."""
 
 
 @cache
@@ -57,7 +57,7 @@ def wide() -> Alphabet:
 
 @cache
 def uncertain() -> re.Pattern[str]:
-    """Finds a character on whose kind tokenizers may not agree with this Python."""
+    """Matches a character on whose kind tokenizers may not agree with this Python."""
     return re.compile("[^" + _as_set((*_certain(), *_EMOJI)) + "]")
 
 
@@ -76,7 +76,7 @@ def _certain() -> tuple[int, ...]:
 
 
 def _as_set(codes: Iterable[int]) -> str:
-    """Neighbors as ranges."""
+    """Write neighbors as ranges."""
     ranges: list[list[int]] = []
     for code in sorted(codes):
         if ranges and ranges[-1][1] == code - 1:
@@ -116,14 +116,14 @@ SPLITS = {
 }
 NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 _NORMAL_FORMS: dict[str, NormalForm] = {"NFC": "NFC", "NFD": "NFD", "NFKC": "NFKC", "NFKD": "NFKD"}
-"""Each leaves alone what is in that form already; ASCII is in all of them."""
+"""Normal forms, each of which leaves text in that form unchanged; ASCII is in all of them."""
 
 PROBE_TEXTS = (
     "It's  he'LL we've'd  x\t\ty \n z  \n\n  tail   1 22 333 4444,55555 a1b22c  -- ((x)) \"q\"=='p'\r\n\r\n",
     "\tIf(x){\n    return 'don''t';\n}  //!!?\n <<|>> <|x|> end_of_line CamelCaseHTTPServer2x 7's I'M \r",
     "\x1c \x0b\x0c a\x00b \x7f\x1f  \x0b x\x1e1 ",
 )
-"""Every way in which the known patterns differ from each other, and then some."""
+"""Texts that distinguish all known patterns, with some margin."""
 WIDE_PROBE_TEXTS = (
     "“Größe” – déjà\u00a0vu…  ½ ² Ⅷ ٣ x́y 植物12 と ǅ ʰ — it’s l'été\u2003\u2003 z\u3000 ok✓\u200d!\u2028 ",
     "🚀🚀 a🚀 1️⃣\u2028",
@@ -145,7 +145,7 @@ class WordPattern(NamedTuple):
 
 
 def find_word_pattern(definition: dict[str, Any]) -> WordPattern | None:
-    """The cut of a tokenizer (its JSON); None if it is of no known form."""
+    """Return the word pattern of a tokenizer (its JSON); None if its form is unknown."""
     model = definition["model"]
     plain_bpe = model.get("type") == "BPE" and not any(
         model.get(k) for k in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
@@ -184,7 +184,7 @@ def _find_forms(normalizer: dict[str, Any] | None) -> tuple[NormalForm, ...] | N
 
 
 class WordTokenizer:
-    """Remembers the tokens of words. The memory is bounded, and what is remembered is proven."""
+    """Caches the tokens of words. The memory is bounded, and what is cached is verified."""
 
     LIMIT = 1 << 17
     LONGEST = 48
@@ -197,7 +197,9 @@ class WordTokenizer:
         self._lost: set[str] = set()
 
     def encode(self, texts: Sequence[str]) -> list[bytes | None]:
-        """Tokens of each text that is cut with certainty and survives the tokenizer; None for the others."""
+        """Return the tokens of each text whose split is certain and which survives the tokenizer; None for
+        the others.
+        """
         cuts = [self._cut(text) for text in texts]
         unknown: set[str] = set()
         for cut in cuts:
@@ -245,14 +247,14 @@ class WordTokenizer:
 
 
 class EncodedTexts(NamedTuple):
-    """Tokens by text; `lost` are those texts, of the ones to prove, that do not survive."""
+    """Tokens by text; `lost` are those texts, of the ones to check, that do not survive."""
 
     tokens: dict[str, bytes]
     lost: set[str]
 
 
 class TextEncoder:
-    """The tokenizer, as it sees text in which nothing is a control token."""
+    """The tokenizer for text in which nothing is a control token."""
 
     CHECKED_FIRST = 64
     CHECKED_EVERY = 1000
@@ -287,7 +289,7 @@ class TextEncoder:
         return self._word_tokenizer is not None
 
     def encode(self, texts: Iterable[str], *, prove: Collection[str] = ()) -> EncodedTexts:
-        """Encode all; for the texts in `prove`, also find the ones that do not survive."""
+        """Encode all; for the texts in `prove`, also find those that do not survive."""
         tokens: dict[str, bytes] = {}
         new: dict[str, None] = {}
         for text in texts:
@@ -315,7 +317,7 @@ class TextEncoder:
         return EncodedTexts(tokens, self._find_lost([text for text in prove if text not in proven], tokens))
 
     def encode_for_real(self, texts: Iterable[str], *, prove: Collection[str] = ()) -> EncodedTexts:
-        """The same by the tokenizer alone: what every quicker way is measured by."""
+        """The same by the tokenizer alone: the reference for every faster way."""
         unique = list(dict.fromkeys(texts))
         tokens = dict(zip(unique, self._encode(unique), strict=True))
         return EncodedTexts(tokens, self._find_lost(prove, tokens))
@@ -344,7 +346,7 @@ class TextEncoder:
         return results
 
     def _checked(self, texts: list[str], by_words: list[bytes | None]) -> list[bytes | None]:
-        """The same, or nothing at all if the tokenizer says otherwise for one of a sample."""
+        """Return the same, or nothing if the tokenizer disagrees for one of a sample."""
         sample = []
         for index in range(len(texts)):
             number = self._encoded_count + index

@@ -20,7 +20,7 @@ _BRACKET = re.compile(r"[{\[]")
 _ARGUMENTS = ("arguments", "parameters")
 
 WriteTurn = Callable[[TextAndCalls], str]
-"""The body of an assistant's turn as the template writes it. Raises where the template refuses."""
+"""Renders the body of an assistant's turn with the template. Raises if the template refuses."""
 
 
 class ToolForm(NamedTuple):
@@ -49,7 +49,7 @@ class ToolForm(NamedTuple):
 
 
 TAGGED = ToolForm(alone=OPEN, before=f"\n{OPEN}", between=f"{CLOSE}\n{OPEN}", after=CLOSE)
-"""Calls as rows keep them: what a base learns and writes whose template has no form of its own."""
+"""Calls as rows store them: the form that is taught to a base whose template has none."""
 
 
 def learn_form(write: WriteTurn, refused: type[Exception]) -> ToolForm | None:

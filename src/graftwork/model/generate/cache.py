@@ -22,7 +22,7 @@ ATTENTION_NAME = "graft_grouped"
 
 
 def register_attention() -> str:
-    """Make the attention known to transformers; its name."""
+    """Register the attention with transformers; returns its name."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -41,7 +41,9 @@ def grouped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """(batch, heads, 1, d) against (batch, groups, length, d); more than one token goes the stock way."""
+    """(batch, heads, 1, d) against (batch, groups, length, d); more than one token uses the stock
+    implementation.
+    """
     rows, heads, new, width = query.shape
     if new != 1:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -76,7 +78,7 @@ class PassLayout(NamedTuple):
     rows: Tensor
     """[batch]: the slot of each row."""
     positions: Tensor
-    """[batch, tokens]: the column that each token is written to; it sees all columns up to there."""
+    """[batch, tokens]: the column that each token is written to; it attends to all columns up to there."""
     columns: int
     """Columns that are read."""
     leading: bool
@@ -87,7 +89,7 @@ _SHAPES: "WeakKeyDictionary[Any, CacheShape | None]" = WeakKeyDictionary()
 
 
 def cache_shape(model: Any) -> CacheShape | None:
-    """None if a slot cannot hold what the model remembers: windows, states, other attention than ours."""
+    """None if a slot cannot hold the model's state: windows, recurrent states, other kinds of attention."""
     if model not in _SHAPES:
         _SHAPES[model] = _find_shape(model)
     return _SHAPES[model]
@@ -112,7 +114,7 @@ def _find_shape(model: Any) -> CacheShape | None:
 
 
 class SlotCache:
-    """Grows where `ensure` asks for more; growing moves it, so that what was recorded is void."""
+    """Grows in `ensure`; growing moves it, which invalidates recordings."""
 
     def __init__(self, shape: CacheShape, device: torch.device) -> None:
         self._shape, self._device = shape, device
@@ -137,7 +139,7 @@ class SlotCache:
 
     @property
     def padding(self) -> int:
-        """The column for what is padding."""
+        """The column for padding."""
         return self._room.shape[4] - 1
 
     @property
@@ -145,7 +147,7 @@ class SlotCache:
         return int(self._room.nbytes)
 
     def ensure(self, slots: int, columns: int) -> bool:
-        """Make room for this many; whether the tensor moved."""
+        """Make room for this many; returns whether the tensor moved."""
         if slots <= self.slots and columns <= self.columns:
             return False
         slots = max(slots, self.slots)
@@ -165,7 +167,7 @@ class SlotCache:
         self._room = self._allocate(0, 0)
 
     def copy_prefix(self, source: int, targets: list[int], length: int) -> None:
-        """Give the first columns of one slot to others."""
+        """Copy the first columns of one slot to others."""
         for target in targets:
             if target != source:
                 self._room[:, :, target, :, :length] = self._room[:, :, source, :, :length]
@@ -175,7 +177,9 @@ class SlotCache:
             self._room[:, :, target, :, :length] = self._room[:, :, source, :, :length]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store [batch, groups, tokens, width]; what the rows see: [batch, groups, columns, width]."""
+        """Store [batch, groups, tokens, width]; returns what the rows attend to: [batch, groups, columns,
+        width].
+        """
         assert self.layout is not None
         rows, positions, columns, leading = self.layout
         index = (rows[:, None, None], self._groups, positions[:, None, :])

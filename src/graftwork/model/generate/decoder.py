@@ -39,14 +39,13 @@ from graftwork.model.generate.scheduler import (
 
 
 class Unwanted(Exception):
-    """Everybody who asked for this pass has left."""
+    """All callers of this pass have left."""
 
 
 @contextmanager
 def interrupted_when(model: Any, nobody_waits: Callable[[], bool]) -> Iterator[None]:
-    """Passes end in the middle, with `Unwanted`, once nobody waits for what they compute.
-
-    A long prompt takes a CPU seconds: a client that asks and leaves must not hold it up that long.
+    """Passes end early, with `Unwanted`, once nobody waits for their result. A long prompt takes a CPU
+    seconds: a client that disconnects must not hold it up that long.
     """
 
     def look(_module: Any, _inputs: Any) -> None:
@@ -64,12 +63,15 @@ def interrupted_when(model: Any, nobody_waits: Callable[[], bool]) -> Iterator[N
 LONG_PROMPTS = 256
 """Tokens of prompts from which reading them on a CPU is interrupted when their callers leave."""
 SHRINKING_PAYS = 128
-"""Steps that must be left before rows are moved to a smaller recording: making one takes as long as many."""
+"""Steps that must be left before rows are moved to a smaller recording: making one takes as long as many
+steps.
+"""
 
 
 class TokenPass(Protocol):
     """Computes one more token of each row with fewer kernels than the model's own pass. Its adapter, if any,
-    acts by itself."""
+    acts on its own.
+    """
 
     def run(self, tokens: Tensor, positions: Tensor, cache: SlotCache, columns: int) -> Tensor: ...
 
@@ -109,7 +111,7 @@ class SlotDecoder:
         self._cache = SlotCache(shape, self._device)
         self._contents = SlotContents(slots)
         self._flights: deque[tuple[list[GenerationRequest | None], Tensor, Tensor | None, Any]] = deque()
-        """Tokens on their way: for whom, log-probabilities if a request wants them, the event of arrival."""
+        """Tokens in transfer: their requests, log-probabilities if requested, the event of arrival."""
         self._rows, self._columns = 0, 0
         self._token_pass = token_pass
         # Where passes are not recorded on a GPU, the model may be sharded: its own modules gather it.
@@ -130,7 +132,7 @@ class SlotDecoder:
 
     @property
     def slots(self) -> int:
-        """Requests that run at once at most."""
+        """Most requests that run at once."""
         return self._scheduler.limit
 
     @slots.setter
@@ -155,7 +157,7 @@ class SlotDecoder:
 
     @property
     def recording_seconds(self) -> float:
-        """Spent on recording passes, so far."""
+        """Seconds spent on recording passes so far."""
         return self._recorder.seconds
 
     def submit(self, request: GenerationRequest) -> None:
@@ -168,7 +170,9 @@ class SlotDecoder:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Start waiting requests, compute one more token of each running one, hand out what is there."""
+        """Start waiting requests, compute one more token of each running one, deliver tokens that have
+        arrived.
+        """
         for request in self._scheduler.drop_waiting(lambda request: request.is_cancelled()):
             request.end("stop")
         self._prefill()
@@ -187,11 +191,11 @@ class SlotDecoder:
             self.step()
 
     def reserve(self, slots: int, columns: int) -> None:
-        """Make room beforehand, if it is known what comes."""
+        """Make room beforehand, if the load is known."""
         self._ensure(*self._sizes.room(min(slots, self.slots), columns))
 
     def reset(self) -> list[GenerationRequest]:
-        """Give all memory back, and leave the model as others expect it; the requests that were open."""
+        """Free all memory, and restore the model for other users; returns the open requests."""
         if self._adapters is not None:
             self._adapters.act(False)
         self._acting = None
@@ -203,19 +207,20 @@ class SlotDecoder:
         return self._scheduler.clear()
 
     def forget_prefixes(self) -> None:
-        """What comes next is then computed the same, whatever came before."""
+        """Forget prefixes: later results then do not depend on earlier requests."""
         self._contents.forget()
 
     def forget_adapters(self) -> None:
-        """After adapters were added or exchanged."""
+        """Call after adapters were added or exchanged."""
         self._adapters = None
         self._recorder.forget()
         self._contents.forget()
 
     @torch.inference_mode()
     def update_adapters(self) -> None:
-        """After training changed the weights of adapters where they are: recordings stay, what was read is
-        read again."""
+        """Call after training changed the weights of adapters in place: recordings stay valid, cached values
+        are read again.
+        """
         if self._adapters is not None:
             self._adapters.update()
         if self._token_pass is not None:
@@ -263,7 +268,7 @@ class SlotDecoder:
                 self._drop(batch)
 
     def _interruptible(self, rows: list[tuple[int, GenerationRequest]]) -> AbstractContextManager[None]:
-        """Passes within end with Unwanted when the callers of all these rows have left."""
+        """Passes inside end with Unwanted when the callers of all these rows have left."""
         requests = [request for _, request in rows]
         long = sum(len(request.prompt) for request in requests) >= LONG_PROMPTS
         if self._on_gpu or not long or not all(request.cancellable for request in requests):
@@ -278,7 +283,9 @@ class SlotDecoder:
             request.end("stop")
 
     def _share_prefixes(self, admitted: list[tuple[int, GenerationRequest]]) -> dict[int, int]:
-        """From which token on each prompt has to be read; what comes before is copied from another slot."""
+        """Return the token from which each prompt has to be read; what comes before is copied from another
+        slot.
+        """
         starts = {slot: 0 for slot, _ in admitted}
         by_adapter: dict[str | None, list[tuple[int, GenerationRequest]]] = {}
         for slot, request in admitted:
@@ -323,7 +330,7 @@ class SlotDecoder:
             self._pass_prompts([(slot, tokens[start : start + PREFILL_TOKENS], start)])
 
     def _read_prompts(self, rows: list[tuple[int, GenerationRequest]], starts: dict[int, int]) -> None:
-        """The last pieces of these prompts, and the first token of each answer."""
+        """Read the last pieces of these prompts, and return the first token of each answer."""
         begins = dict(starts)
         for slot, request in rows:
             start, unread = begins[slot], len(request.prompt) - begins[slot]
@@ -340,7 +347,7 @@ class SlotDecoder:
         self._send(requests, next_tokens, logprobs)
 
     def _pass_prompts(self, rows: list[tuple[int, list[int], int]]) -> Tensor:
-        """Read (slot, tokens, first position) of some rows, padded on the left; logits after each."""
+        """Read (slot, tokens, first position) of some rows, padded on the left; returns logits after each."""
         width = max(len(tokens) for _, tokens, _ in rows)
         needed = max(start + len(tokens) for _, tokens, start in rows)
         recorded = self._sizes.recorded_width(len(rows), width)
@@ -381,7 +388,9 @@ class SlotDecoder:
     # Tokens
 
     def _launch(self) -> bool:
-        """One more token of each row that has not reached its limit; whether there was one."""
+        """Compute one more token of each row that has not reached its limit; returns whether there was
+        one.
+        """
         if not any(row is not None and row.launched < row.most for row in self._scheduler.rows):
             return False
         self._activate()
@@ -418,8 +427,9 @@ class SlotDecoder:
         return next_tokens, chosen_logprobs(logits, next_tokens, options)
 
     def _settle_sizes(self) -> None:
-        """How many rows and columns the next pass has. Depends on the batch alone, so that it computes the
-        same whenever it comes."""
+        """Choose the rows and columns of the next pass. Depends on the batch alone, so that results are
+        reproducible.
+        """
         running = [row for row in self._scheduler.rows if row is not None]
         target_rows = self._sizes.rows(self._scheduler.running)
         if not self._padded:
@@ -498,9 +508,8 @@ class SlotDecoder:
         return self._adapters
 
     def _activate(self) -> None:
-        """Let the adapters of the running rows act: one for all where they agree, else each in its row.
-
-        Where passes are recorded, each in its row, so that one recording serves all adapters.
+        """Activate the adapters of the running rows: one for all if they agree, else per row. If passes are
+        recorded, always per row, so that one recording serves all adapters.
         """
         names = {row.adapter for row in self._scheduler.rows if row is not None}
         adapted = names != {None} and (self._recorder.enabled or len(names) > 1)
@@ -518,7 +527,7 @@ class SlotDecoder:
     def _send(
         self, requests: list[GenerationRequest | None], tokens: Tensor, logprobs: Tensor | None
     ) -> None:
-        """Begin to bring the tokens here."""
+        """Start copying the tokens to the host."""
         if not self._on_gpu:
             self._flights.append((requests, tokens, logprobs, None))
             return
@@ -529,7 +538,7 @@ class SlotDecoder:
         self._flights.append((requests, tokens, logprobs, arrived))
 
     def _land(self, still_flying: int) -> None:
-        """Hand out tokens until this many flights are left; free the slots of rows that ended."""
+        """Deliver tokens until this many copies are in flight; free the slots of rows that ended."""
         while len(self._flights) > still_flying:
             requests, tokens, logprobs, arrived = self._flights.popleft()
             if arrived is not None:
@@ -544,6 +553,6 @@ class SlotDecoder:
 
 
 def _copy_here(tensor: Tensor) -> Tensor:
-    """A copy in host memory, there when the next event of the GPU has passed."""
+    """A copy in host memory, ready when the next event of the GPU has passed."""
     here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return here.copy_(tensor, non_blocking=True)

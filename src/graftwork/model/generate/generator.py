@@ -29,10 +29,9 @@ from graftwork.model.generate.scheduler import MOST_ROWS, common_length
 
 
 class StaticDecoder:
-    """For models whose memory does not fit slots: windows of attention, states, other attention than ours.
-
-    Submit requests, then `step` until nothing is left; a step answers a whole batch of requests with one
-    adapter. Ended rows leave it, since they cost as much as others, and new ones wait.
+    """For models whose state does not fit slots: windows of attention, recurrent states, other kinds of
+    attention. Submit requests, then `step` until nothing is left; a step answers a whole batch of requests
+    with one adapter. Ended rows leave it, since they cost as much as others, and new ones wait.
     """
 
     def __init__(self, model: Any, *, stop_tokens: Iterable[int], slots: int) -> None:
@@ -94,7 +93,7 @@ class StaticDecoder:
             self.step()
 
     def reserve(self, slots: int, columns: int) -> None:
-        """A batch takes what it needs."""
+        """No-op: a batch allocates what it needs."""
 
     def reset(self) -> list[GenerationRequest]:
         forgotten = list(self._waiting)
@@ -102,16 +101,16 @@ class StaticDecoder:
         return forgotten
 
     def forget_prefixes(self) -> None:
-        """Nothing is kept between batches."""
+        """No-op: nothing is kept between batches."""
 
     def forget_adapters(self) -> None:
-        """The model's own are used."""
+        """No-op: the model's own are used."""
 
     def update_adapters(self) -> None:
-        """The model's own are used."""
+        """No-op: the model's own are used."""
 
     def _next_batch(self) -> list[GenerationRequest]:
-        """The oldest request and those with the same adapter."""
+        """Take the oldest request and those with the same adapter."""
         for request in [request for request in self._waiting if request.is_cancelled()]:
             request.end("stop")
             self._waiting.remove(request)
@@ -165,7 +164,7 @@ OnToken = Callable[[int, int], bool]
 """Called with (row, token) for each new token; False ends that row."""
 Decoder = SlotDecoder | StaticDecoder
 ACTIVE = "\0active"
-"""The adapter that acts in the model, whichever it is."""
+"""The adapter that is active in the model, whichever it is."""
 
 
 def open_decoder(
@@ -176,7 +175,7 @@ def open_decoder(
     recorded: bool = False,
     token_pass: TokenPass | None = None,
 ) -> Decoder:
-    """Slots where the model's memory fits them, else static batches."""
+    """Open a slot decoder if the model's state fits slots, else one with static batches."""
     use_grouped_attention(model)
     shape = cache_shape(model)
     if shape is None:
@@ -187,15 +186,14 @@ def open_decoder(
 
 
 def use_grouped_attention(model: Any) -> None:
-    """A family that caps its scores (Gemma 2) keeps the attention that does so."""
+    """A family that caps its scores (Gemma 2) keeps its own attention."""
     if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(register_attention())
 
 
 class Generator:
-    """Answers batches; no more than `slots` rows run at once, and ended ones are replaced.
-
-    With `recorded`, a GPU replays recorded passes: only for a model whose weights and adapters stay.
+    """Answers batches; no more than `slots` rows run at once, and ended ones are replaced. With `recorded`, a
+    GPU replays recorded passes: only for a model with fixed weights and adapters.
     """
 
     def __init__(

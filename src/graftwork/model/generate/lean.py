@@ -27,7 +27,7 @@ from graftwork.model.generate.cache import SlotCache
 
 
 class LeanPass:
-    """Made once for a model; call `run` for each token, and on a CPU `read` for prompts."""
+    """Created once per model; call `run` for each token, and on a CPU `read` for prompts."""
 
     def __init__(self, model: Any) -> None:
         decoder = model.model
@@ -45,7 +45,7 @@ class LeanPass:
 
     @classmethod
     def of(cls, model: Any) -> "LeanPass | None":
-        """None for other blocks than Llama's, and on a CPU for other numbers than float32."""
+        """None for other blocks than Llama's, and on a CPU for other types than float32."""
         family = find_family(getattr(model.config, "model_type", None))
         if family is None or family.block != BlockLayout() or not family.plain_logits:
             return None
@@ -103,9 +103,9 @@ class LeanPass:
         *,
         choose: Callable[[Tensor], None],
     ) -> Tensor:
-        """Logits after the last token of each part: a slot, the tokens that it reads, and how many it holds
-        before them. `choose` gets the slot of each token of the next products: the adapter of its slot has to
-        act on it."""
+        """Logits after the last token of each part: a slot, the tokens that it reads, and the number it holds
+        before them. `choose` gets the slot of each token of the next products, whose adapter applies to it.
+        """
         slots = torch.tensor([slot for slot, tokens, _ in parts for _ in tokens])
         choose(slots)
         x = self._embed(torch.tensor([token for _, tokens, _ in parts for token in tokens]))

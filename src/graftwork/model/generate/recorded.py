@@ -21,11 +21,11 @@ WARM_UPS = 2
 
 
 Recording = tuple["torch.cuda.CUDAGraph", Any]
-"""A graph, and what each replay of it renews."""
+"""A graph, and the function that renews the inputs of each replay."""
 
 
 def record(compute: Callable[[], Any], *, pool: Any = None, stream: Any = None) -> Recording:
-    """Record what `compute` launches. Runs nothing; another thread may write a checkpoint meanwhile."""
+    """Record the launches of `compute`. Runs nothing; another thread may write a checkpoint meanwhile."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         result = compute()
@@ -33,7 +33,7 @@ def record(compute: Callable[[], Any], *, pool: Any = None, stream: Any = None) 
 
 
 class GraphRecorder:
-    """Records on a GPU where `enabled`; elsewhere it calls the function. `state` is what a pass advances."""
+    """Records on a GPU if `enabled`; otherwise it calls the function. `state` is advanced by a pass."""
 
     def __init__(self, *, enabled: bool, state: Callable[[], Tensor]) -> None:
         self.enabled = enabled
@@ -41,13 +41,12 @@ class GraphRecorder:
         self._recordings: dict[Hashable, Recording] = {}
         self._uses: Counter[Hashable] = Counter()
         self.seconds = 0.0
-        """Spent on recording."""
+        """Seconds spent on recording."""
         self._pool: Any = None
 
     def run(self, key: Hashable, compute: Callable[[], Tensor], *, after: int = 0) -> Tensor:
-        """The result; a recorded one is written over by the next pass of its key.
-
-        The first `after` passes of a key are not recorded: a recording takes as long as three passes.
+        """Return the result; a recorded one is overwritten by the next pass of its key. The first `after`
+        passes of a key are not recorded: a recording takes as long as three passes.
         """
         self._uses[key] += 1
         if not self.enabled or self._uses[key] <= after:
@@ -76,7 +75,7 @@ class GraphRecorder:
         self._pool = None
 
     def _record(self, compute: Callable[[], Tensor]) -> Recording:
-        """Warm up on a stream of its own, then record. The warm-ups write what the pass will write again."""
+        """Warm up on a separate stream, then record. The warm-ups write what the pass will write again."""
         state = self._state()
         before = state.clone()
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 FEW_TOKENS = 512
-"""A CPU looks at the likeliest first: sorting a whole vocabulary costs as much as a model's step."""
+"""A CPU checks the likeliest first: sorting a whole vocabulary costs as much as a model's step."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature 0 is greedy; `top_k` 0 keeps all tokens. `first_row` is the first prompt's place in a batch
-    that was cut in pieces."""
+    """Temperature 0 is greedy; `top_k` 0 keeps all tokens. `first_row` is the first prompt's index in a batch
+    that was split.
+    """
 
     max_new_tokens: int
     temperature: float = 0.0
@@ -62,7 +63,9 @@ class RowSampling:
 
 
 def choose_tokens(logits: Tensor, rows: Sequence[RowSampling | None], steps: Sequence[int]) -> Tensor:
-    """A token for each row of logits. `steps` counts the tokens that each has; rows of None do not matter."""
+    """Choose a token for each row of logits. `steps` counts the tokens of each row; rows that are None are
+    ignored.
+    """
     likeliest = logits.argmax(dim=-1)
     drawn = [row for row in rows if row is not None and not row.is_greedy]
     if not drawn:
@@ -95,7 +98,9 @@ def choose_tokens(logits: Tensor, rows: Sequence[RowSampling | None], steps: Seq
 
 
 def _draw(probabilities: Tensor, numbers: Tensor) -> Tensor:
-    """The first place whose cumulative probability exceeds the random number; never one of probability 0."""
+    """Return the first index whose cumulative probability exceeds the random number; never one of probability
+    0.
+    """
     with any_order(probabilities):
         reached = probabilities.cumsum(dim=-1)
     index = torch.searchsorted(reached, numbers * reached[:, -1:], right=True)
@@ -128,10 +133,8 @@ def _likeliest(
 
 @contextmanager
 def any_order(operand: Tensor) -> Iterator[None]:
-    """Operations on this tensor may add up in any order within, which is all that drawing a token needs.
-
-    Where a process asks for kernels that add up in the same order every time, torch refuses all others. On a
-    GPU the cumulative sum is one of them.
+    """Operations on this tensor may sum in any order inside, which suffices for sampling a token. In
+    deterministic mode, torch refuses all such operations, and the cumulative sum on a GPU is one of them.
     """
     if not operand.is_cuda or not torch.are_deterministic_algorithms_enabled():
         yield
@@ -145,14 +148,14 @@ def any_order(operand: Tensor) -> Iterator[None]:
 
 
 class TokenConstraint(Protocol):
-    """Decides which tokens may come next. Never raises: it lets the answer end instead."""
+    """Decides which tokens may come next. Never raises: it ends the answer instead."""
 
     def allowed(self, vocabulary: int) -> Tensor:
         """Which tokens may come next, as booleans; at least one."""
         ...
 
     def advance(self, token: int) -> None:
-        """The token that came."""
+        """Advance by a token."""
         ...
 
 
@@ -165,7 +168,9 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass
 class TokenOptions:
-    """`logprobs` asks for the log-probabilities of this many tokens in each place, besides the chosen one."""
+    """`logprobs` requests the log-probabilities of this many tokens at each position, besides the chosen
+    one.
+    """
 
     constraint: TokenConstraint | None = None
     logprobs: int | None = None
@@ -189,7 +194,7 @@ def apply_constraints(logits: Tensor, rows: Sequence[TokenOptions | None]) -> Te
 
 
 def wants_own_logprobs(row: TokenOptions | None) -> bool:
-    """Whether only the log-probability of the chosen token is asked for, as in training."""
+    """Whether only the log-probability of the chosen token is requested, as in training."""
     return row is not None and row.logprobs == 0
 
 
@@ -216,7 +221,7 @@ def note_top_logprobs(logits: Tensor, next_tokens: Tensor, rows: Sequence[TokenO
 
 
 def note_logprobs(logits: Tensor, next_tokens: Tensor, rows: Sequence[TokenOptions | None]) -> None:
-    """All log-probabilities that rows ask for, at once."""
+    """Record all requested log-probabilities at once."""
     logprobs = chosen_logprobs(logits, next_tokens, rows)
     if logprobs is not None:
         note_own_logprobs(logprobs, rows)
@@ -261,13 +266,13 @@ class GenerationRequest:
         self.done = False
         self.error: BaseException | None = None
         self.launched = 0
-        """Tokens that are computed or being computed; a GPU runs ahead of what is known here."""
+        """Tokens that are computed or being computed; a GPU runs ahead of the host."""
         self._on_token = on_token
         self.options = options
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt and of what is computed after it, but the newest: its keys come next."""
+        """Tokens of the prompt and of the answer, except the newest, whose keys come next."""
         return len(self.prompt) + self.launched - 1
 
     @property
@@ -275,7 +280,9 @@ class GenerationRequest:
         return len(self.prompt) + self.most
 
     def take(self, token: int, stop: frozenset[int]) -> bool:
-        """The next token; whether the answer ended now: at a stop token, the limit, or by its listener."""
+        """Take the next token; returns whether the answer ended: at a stop token, the limit, or by its
+        listener.
+        """
         if self.done:
             return False
         if self.options is not None and self.options.constraint is not None:

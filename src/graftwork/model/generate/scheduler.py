@@ -42,7 +42,7 @@ class SlotScheduler(Generic[R]):
 
     @property
     def used(self) -> int:
-        """Slots up to the last that runs."""
+        """Slots up to the last one that is running."""
         return max((slot + 1 for slot, row in enumerate(self._rows) if row is not None), default=0)
 
     @property
@@ -55,7 +55,7 @@ class SlotScheduler(Generic[R]):
 
     @property
     def group(self) -> Hashable:
-        """The group of those that run."""
+        """The group that is running."""
         return self._group
 
     def submit(self, request: R) -> None:
@@ -69,7 +69,7 @@ class SlotScheduler(Generic[R]):
         return dropped
 
     def admit(self) -> list[tuple[int, R]]:
-        """Give free slots to those that wait, the oldest first. None overtakes one of another group."""
+        """Assign free slots to waiting requests, oldest first. None overtakes one of another group."""
         admitted: list[tuple[int, R]] = []
         free = [slot for slot, row in enumerate(self._rows) if row is None and slot < self.limit]
         for slot in free:
@@ -91,7 +91,7 @@ class SlotScheduler(Generic[R]):
         return next((slot for slot, row in enumerate(self._rows) if row is request), None)
 
     def compact(self, *, to: int | None = None) -> list[tuple[int, int]]:
-        """Move the last rows into free slots until all are in the first `to`: from where, and to where."""
+        """Move the last rows into free slots until all are in the first `to`; returns the moves."""
         limit = self.running if to is None else max(to, self.running)
         moves: list[tuple[int, int]] = []
         while (used := self.used) > limit:
@@ -101,7 +101,7 @@ class SlotScheduler(Generic[R]):
         return moves
 
     def clear(self) -> list[R]:
-        """Forget all; which they were."""
+        """Forget all requests, and return them."""
         forgotten = [row for row in self._rows if row is not None] + list(self._waiting)
         self._rows = [None] * len(self._rows)
         self._waiting.clear()
@@ -109,7 +109,7 @@ class SlotScheduler(Generic[R]):
 
 
 SHORTEST = 16
-"""Beginnings shorter than this are computed again: a copy costs a launch for each row."""
+"""Shorter prefixes are recomputed: a copy costs a launch for each row."""
 
 
 class SlotContents:
@@ -129,7 +129,7 @@ class SlotContents:
         self._contents = [None] * len(self._contents)
 
     def find(self, adapter: str | None, prompt: Sequence[int]) -> tuple[int, int]:
-        """The slot with the longest common beginning, and its length; 0 if there is none worth it."""
+        """Return the slot with the longest common prefix, and its length; 0 if none is worth it."""
         best, longest = 0, 0
         for slot, content in enumerate(self._contents):
             if content is not None and content[0] == adapter:
@@ -141,7 +141,7 @@ class SlotContents:
 
 
 def common_length(prompts: Sequence[Sequence[int]]) -> int:
-    """How many first tokens all prompts share, leaving at least one to each; 0 if it is hardly any."""
+    """Return how many first tokens all prompts share, leaving at least one to each; 0 if too few."""
     limit = min(map(len, prompts)) - 1
     shared = limit
     for prompt in prompts[1:]:
@@ -157,13 +157,13 @@ def _matching(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 MOST_ROWS = 256
-"""More rows answer hardly more per second: by then the products keep the GPU busy."""
+"""Beyond this, more rows hardly increase throughput: the products keep the GPU busy."""
 SHARE = 0.8
 """Share of the free memory to use; the rest is lost to fragmentation."""
 HALF = 2
 """Bytes of a number in 16 bits."""
 UNKNOWN_SHAPE_ROWS = 32
-"""For a decoder whose measures cannot be read; an out-of-memory error halves it."""
+"""Rows for a decoder whose sizes are unknown; an out-of-memory error halves them."""
 PREFILL_TOKENS = 8192
 """Tokens of prompts that are read in one pass, padding included."""
 RECORDED_PREFILLS = (32, 64, 128, 256, 512)
@@ -175,17 +175,17 @@ COLUMNS = 64
 
 @dataclass(frozen=True)
 class DecoderSizes:
-    """`most` rows run at once. `padded` is for recorded passes, which come in few sizes."""
+    """`most` rows run at once. `padded` is for recorded passes, which have a few sizes."""
 
     most: int = MOST_ROWS
     padded: bool = False
 
     def rows(self, rows: int) -> int:
-        """Rows of a token pass: a power of two where it is recorded."""
+        """Rows of a token pass: a power of two if it is recorded."""
         return min(1 << max(rows - 1, 0).bit_length(), self.most) if self.padded else rows
 
     def columns(self, columns: int) -> int:
-        """Columns that a pass reads, where it needs this many."""
+        """Columns that a pass reads, if it needs this many."""
         if not self.padded:
             return columns
         power = 1 << max(columns - 1, 0).bit_length()
@@ -197,7 +197,7 @@ class DecoderSizes:
         return self.rows(min(rows, self.most)), self.columns(columns)
 
     def token_columns(self, now: int, final: int) -> int:
-        """Columns of the next token passes, where `now` are needed and `final` will be."""
+        """Columns of the next token passes, if `now` are needed and `final` will be."""
         return self.columns(min(final, 2 * now))
 
     def token_runs(self, prompt: int, answer: int) -> Iterator[tuple[int, int]]:
@@ -218,14 +218,13 @@ class DecoderSizes:
 
 
 def allocated_columns(columns: int) -> int:
-    """Columns that a cache has for this many, with the one for padding."""
+    """Columns that a cache allocates for this many, with the one for padding."""
     return -(-(columns + 1) // COLUMNS) * COLUMNS
 
 
 def cut_prompts(lengths: Sequence[int]) -> list[list[int]]:
-    """The places of prompts that are read in one pass: of like length together, the longest first.
-
-    A prompt that is longer than a pass is alone, and is read in pieces.
+    """Group the prompts that are read in one pass: of similar length, longest first. A prompt that is longer
+    than a pass is alone, and is read in pieces.
     """
     parts: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
@@ -236,7 +235,7 @@ def cut_prompts(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def rows_that_fit(config: Any, *, prompt_tokens: int, new_tokens: int, free_bytes: int) -> int:
-    """In 16 bits; a usual number where the configuration names its measures in a way of its own."""
+    """Return the rows that fit in 16 bits; a default if the configuration names its sizes differently."""
     heads = _number(config, "num_attention_heads")
     hidden, layers = _number(config, "hidden_size"), _number(config, "num_hidden_layers")
     if heads is None or hidden is None or layers is None:
@@ -254,7 +253,7 @@ def rows_that_fit(config: Any, *, prompt_tokens: int, new_tokens: int, free_byte
 
 
 def _number(config: Any, name: str) -> int | None:
-    """A positive number, or the largest of one for each layer."""
+    """A positive number, or the largest of one per layer."""
     try:
         configured = getattr(config, name, None)
     except Exception:  # some configurations refuse a name that differs from layer to layer

@@ -87,7 +87,7 @@ def _prepare(work: OpenProject, _outputs: StepOutputs) -> PreparedData:
 
 
 def _is_there(_work: OpenProject, prepared: PreparedData) -> bool:
-    """Whether the files are there; what is in them is checked when they are read."""
+    """Return whether the files exist; their content is checked when they are read."""
     folders = [Path(folder) for folder in prepared.folders.values()]
     return all((folder / MANIFEST).exists() for folder in folders) and all(
         (Path(prepared.folder) / shard.file).exists() for shard in list_files(prepared.dataset)

@@ -98,7 +98,7 @@ def prepare_asking(
     subjects: Sequence[str] | None = None,
     shards: int = 1,
 ) -> Asking:
-    """What all subjects share; the prompt of the prompted base only where that one is asked."""
+    """What all subjects share; the prompt of the prompted base only if that is asked."""
     subject_names = subjects
     if subject_names is None:
         subject_names = (*work.settings.evaluate.subjects, *subjects_by_settings(work))
@@ -111,7 +111,7 @@ def prepare_asking(
 
 
 def line_up(work: OpenProject, *, asking: Asking, outcome: TrainOutcome) -> Lineup:
-    """Base and adapter; the champion where there is another one; who the settings name; the log."""
+    """Base and adapter; the champion if there is another one; the subjects in the settings; the log."""
 
     def resolved(subject: NamedSubject) -> Subject:
         return resolve_subject(work, subject, asking=asking, outcome=outcome)
@@ -147,7 +147,7 @@ def line_up(work: OpenProject, *, asking: Asking, outcome: TrainOutcome) -> Line
 
 
 def put_cases(work: OpenProject, cases: tuple[Case, ...]) -> Path:
-    """The file that the workers read the cases from, named by what is in it."""
+    """Write the file that the workers read the cases from, named by its content."""
     path = work.project.evaluations / f"cases-{hash_cases(cases)[:12]}.jsonl"
     write_cases(path, cases=cases)
     return path
@@ -190,13 +190,13 @@ def measure_lineup(
 
 
 def _champion_of(work: OpenProject, adapter_hash: str) -> str | None:
-    """The release that serves now, unless it is this very adapter."""
+    """The release that serves at present, unless it is this very adapter."""
     champion = find_champion(work, unlike=adapter_hash)
     return champion.id if champion is not None else None
 
 
 def _answers_are_there(work: OpenProject, evaluated: Evaluated) -> bool:
-    """Whether the answers are, and no other champion serves than the one that was compared with."""
+    """Return whether the answers exist, and the champion is still the one that was compared with."""
     files = [Path(folder) / GENERATION_FILE for folder in evaluated.folders.values()]
     if not all(path.exists() for path in (*files, Path(evaluated.cases_file))):
         return False
@@ -207,7 +207,7 @@ def _answers_are_there(work: OpenProject, evaluated: Evaluated) -> bool:
 
 
 def _evaluation_depends_on(work: OpenProject, _outputs: StepOutputs) -> Any:
-    """The settings, and what the project's custom metrics say now: they are code next to graft.yaml."""
+    """The settings, and the code of the project's custom metrics, which is next to graft.yaml."""
     settings = work.settings.evaluate
     inputs = settings.model_dump(mode="json")
     own_metrics = [check.metric for check in settings.checks if is_own(check.metric)]
@@ -246,7 +246,7 @@ def _gate(work: OpenProject, outputs: StepOutputs) -> Verdict:
 
 
 def gather_candidate(work: OpenProject, outputs: StepOutputs) -> GateCandidate:
-    """All that the gate looks at: the report with the champion in it, the rules, how training went."""
+    """Gather the gate's inputs: the report with the champion in it, the rules, how training went."""
     report, outcome = outputs.get("evaluate", Evaluated).report, outputs.get("train", TrainOutcome)
     champion = Champion(None)
     if _asks_champion(work):
@@ -264,7 +264,9 @@ def gather_candidate(work: OpenProject, outputs: StepOutputs) -> GateCandidate:
 def record_verdict(
     work: OpenProject, outputs: StepOutputs, judged: GateCandidate, verdict: Verdict
 ) -> Verdict:
-    """The verdict, with a note where the rules changed since. What was judged is kept: releases prove it."""
+    """Store the verdict, with a note if the rules changed since. Its evidence is stored: releases prove
+    it.
+    """
     outcome = outputs.get("train", TrainOutcome)
     keep_report(work, outcome.adapter_hash, judged.report)
     verdict = with_changes(verdict, judged, note_rules(work, outcome.run_id, stage="judged"))

@@ -65,12 +65,12 @@ def plan_identity(plan: Plan) -> str:
 
 
 def run_id_of(plan: Plan) -> str:
-    """The same plan is the same run, so it is resumed."""
+    """The same plan means the same run, so it is resumed."""
     return plan_identity(plan)[:12]
 
 
 def note_done(work: OpenProject, run_id: str) -> TrainOutcome:
-    """Note that a run is done: its outcome is in its folder, wherever it was trained."""
+    """Record that a run is done: its outcome is in its folder, wherever it was trained."""
     outcome = TrainOutcome.from_json((work.project.runs / run_id / OUTCOME).read_bytes())
     work.runs.update(run_id, state="done", when=timestamp(), outcome=outcome.model_dump(mode="json"))
     return outcome
@@ -81,7 +81,7 @@ def starts_from_main(work: OpenProject) -> bool:
 
 
 def find_start_adapter(work: OpenProject) -> StartAdapter | None:
-    """The adapter that this model's training starts from, if it was asked for."""
+    """The adapter that this model's training starts from, if one is configured."""
     start_from = work.settings.train.start_from
     if start_from is None:
         return None
@@ -113,9 +113,8 @@ def plan_for(
     ahead: "WorkAhead | None" = None,
     forked: bool = False,
 ) -> Plan:
-    """The plan of the run on this device, which may be another machine's. Raises where it does not fit.
-
-    `forked`: its process comes from one that has done the imports.
+    """Plan the run on this device, which may be another machine's. Raises if it does not fit. `forked`: its
+    process is forked from one with the imports done.
     """
     prepared = outputs.get("prepare", PreparedData)
     dataset, settings = prepared.dataset, work.settings.train
@@ -186,18 +185,18 @@ def repeated_steps(settings: TrainSettings) -> int | None:
 
 
 class WorkAhead(NamedTuple):
-    """What a run has to go through; the same on every device."""
+    """Work of a run; the same on every device."""
 
     load: Workload
     steps: int
     trunk: TrunkTokens
-    """What frozen blocks would have to read."""
+    """Tokens that frozen blocks would have to read."""
 
 
 def _as_on_cpu(
     work: OpenProject, ahead: WorkAhead, shape: ModelShape, *, device: DeviceFacts, dtype: str
 ) -> WorkAhead:
-    """The work with how the step that is written for CPUs does it, where the run takes that step."""
+    """The work with the options of the step that is written for CPUs, if the run uses that step."""
     settings = work.settings.train
     if why_plain_step(settings, shape, device="cpu", precision=dtype) is not None:
         return ahead
@@ -220,7 +219,7 @@ def _as_on_cpu(
 
 
 def measure_work(work: OpenProject, prepared: PreparedData, shape: ModelShape) -> WorkAhead:
-    """The rows as often as they will be trained on, by the function that the trainer asks too."""
+    """Count the rows as often as they will be trained on, with the trainer's own function."""
     folder, settings = Path(prepared.folder), work.settings.train
     rollouts = None
     if settings.objective == "grpo":
@@ -248,7 +247,7 @@ def measure_work(work: OpenProject, prepared: PreparedData, shape: ModelShape) -
 def count_work(
     rows: Sequence[Row], settings: TrainSettings, shape: ModelShape, *, validation_tokens: int
 ) -> WorkAhead:
-    """What training on these rows has to go through."""
+    """Count the work of training on these rows."""
     steps = plan_steps(rows, settings=settings)
     visits = [rows[index] for step in steps for index in step]
     # Epochs differ only where a weight has a fraction; then the whole run counts as one.
@@ -285,8 +284,9 @@ def count_work(
 
 
 def rows_of_pairs(rows: Sequence[Row], render: Render) -> list[Row]:
-    """Two rows for each pair that is trained on, both of its mean length: batches are made of whole pairs, so
-    the longest rows of all are not those of one batch."""
+    """Return two rows for each pair, both of its mean length: batches consist of whole pairs, so the longest
+    rows of all are not in one batch.
+    """
     pairs, _ = make_pairs(rows, render)
     require_pairs(len(pairs), rows=len(rows))
     half_rows: list[Row] = []
@@ -299,7 +299,7 @@ def rows_of_pairs(rows: Sequence[Row], render: Render) -> list[Row]:
 
 
 def describe_adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
-    """The shape of what is learned: AdapterShape as JSON."""
+    """The shape of what is trained: AdapterShape as JSON."""
     adapter = AdapterShape(
         rank=settings.rank,
         alpha=settings.alpha,
@@ -315,13 +315,13 @@ def describe_adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, An
 
 
 def _started_from(work: OpenProject) -> dict[str, dict[str, str]]:
-    """What the adapter starts from: another start is another run."""
+    """What the adapter starts from: another start makes another run."""
     start = find_start_adapter(work)
     return {} if start is None else {"started_from": start.identity}
 
 
 def _evaluation_during(work: OpenProject) -> dict[str, Any]:
-    """How answers are asked for and read during training: it decides when a run ends, and with what."""
+    """How answers are generated and graded during training: it decides when a run ends, and with what."""
     during, evaluate = work.settings.train.eval, work.settings.evaluate
     if during.every is None or during.metric in (LOSS, REWARD):
         return {}

@@ -92,10 +92,9 @@ def _release(work: OpenProject, outputs: StepOutputs) -> Release:
 
 
 def find_parent(work: OpenProject, lineage: Lineage, settings: Mapping[str, Any]) -> str | None:
-    """The release that is live; the one before it if the live one was made of exactly this.
-
-    That is so if the step is done again after it was killed: it must come to the same release. The same
-    adapter with another verdict or other settings is a release of its own.
+    """The release that is live; the one before it if the live one was made from exactly this. That is so if
+    the step is repeated after it was killed: it must produce the same release. The same adapter with another
+    verdict or other settings is a separate release.
     """
     live = work.releases.aliases().get(full_alias(work))
     if live is None:
@@ -108,7 +107,7 @@ def find_parent(work: OpenProject, lineage: Lineage, settings: Mapping[str, Any]
 
 
 def _depends_on(work: OpenProject, _outputs: StepOutputs) -> dict[str, Any]:
-    """Retention settings do not make another release; the alias that it gets first is a step of its own."""
+    """Retention settings do not change the release; the alias that it gets first is a separate step."""
     settings = work.settings.release.model_dump(mode="json", exclude={"keep_last", "keep_days", "store"})
     return settings if work.publish_to is None else {**settings, "publish_to": work.publish_to}
 
@@ -140,13 +139,13 @@ class Tried(Record):
     capture_id: str
     captured_reply: str
     seconds: float
-    """Until the whole answer was there, with all other questions asked at the same time."""
+    """Until the complete answer, with all other questions asked at the same time."""
 
 
 class TryOut(Record):
     tried: tuple[Tried, ...]
     seconds: dict[str, float] = {}
-    """Until the endpoint answered, of all answers, and until it had stopped."""
+    """Until the endpoint answered, for all answers, and until it had stopped."""
 
 
 def _try_out(work: OpenProject, outputs: StepOutputs) -> TryOut:
@@ -228,9 +227,8 @@ def _try_out(work: OpenProject, outputs: StepOutputs) -> TryOut:
 
 
 def _choose_cases(evaluated: Evaluated) -> tuple[Case, ...]:
-    """Cases worth looking at: where the adapter gained most, of every kind of case there is.
-
-    Cases are of one kind when the same metrics apply to them: answers are one, refusals another.
+    """Choose cases worth looking at: those with the largest gain, of every kind of case. Cases are of one
+    kind if the same metrics apply to them: answers are one, refusals another.
     """
     before, after = evaluated.report.baseline.metrics, evaluated.report.candidate.metrics
     graded = [name for name in after if name in before and after[name].kind == "rate"]

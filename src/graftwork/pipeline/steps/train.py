@@ -166,7 +166,7 @@ def _train(work: OpenProject, job: TrainJob) -> float:
 
 
 class WorkerMessages:
-    """What the worker of a run has to say from now on."""
+    """Messages from the worker of a run from now on."""
 
     def __init__(self, folder: Path) -> None:
         self._journal = Journal(folder / MESSAGES)
@@ -180,7 +180,7 @@ class WorkerMessages:
 
 @contextmanager
 def stall_watcher(work: OpenProject, job: TrainJob) -> Iterator[StallWatcher]:
-    """Sends alerts about stalls and failures as the settings say; waits for their delivery at the end."""
+    """Sends alerts about stalls and failures as configured; waits for their delivery at the end."""
     alerts = work.settings.train.run.alerts
     with Alarm(
         Path(job.folder),
@@ -224,7 +224,7 @@ LEAST_SHARE = 0.6
 
 
 def as_replanned(job: TrainJob) -> TrainJob:
-    """The job as an earlier attempt at this run had to change it."""
+    """Return the job with the changes of an earlier attempt at this run."""
     path = Path(job.folder) / REPLANNED
     if not path.exists():
         return job
@@ -236,7 +236,7 @@ def as_replanned(job: TrainJob) -> TrainJob:
 
 
 def replan(work: OpenProject, job: TrainJob, exhausted: OutOfMemory, alarm: Alarm) -> TrainJob | None:
-    """Remember what was measured; half the rows at a time, or a GPU's limit a little lower."""
+    """Record what was measured; halve the rows per micro-batch, or lower a GPU's limit a little."""
     measured = exhausted.figures.get("peak_memory_gib")
     if measured is not None:
         # Next to the plans of finished runs, so that the next plan can use it. The failed allocation is part
@@ -260,7 +260,7 @@ def replan(work: OpenProject, job: TrainJob, exhausted: OutOfMemory, alarm: Alar
 
 
 def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
-    """The job with less at a time, what is remembered of that, and a description."""
+    """Return the job with smaller micro-batches, the record of that, and a description."""
     tuning = job.plan.tuning
     if tuning is not None:
         # On a GPU, blocks store fewer activations; if they already store none, nothing can be reduced.
@@ -280,7 +280,7 @@ def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
 
 
 def recomputes(job: TrainJob) -> bool:
-    """Whether blocks keep only their input already."""
+    """Whether blocks save only their input already."""
     mode, planned = job.keeping.get(CHECKPOINTING, "auto"), job.plan.plain
     return mode == "on" or (mode == "auto" and planned is not None and planned.checkpointed)
 

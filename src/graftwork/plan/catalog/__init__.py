@@ -37,7 +37,7 @@ class CatalogRow(NamedTuple):
         return self.cells.get(column, "")
 
     def number(self, column: str, *, above: float | None = None) -> float:
-        """What the cell holds; it must be a number, not below 0, and more than `above`."""
+        """Parse a cell as a number: not below 0, and more than `above`."""
         value = self.number_or_none(column)
         if value is None or (above is not None and value <= above):
             limit = f" above {above:g}" if above is not None else ""
@@ -80,12 +80,12 @@ class CatalogRow(NamedTuple):
         )
 
     def values(self, columns: "ColumnParsers") -> dict[str, Any]:
-        """By column; optional ones that are empty are left out."""
+        """Values by column; empty optional ones are left out."""
         filled = {column: read for column, read in columns.optional.items() if self.text(column)}
         return {column: read(self, column) for column, read in (columns.needed | filled).items()}
 
     def build(self, make: Callable[[dict[str, Any]], Built], columns: "ColumnParsers") -> Built:
-        """What `make` makes of its values; one that its record refuses is named with its place."""
+        """Build a record with `make`; an invalid one is reported with its location."""
         try:
             return make(self.values(columns))
         except ValidationError as refused:
@@ -105,7 +105,7 @@ SOURCE = {"source": text, "dated": text}
 
 
 class ColumnParsers(NamedTuple):
-    """What a table's file must and may hold, with how each cell is read; and the key of its rows."""
+    """Required and optional columns of a table's file, with their parsers; and the key of its rows."""
 
     needed: dict[str, Callable[[CatalogRow, str], Any]]
     optional: dict[str, Callable[[CatalogRow, str], Any]]
@@ -113,7 +113,7 @@ class ColumnParsers(NamedTuple):
 
 
 def read_table(name: str, columns: ColumnParsers, *, overlay: Path | None = None) -> tuple[CatalogRow, ...]:
-    """The rows that came with the package, less those that the team's own replace, then these."""
+    """The rows of the package, without those that the team's own replace, then the team's."""
     rows = _read(SHIPPED / f"{name}.csv", columns)
     stated = os.environ.get(OVERLAY_VARIABLE)
     folder = overlay or (Path(stated).expanduser() if stated else None)
@@ -146,7 +146,7 @@ def row_key(row: CatalogRow, columns: ColumnParsers) -> tuple[str, ...]:
 
 
 def normalize(name: str) -> str:
-    """A name without what people write differently: case, spaces, dashes, the maker's name, "GB"."""
+    """Normalize a name: case, spaces, dashes, the maker's name, "GB"."""
     bare = _FILLERS.sub(" ", name.lower().replace("_", " "))
     plain = re.sub(r"[^a-z0-9.]", "", bare)
     return re.sub(r"(?<=\d)gi?b(?![a-z])", "", plain)
@@ -192,7 +192,7 @@ Thing = TypeVar("Thing")
 
 
 def find_named(name: str, things: Mapping[str, tuple[Thing, Iterable[str]]], *, kind: str, fix: str) -> Thing:
-    """The one called so, or by one of its other names; a mistake that offers the nearest ones otherwise."""
+    """Find a row by its name or an alias; otherwise raise an error that suggests the nearest ones."""
     title_by_name: dict[str, str] = {}
     for title, (_, aliases) in things.items():
         title_by_name[normalize(title)] = title

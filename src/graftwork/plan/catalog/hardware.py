@@ -50,16 +50,17 @@ CPU_COLUMNS = ColumnParsers(
     key=("name",),
 )
 GUESSED = "guessed from the number of threads"
-"""The source of a CPU that no catalog knows."""
+"""The source of a CPU that is not in the catalog."""
 GUESSED_GFLOPS_PER_THREAD = 35.0
 """Float32: half a core of 32 operations per clock at 2.5 GHz; two shared threads of an EPYC gave 57."""
 GUESSED_GB_S_PER_THREAD = 10.0
 GUESSED_MOST_GB_S = 80.0
-"""What a thread reads, and what two channels give to however many."""
+"""Memory bandwidth per thread, and the most that two channels provide."""
 GUESSED_WATTS_PER_THREAD = 15.0
 USUAL_RAM_GIB = 64.0
-"""Host memory of a machine that is named by its GPU or CPU alone, in every plan alike. This machine's
-own memory says nothing about another one."""
+"""Host memory of a machine that is named by its GPU or CPU alone, in every plan alike. This machine's own
+memory is irrelevant to another one.
+"""
 _COUNTED = re.compile(r"(\d{1,4})[\s-]*(cores?|threads?|v?cpus?)", re.IGNORECASE)
 THREADS_PER_CORE = 2
 OWN_FILE = "or put it into your own {}.csv and name its folder with `--catalog` or GRAFT_CATALOG"
@@ -87,7 +88,7 @@ def find_cpu(name: str, *, overlay: Path | None = None) -> Cpu:
 
 
 def guess_cpu(name: str, *, threads: int) -> Cpu:
-    """A CPU of which only the threads are known: right within a factor of two."""
+    """Guess a CPU from its number of threads: right within a factor of two."""
     return Cpu(
         name=name,
         cores=threads,
@@ -109,7 +110,7 @@ def list_cpus(*, overlay: Path | None = None) -> tuple[Cpu, ...]:
 
 @cache
 def default_rates() -> StepRates:
-    """The rates that settings are ranked by where the GPU is unknown: an H200's."""
+    """Rates by which settings are ranked if the GPU is unknown: an H200's."""
     return rates_of(find_gpu("H200"))
 
 

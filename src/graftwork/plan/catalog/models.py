@@ -55,7 +55,7 @@ CONFIG_KEYS = {
     "tied_embeddings": "tie_word_embeddings",
     "max_positions": "max_position_embeddings",
 }
-"""How config.json calls what a column holds."""
+"""config.json's names for the columns."""
 
 
 MOST_OUTSIDE = 1.5
@@ -63,7 +63,7 @@ MOST_OUTSIDE = 1.5
 
 
 class CatalogModel(Record):
-    """A model that can be planned for: what it is called, its sizes, and who says so."""
+    """A model that can be planned for: its names, its sizes, and their source."""
 
     name: str
     hf_id: str
@@ -117,7 +117,7 @@ def find_model(name_or_path: str | Path, *, overlay: Path | None = None) -> Cata
 
 
 def require_dense(model: CatalogModel) -> None:
-    """Refuse experts: engines that serve them differ in what they quantize and how they spread tokens."""
+    """Refuse experts: serving engines differ in what they quantize and how they distribute tokens."""
     inside = sum(inputs * outputs for inputs, outputs in linear_sizes(model.shape).values())
     if layer_parameters(model.shape) > MOST_OUTSIDE * inside:
         raise UserError(

@@ -39,9 +39,9 @@ COLUMNS = ColumnParsers(
 _ROUTE = re.compile(
     r"^(?:[a-z0-9_-]+[/])+|^(?:[a-z]{2,4}\.)?(?:anthropic|openai|google|meta|mistral)\.", re.I
 )
-"""How routers and clouds name the provider: `openrouter/openai/`, `us.anthropic.`."""
+"""Prefixes by which routers and clouds name the provider: `openrouter/openai/`, `us.anthropic.`."""
 _VERSION = re.compile(r"(?:-v\d+(?::\d+)?|[@-]?(?:20\d{6}|20\d{2}-\d{2}-\d{2})|-latest|-preview|:\w+)$")
-"""How a dated snapshot of a model ends: `-2024-07-18`, `-20241022-v2:0`, `-latest`."""
+"""Suffixes of a dated snapshot of a model: `-2024-07-18`, `-20241022-v2:0`, `-latest`."""
 
 
 def list_token_prices(*, overlay: Path | None = None) -> tuple[TokenPrice, ...]:
@@ -49,7 +49,7 @@ def list_token_prices(*, overlay: Path | None = None) -> tuple[TokenPrice, ...]:
 
 
 def index_prices(prices: tuple[TokenPrice, ...]) -> Mapping[str, TokenPrice]:
-    """By every normalized name that a price has."""
+    """Index by every normalized name of a price."""
     by_name: dict[str, TokenPrice] = {}
     for price in prices:
         for name in (price.model, *price.aliases):
@@ -114,7 +114,7 @@ def list_offers(*, overlay: Path | None = None) -> tuple[Offer, ...]:
 
 
 def as_commitment(offer: Offer) -> Offer | None:
-    """The reserved price of an offer as what it is: all hours of a month, paid whether used or not."""
+    """Convert the reserved price of an offer: all hours of a month, paid whether used or not."""
     if not offer.reserved_usd_per_hour:
         return None
     term = f"reserved for {offer.reserved_term}" if offer.reserved_term else "reserved"
@@ -148,7 +148,7 @@ def is_stale(dated: str, *, today: date) -> bool:
 
 
 def real_spot(usual: float | None, spot: float | None) -> float | None:
-    """A spot price below the usual one. Lists repeat the usual price, or say 0, where there is no spot."""
+    """A spot price below the usual one. Lists repeat the usual price, or say 0, if there is no spot."""
     if not spot or (usual is not None and spot >= usual):
         return None
     return spot

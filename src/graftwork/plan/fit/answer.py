@@ -184,7 +184,7 @@ def _about_the_step(question: FitQuestion, candidate: FitCandidate) -> list[str]
 
 
 def _about_the_machine(question: FitQuestion, candidate: FitCandidate) -> list[str]:
-    """About GPUs that share the run, and about what waits in host memory."""
+    """About GPUs that share the run, and about data in host memory."""
     gpus, used = question.machine.gpus, candidate.way.shared.gpus
     reasons = []
     if question.machine.gpu is not None and used < gpus:
@@ -292,7 +292,7 @@ def _shorter(question: FitQuestion, *, rates: StepRates | None, level: Level) ->
     """The longest rows that fit, to 64 tokens."""
 
     def has_room(tokens: int) -> bool:
-        """Our own step is asked by its formula first: the search is the same, and slow."""
+        """Check our own step by its formula first: the search is the same, and slow."""
         shorter = cut_at(question, tokens)
         own_step = takes_own_step(shorter)
         if own_step and may_fit(shorter, spread=RESERVED_SPREAD[level]):
@@ -342,7 +342,7 @@ def _smaller_model(question: FitQuestion, *, rates: StepRates | None, level: Lev
     room = gpu_room(question, gpus=1).value * GIB
 
     def shared_name(model: CatalogModel) -> int:
-        """How many words of its name a model shares with the asked one."""
+        """How many words of its name a model shares with the requested one."""
         ours, theirs = question.model.lower().split("-"), model.name.lower().split("-")
         return next(
             (index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs)
@@ -391,9 +391,8 @@ def fit(
     level: Level | None = None,
     advise: bool = True,
 ) -> FitAnswer:
-    """`correction` is a traced peak over the computed one of the same setup.
-
-    Without `advise`, neither remedies nor other engines are tried: for callers with many questions.
+    """Answer a question. `correction` is a traced peak over the computed one of the same setup. Without
+    `advise`, neither remedies nor other engines are tried: for callers with many questions.
     """
     ways = ways_of(question)
     if len(ways) == 1:
@@ -475,7 +474,7 @@ def steps_of(question: FitQuestion) -> int:
 
 
 def level_of(question: FitQuestion, rates: StepRates | None) -> Level:
-    """How sure the figures are without a trace."""
+    """Confidence in the figures without a trace."""
     own_step = question.engine == "graft" and question.machine.gpus == 1 and why_plain(question) is None
     # graft's own step is counted tensor by tensor for every family that it computes.
     if question.machine.gpu is not None and memory_level(question.architecture) == "guessed" and not own_step:
@@ -484,8 +483,9 @@ def level_of(question: FitQuestion, rates: StepRates | None) -> Level:
 
 
 def ways_of(question: FitQuestion) -> tuple[FitQuestion, ...]:
-    """With preferences and reinforcement learning, `graft train` takes one GPU of several; TRL, with
-    transformers and PEFT, takes all of them."""
+    """With preferences and reinforcement learning, `graft train` uses one GPU of several; TRL, with
+    transformers and PEFT, uses all of them.
+    """
     shared = question.model_copy(update={"engine": "hf"})
     if question.algorithm == "sft" or question.machine.gpus <= 1:
         return (question,)
@@ -496,7 +496,7 @@ def ways_of(question: FitQuestion) -> tuple[FitQuestion, ...]:
 
 
 def compare_engines(best: FitAnswer, runner_up: FitAnswer, *, gpus: int) -> FitAnswer:
-    """The answer of the better engine, with the other one among those that were considered."""
+    """The answer of the better engine, with the other one among the alternatives."""
     alone = best.question.engine == "graft"
     names = ("graft train on one GPU", f"TRL on {gpus} GPUs")
     mine, rival_name = names if alone else reversed(names)
@@ -543,8 +543,9 @@ def weigh(
     rates: StepRates | None,
     correction: float = 1.0,
 ) -> tuple[FitCandidate, list[FitCandidate]]:
-    """The fastest that fits, computed tensor by tensor; else the one that lacks the least. And all that were
-    computed so."""
+    """The fastest that fits, computed tensor by tensor; else the one closest to fitting. And all that were
+    computed so.
+    """
 
     def exactly(one: FitCandidate) -> FitCandidate:
         if one.setup is None or rates is None:
@@ -575,7 +576,7 @@ def _minutes(step: Figure, steps: float, *, fixed: float) -> Figure:
 
 
 def _parts(candidate: FitCandidate, level: Level) -> dict[str, Figure]:
-    """The allocated bytes by what they are for, then what the allocator takes beyond them."""
+    """The allocated bytes by purpose, then the allocator's overhead."""
     spread = RESERVED_SPREAD[level]
     exact = ("weights", "adapters", "optimizer", "gradients")
     parts = {}
@@ -589,7 +590,9 @@ def _parts(candidate: FitCandidate, level: Level) -> dict[str, Figure]:
 
 
 def _late(question: FitQuestion, candidate: FitCandidate, level: Level) -> Figure:
-    """How likely a batch of long rows runs out after a good start, over what the peak may truly be."""
+    """Probability that a batch of long rows runs out of memory after a good start, over the range of the true
+    peak.
+    """
     room = gpu_room(question, gpus=candidate.way.shared.gpus).value * GIB
     lasting = sum(candidate.peak.parts.get(name, 0.0) for name in ("weights", "adapters", "optimizer"))
     rows = candidate.way.micro_rows if not candidate.way.own_step else 1
@@ -615,7 +618,7 @@ def _late(question: FitQuestion, candidate: FitCandidate, level: Level) -> Figur
 def _others(
     computed: Sequence[FitCandidate], question: FitQuestion, chosen: FitCandidate, level: Level
 ) -> tuple[Considered, ...]:
-    """The best of each kind that was not taken: those that fit by speed, then those that do not by need."""
+    """The best of each kind that was not chosen: those that fit by speed, then those that do not by need."""
     fitting = [item for item in computed if fits(item, question, level)]
     failing = [item for item in computed if not fits(item, question, level)]
     best: dict[str, FitCandidate] = {}
@@ -634,11 +637,11 @@ GRAFT, DEEPSPEED, ACCELERATE = "graft.train.yaml", "ds_config.json", "accelerate
 CLIPPING = 1.0
 BUCKET = 500_000_000
 LEARNING_RATES = {"full": 1e-5, "lora": 2e-4, "qlora": 2e-4, "dora": 2e-4}
-"""Usual ones, to start from; not a finding of ours."""
+"""Usual starting values; not a finding of ours."""
 
 
 def settings_files(answer: FitAnswer) -> dict[str, str]:
-    """All that can be written for this strategy."""
+    """All configuration files for this strategy."""
     files = {
         DEEPSPEED: json.dumps(deepspeed_config(answer), indent=2) + "\n",
         ACCELERATE: _yaml(accelerate_config(answer), title=_title(answer)),
@@ -660,7 +663,7 @@ def graft_sections(answer: FitAnswer) -> dict[str, Any]:
 
 
 def deepspeed_config(answer: FitAnswer) -> dict[str, Any]:
-    """DeepSpeed's configuration. Stage 0 if nothing is cut up: then it does what DDP does."""
+    """DeepSpeed's configuration. Stage 0 if nothing is sharded: then it is equivalent to DDP."""
     strategy, question = answer.strategy, answer.question
     gpus = gpus_of(answer)
     stage = {"zero2": 2, "zero3": 3, "fsdp2": 3}.get(strategy.sharding, 0)
@@ -688,7 +691,7 @@ def deepspeed_config(answer: FitAnswer) -> dict[str, Any]:
 
 
 def accelerate_config(answer: FitAnswer) -> dict[str, Any]:
-    """What `accelerate launch --config_file` takes."""
+    """Configuration for `accelerate launch --config_file`."""
     strategy, gpus = answer.strategy, gpus_of(answer)
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",

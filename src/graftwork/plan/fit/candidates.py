@@ -64,25 +64,26 @@ from graftwork.records.plan import (
 
 ALLOCATED_SPREAD: dict[Level, float] = {"guessed": 0.25, "computed": 0.05, "traced": 0.03, "probed": 0.015}
 RESERVED_SPREAD: dict[Level, float] = {"guessed": 0.25, "computed": 0.08, "traced": 0.04, "probed": 0.02}
-"""How far the truth may be from the figure, either way; docs/accuracy.md shows what was measured. Guessed: a
-family without a step recipe is estimated as a Llama, which was 11 to 18 % off on Gemma 2 and StarCoder 2."""
+"""Relative error of the figure, either way; docs/accuracy.md shows what was measured. Guessed: a family
+without a step recipe is estimated as a Llama, which was 11 to 18 % off on Gemma 2 and StarCoder 2.
+"""
 TIME_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.08}
-"""Factor, either way. A trace knows memory, not time."""
+"""Factor, either way. A trace measures memory, not time."""
 CPU_TIME_SPREAD = 2.0
-"""The same on CPUs without a probe: for many cores there is one published run."""
+"""The same on CPUs without a probe: there is one published run with many cores."""
 SIMPLEST = ("none", "ddp", "zero2", "fsdp2", "zero3")
 PLAINEST = ("none", "optimizer", "weights")
 
 
 def memory_level(architecture: str, correction: float = 1.0) -> Level:
-    """How sure the memory of a plain step of this family is; a correction comes from a trace."""
+    """Confidence in the memory of a plain step of this family; a correction comes from a trace."""
     if has_recipe(architecture):
         return "computed"
     return "guessed" if correction == 1.0 else "traced"
 
 
 class StrategyOption(NamedTuple):
-    """How it could be done."""
+    """A way to do the run."""
 
     engine: str
     own_step: bool
@@ -93,21 +94,21 @@ class StrategyOption(NamedTuple):
 
 
 class FitCandidate(NamedTuple):
-    """A way with its figures. Bytes and seconds."""
+    """An option with its figures. Bytes and seconds."""
 
     way: StrategyOption
     setup: PlainSetup | None
     tuning: Tuning | None
     peak: MemoryPeak
     floor: float
-    """The least that the engine comes down to by itself, reserved: our own step measures and keeps less."""
+    """The least reserved memory of the engine: our own step measures and keeps less."""
     host: Figure
     seconds_per_step: float
     step_parts: dict[str, float]
     tokens_per_step: float
     passes: int
     streamed: StreamedStep | None = None
-    """How layers are streamed from host memory, where they are."""
+    """How layers are streamed from host memory, if they are."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -120,7 +121,7 @@ def allocated_figure(candidate: FitCandidate, level: Level) -> Figure:
 
 
 def reserved_figure(candidate: FitCandidate, question: FitQuestion, level: Level) -> Figure:
-    """The range ends where an engine that measures its first step would give way."""
+    """The range ends where an engine that measures its first step would reduce its memory."""
     value, spread = candidate.peak.reserved / GIB, RESERVED_SPREAD[level]
     high = value * (1 + spread)
     if candidate.tuning is not None:
@@ -130,18 +131,18 @@ def reserved_figure(candidate: FitCandidate, question: FitQuestion, level: Level
 
 
 def fits(candidate: FitCandidate, question: FitQuestion, level: Level) -> bool:
-    """No figure within the range may pass what there is; on the host the usual one may not."""
+    """No figure within the range may exceed what is available; on the host, only the usual figure."""
     return gpu_excess(candidate, question, level) <= 0 and host_excess(candidate, question) <= 0
 
 
 def gpu_excess(candidate: FitCandidate, question: FitQuestion, level: Level) -> float:
-    """GiB that are lacking on each GPU."""
+    """GiB missing on each GPU."""
     room = gpu_room(question, gpus=candidate.way.shared.gpus)
     return reserved_figure(candidate, question, level).high - room.value
 
 
 def host_excess(candidate: FitCandidate, question: FitQuestion) -> float:
-    """GiB that are lacking on the host."""
+    """GiB missing on the host."""
     if question.machine.gpu is None:
         return 0.0
     return candidate.host.value - host_room(question)
