@@ -157,6 +157,7 @@ def serving(stand_in: CloudStandIn):
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def respond(self):
             raw = read_body(self)

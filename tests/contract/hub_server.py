@@ -73,6 +73,7 @@ def describe(name: str, data: bytes) -> dict[str, object]:
 class Handler(BaseHTTPRequestHandler):
     hub: SmallHub
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_arguments: object) -> None:
         pass

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hub_server import TOKEN, running_hub
@@ -141,7 +142,9 @@ def test_a_tag_is_a_revision(hub, project, listener):
         find_base(f"{NAME}@v2", project_folder=project, store=listener.store)
 
 
-def test_an_interrupted_download_continues_where_it_stopped(hub, project, listener):
+def test_an_interrupted_download_continues_where_it_stopped(hub, project, listener, monkeypatch):
+    # The client waits a second before each of its own attempts.
+    monkeypatch.setattr("huggingface_hub.file_download.time", SimpleNamespace(sleep=lambda _seconds: None))
     # The client writes pieces of 10 MiB: what is lost is less than one of them.
     large = WEIGHTS * 24
     hub.commit(NAME, {**FILES, "model.safetensors": large})

@@ -20,14 +20,14 @@ from fleet_samples import trial_bundle
 from fleet_simulator import CARD, FAULTS, SimulatedPlace, SimulatedProvider
 from place_contract import order
 
-from graftwork.fleet.control import Controller, Safety
+from graftwork.fleet.control import Controller, OverCap, Safety
 from graftwork.fleet.jobs import FleetRequest, choose_offer, quote_run
 from graftwork.fleet.place import PlaceUnreachable, Refused, make_label
 from graftwork.fleet.places import CLOUDS
 from graftwork.fleet.places.lambda_cloud import LambdaClient, LambdaPlace, LambdaSettings
 from graftwork.fleet.places.rented import RentedPlace
 from graftwork.fleet.settings import CapSettings, FleetSettings
-from graftwork.records.errors import EnvironmentFailure, GraftError
+from graftwork.records.errors import EnvironmentFailure, GraftError, NegativeResult
 
 SECRET = "hf_s3cr3tvalue"
 SAFETY = Safety(boot_seconds=600, reconcile_seconds=300, settle_seconds=240)
@@ -178,20 +178,6 @@ def test_a_job_ordered_by_instance_type_goes_on_with_its_card(case, bundles):
     assert [job.state for job in controller.ledger.list()] == ["submitted"]
 
 
-@at_every_cloud
-def test_wrong_credentials_are_explained_and_nothing_is_made(case, bundles):
-    with case.wrong_login():
-        for ask in (
-            lambda: case.place().list(),
-            lambda: case.place().submit(ordered(case, bundles["short"]), secrets={}),
-        ):
-            with pytest.raises(Refused) as caught:
-                ask()
-            assert caught.value.fix
-            assert SECRET not in str(caught.value)
-    assert case.provider.machines == []
-
-
 def test_kaggle_without_a_login_is_explained_before_anything_is_asked(tmp_path, monkeypatch):
     with open_case("kaggle", SimulatedProvider(), tmp_path, monkeypatch) as found:
         monkeypatch.delenv("KAGGLE_KEY")
@@ -317,14 +303,6 @@ def test_a_job_at_kaggle_ends_before_the_quota_does(tmp_path, monkeypatch):
             found.api.quota_seconds = int(hours * 3600)
             longest[hours] = found.place().offer()[0].longest_hours
         assert longest == {30: 11.75, 5: 4.75, 0.1: 0.0}
-
-
-def test_a_used_up_quota_is_refused_and_nothing_is_made(case, bundles):
-    case.provider.faults = Counter({"quota": 1})
-    with pytest.raises(Refused) as caught:
-        case.place().submit(ordered(case, bundles["short"]), secrets={})
-    assert "quota" in f"{caught.value.what} {caught.value.why}"
-    assert case.provider.machines == []
 
 
 @at_every_cloud
@@ -466,3 +444,164 @@ class WithBundle:
 
     def offer(self):
         return tuple(offer for offer in self._place.offer() if offer.gpu == CARD)
+
+
+# What a user may get wrong is explained, and leaves nothing running and no reservation.
+
+NO_CARD = "no such card"
+
+
+@pytest.fixture(params=["lambda", pytest.param("runpod", marks=pytest.mark.slow)])
+def machines(request, tmp_path, monkeypatch):
+    provider = SimulatedProvider(chance=Certain(1))
+    with open_case(request.param, provider, tmp_path, monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def ledger():
+    return MemoryLedger()
+
+
+def start(case, ledger, bundles, *, caps=CAPS, **changes):
+    job_order = ordered(case, bundles["short"])
+    changes = {"label": make_label(ledger.key, job_order.job_id), **changes}
+    controller = Controller(case.place(), ledger, SAFETY)
+    return controller, controller.start(
+        job_order.model_copy(update=changes), caps=caps, now=case.provider.now
+    )
+
+
+def explained(error):
+    """What, a fix, and no name of a Python error."""
+    assert isinstance(error, GraftError)
+    assert error.what
+    assert error.fix
+    for text in (error.what, error.why, error.fix):
+        assert "Traceback" not in text
+        assert "KeyError" not in text
+    return f"{error.what} {error.why} {error.fix}"
+
+
+def nothing_is_left(case, ledger):
+    """No machine, no open job: the next attempt is not refused because of this one."""
+    assert case.provider.machines == []
+    assert case.provider.billed_usd() == 0
+    for job in ledger.list():
+        assert job.state == "refused"
+        assert job.reason
+        assert job.counted_usd == 0
+
+
+def test_a_card_that_the_place_does_not_have_is_named_with_those_it_has(case, ledger, bundles):
+    with pytest.raises(NegativeResult, match=NO_CARD) as caught:
+        choose_offer(case.place(), NO_CARD)
+    assert case.gpu in explained(caught.value)
+    with pytest.raises(GraftError) as refused:
+        start(case, ledger, bundles, gpu=NO_CARD)
+    assert NO_CARD in explained(refused.value)
+    nothing_is_left(case, ledger)
+
+
+@at_every_cloud
+def test_wrong_credentials_are_explained_and_leave_no_reservation(case, ledger, bundles):
+    with case.wrong_login():
+        for ask in (lambda: case.place().list(), lambda: start(case, ledger, bundles)):
+            with pytest.raises(Refused) as caught:
+                ask()
+            assert SECRET not in explained(caught.value)
+    nothing_is_left(case, ledger)
+
+
+def test_a_missing_quota_leaves_no_reservation(case, ledger, bundles):
+    case.provider.faults = Counter({"quota": 1})
+    with pytest.raises(Refused) as caught:
+        start(case, ledger, bundles)
+    assert "quota" in explained(caught.value)
+    nothing_is_left(case, ledger)
+
+
+def test_a_price_over_the_cap_is_refused_before_the_place_is_asked(case, ledger, bundles):
+    if not case.usd_per_hour:
+        return  # it costs nothing
+    with pytest.raises(OverCap) as caught:
+        start(case, ledger, bundles, caps=CapSettings(job_usd=0.01, month_usd=500))
+    assert "fleet.caps.job_usd" in explained(caught.value)
+    assert ledger.list() == ()
+    assert case.api.creations == 0
+    nothing_is_left(case, ledger)
+
+
+def reconcile_until_closed(case, controller, ledger):
+    for _ in range(8):
+        case.provider.advance(SAFETY.reconcile_seconds)
+        controller.reconcile(now=case.provider.now)
+    (job,) = ledger.list()
+    assert case.provider.alive() == ()
+    assert job.state == "failed"
+    return job
+
+
+def delivering(case, controller, bundles):
+    (job,) = controller.ledger.list()
+    placed = ordered(case, bundles["short"]).model_copy(update={"label": job.label})
+    controller.place = case.place()
+    controller.deliver = lambda found: controller.place.deliver(placed, found.placed, secrets={})
+
+
+def test_a_machine_without_python_is_given_back_with_the_reason(machines, ledger, bundles):
+    machines.python = "/no/such/python"
+    controller, _ = start(machines, ledger, bundles)
+    machines.bring_up()
+    delivering(machines, controller, bundles)
+    reason = reconcile_until_closed(machines, controller, ledger).reason
+    assert "there is no such Python" in reason
+
+
+def test_a_machine_that_refuses_our_ssh_key_is_given_back_with_the_reason(machines, ledger, bundles):
+    controller, _ = start(machines, ledger, bundles)
+    machines.bring_up()
+    machines.monkeypatch.setenv("GRAFT_SSH", "ssh -i /dev/null -o IdentitiesOnly=yes -o ControlPath=none")
+    delivering(machines, controller, bundles)
+    reason = reconcile_until_closed(machines, controller, ledger).reason
+    assert "cannot be reached: " in reason
+    assert "ermission denied" in reason
+
+
+def test_a_public_key_that_is_not_there_is_explained_before_anything_is_rented(machines, ledger, bundles):
+    if machines.place().name == "lambda":
+        machines.api.keys = []
+    else:
+        (machines.root / "key.pub").unlink()
+    with pytest.raises(GraftError, match="SSH key") as caught:
+        start(machines, ledger, bundles)
+    explained(caught.value)
+    nothing_is_left(machines, ledger)
+
+
+def test_a_storage_that_is_full_or_gone_leaves_no_reservation(case, ledger, bundles, monkeypatch):
+    storage = getattr(case.place(), "_storage", None)
+    if storage is None:
+        return  # the files go to the machine itself, or by the provider's own upload
+
+    def fill(*_words, **_options):
+        raise OSError(28, "No space left on device")
+
+    kind = type(storage)
+    if hasattr(storage, "_files"):
+        for method in ("pipe_file", "put_file"):
+            monkeypatch.setattr(type(storage._files.system), method, fill)
+        with pytest.raises(Refused, match="is full") as caught:
+            start(case, ledger, bundles)
+        assert "no job was made" in explained(caught.value)
+        nothing_is_left(case, ledger)
+    else:
+
+        def vanish(*_words, **_options):
+            raise PlaceUnreachable("the bucket is not responding", fix="try again later")
+
+        monkeypatch.setattr(kind, "write", vanish)
+        with pytest.raises(Refused, match="could not be sent: the bucket is not responding") as caught:
+            start(case, ledger, bundles)
+        explained(caught.value)
+        nothing_is_left(case, ledger)

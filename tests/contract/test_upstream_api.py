@@ -22,6 +22,8 @@ from graftwork.records.release import PROMPT_FILE, PromptVariant
 from graftwork.serve.routing import Routes
 
 BOTH = pytest.mark.parametrize("kind", ["vllm", "sglang"])
+# Where the two servers are asked alike.
+ALIKE = pytest.mark.parametrize("kind", ["vllm", pytest.param("sglang", marks=pytest.mark.slow)])
 SCHEMA = {"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}
 CALL = '<tool_call>\n{"name": "find", "arguments": {"place": "Bern"}}\n</tool_call>'
@@ -108,7 +110,7 @@ def test_tools_are_rendered_by_our_template_and_calls_are_read_back(kind, tool_b
     go(main)
 
 
-@BOTH
+@ALIKE
 def test_a_forced_call_begins_in_the_prompt_and_goes_on_as_json_of_its_schema(kind, tool_base):
     async def main():
         server = LoraServer(kind)
@@ -131,7 +133,7 @@ def test_a_forced_call_begins_in_the_prompt_and_goes_on_as_json_of_its_schema(ki
     go(main)
 
 
-@BOTH
+@ALIKE
 def test_strict_tools_bind_what_begins_as_a_call(kind, tool_base):
     async def main():
         server = LoraServer(kind)
@@ -177,7 +179,7 @@ def test_schemas_seeds_stops_choices_and_log_probabilities_reach_the_server(kind
     go(main)
 
 
-@BOTH
+@ALIKE
 def test_text_completions_are_sent_as_tokens_without_a_template(kind, tool_base):
     async def main():
         server = LoraServer(kind)

@@ -39,6 +39,7 @@ def answer(body: dict) -> tuple[dict, str]:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_arguments: object) -> None:
         pass

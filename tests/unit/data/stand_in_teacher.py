@@ -68,6 +68,7 @@ def teacher_over_http(*, error_rate=0.0, seconds=0.0, seed=0):
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

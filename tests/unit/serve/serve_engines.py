@@ -1,7 +1,7 @@
 """Engines on a base, behind a gateway with OpenAI's client."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,32 @@ async def llamacpp(base: Path):
         yield backend
     finally:
         await backend.close()
+
+
+def served_once(engine, sink):
+    """Gives `run` and `serving` of an engine that is opened once a base, until the generator ends."""
+    houses = {}
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+
+        @asynccontextmanager
+        async def serving(base: Path):
+            if base not in houses:
+                houses[base] = await stack.enter_async_context(serve_with(engine, base, sink))
+            sink.captures.clear()
+            yield houses[base]
+
+        try:
+            yield lambda main: runner.run(asyncio.wait_for(main(), 240)), serving
+        finally:
+            runner.run(stack.aclose())
+
+
+async def captured(sink, count: int):
+    """What was captured, as soon as there is so much."""
+    while len(sink.captures) < count:
+        await asyncio.sleep(0.005)
+    return sink.captures
 
 
 @asynccontextmanager

@@ -1,11 +1,10 @@
 """Tools, JSON, log-probabilities and several choices: OpenAI's client and a real, tiny model."""
 
 import json
-from functools import partial
 
 import pytest
 from openai import BadRequestError
-from serve_engines import embedded, llamacpp, serve_with
+from serve_engines import captured, embedded, llamacpp, served_once
 from serve_harness import ListSink
 from tool_template import ASK, PLACE, TOOLS
 
@@ -17,10 +16,24 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(params=[embedded, llamacpp])
-def serving(request, tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("GRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "gguf"))
-    return partial(serve_with, request.param)
+SINK = ListSink()
+
+
+@pytest.fixture(scope="module", params=[embedded, llamacpp])
+def engines(request, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "gguf"))
+        yield from served_once(request.param, SINK)
+
+
+@pytest.fixture
+def run(engines):
+    return engines[0]
+
+
+@pytest.fixture
+def serving(engines):
+    return engines[1]
 
 
 def schema_format(schema):
@@ -29,8 +42,7 @@ def schema_format(schema):
 
 def test_a_forced_tool_is_called_with_arguments_of_its_schema_whole_and_streamed(run, serving, tool_base):
     async def main():
-        sink = ListSink()
-        async with serving(tool_base, sink) as (house, client):
+        async with serving(tool_base) as (_, client):
             choice = {"type": "function", "function": {"name": "find"}}
             ask = {"model": "base", "messages": ASK, "tools": TOOLS, "tool_choice": choice}
             whole = (await client.chat.completions.create(**ask)).choices[0]
@@ -46,9 +58,9 @@ def test_a_forced_tool_is_called_with_arguments_of_its_schema_whole_and_streamed
             assert parts[0].function.name == "find"
             assert "".join(part.function.arguments for part in parts) == call.function.arguments
             assert chunks[-1].finish_reason == "tool_calls"
-            await house.close_captures()
-            assert json.loads(sink.captures[0].reply.split("\n")[1])["name"] == "find"
-            assert sink.captures[0].request["tools"][0]["function"]["name"] == "find"
+            capture, *_ = await captured(SINK, 1)
+            assert json.loads(capture.reply.split("\n")[1])["name"] == "find"
+            assert capture.request["tools"][0]["function"]["name"] == "find"
 
     run(main)
 
@@ -63,7 +75,9 @@ def test_required_calls_one_of_the_tools(run, serving, tool_base):
     run(main)
 
 
-def test_earlier_calls_and_results_reach_the_model_in_the_form_of_its_template(run, serving, tool_base):
+def test_earlier_calls_and_results_reach_the_model_in_the_form_of_its_template(
+    run, serving, tool_base, monkeypatch
+):
     async def main():
         call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"place":"Bern"}'}}
         turns = [
@@ -76,7 +90,9 @@ def test_earlier_calls_and_results_reach_the_model_in_the_form_of_its_template(r
             engine = house.stub
             template = engine._prompts.template
             prompt = template.prompt
-            template.prompt = lambda messages: rendered.append(prompt(messages)) or rendered[-1]
+            monkeypatch.setattr(
+                template, "prompt", lambda messages: rendered.append(prompt(messages)) or rendered[-1]
+            )
             await client.chat.completions.create(model="base", messages=turns, tools=TOOLS, max_tokens=2)
             text = template.decode_text(rendered[0])
             assert '<tool_call>\n{"name": "find", "arguments": {"place": "Bern"}}\n</tool_call>' in text

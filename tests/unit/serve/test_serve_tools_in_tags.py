@@ -51,14 +51,16 @@ def note_prompts(house):
     return seen
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
-def test_the_request_that_made_the_log_is_asked_as_it_was_trained(run, serving, tiny_base, choice):
+def test_the_request_that_made_the_log_is_asked_as_it_was_trained(run, serving, tiny_base):
     async def main():
         async with serving(tiny_base) as (house, client):
             seen = note_prompts(house)
-            await client.chat.completions.create(model="base", **CHAT, tool_choice=choice, max_tokens=90)
             reply = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-            assert seen[0] == trained_prompt(tiny_base, {**CHAT, "messages": [*ASKED, reply]})
+            expected = trained_prompt(tiny_base, {**CHAT, "messages": [*ASKED, reply]})
+            for choice in ("auto", "required"):
+                seen.clear()
+                await client.chat.completions.create(model="base", **CHAT, tool_choice=choice, max_tokens=90)
+                assert seen[0] == expected
 
     run(main)
 
