@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, Protocol, cast, get_args
 
 import typer
 
@@ -550,7 +550,24 @@ captures = typer.Typer(invoke_without_command=True)
 @captures.callback()
 def write_captures(
     context: typer.Context,
-    out: Annotated[Path | None, typer.Option("--out", help="JSONL file to write.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="JSONL file to write. Default: list the newest.")
+    ] = None,
+    output_format: Annotated[
+        Literal["log", "cases"],
+        typer.Option("--as", help="Write a log to train on, or cases for evaluate.cases."),
+    ] = "log",
+    text: Annotated[str, typer.Option(help="Only if a message or the reply contains this text.")] = "",
+    model: Annotated[list[str] | None, typer.Option(help="Only requests for this model.")] = None,
+    check: Annotated[
+        list[str] | None, typer.Option(help="Only answers that failed this check of serve.escalate.")
+    ] = None,
+    min_score: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Only with feedback of at least this score.")
+    ] = None,
+    max_score: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Only with feedback of at most this score.")
+    ] = None,
     feedback: Annotated[
         str | None,
         typer.Option(
@@ -566,25 +583,35 @@ def write_captures(
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Export what the endpoint captured as a log file that only you can read.
+    """List what the endpoint captured, or write it as a file that only you can read.
 
     Options that are not given come from `data.captures` in graft.yaml. Exchanges with negative feedback and
-    prompts of the test split are excluded.
+    held-out prompts are not written to a log, and only corrected ones become cases. The list shows all that
+    match, with the reason for those.
 
+    Example:  graft data captures --text refund --max-score 0.4 --feedback all
     Example:  graft data captures --out logs/captured.jsonl --since 2026-11-01 --feedback positive
+    Example:  graft data captures --as cases --out cases.jsonl --feedback all
     """
     if has_subcommand(context):
         return
-    if out is None:
-        raise typer.BadParameter("specify the file to write", param_hint="--out")
+    if out is None and output_format == "cases":
+        raise typer.BadParameter("specify the file to write with --out", param_hint="--as")
 
-    from graftwork.data.captures import FeedbackFilter, export_captures
+    from graftwork.data.captures import CaptureQuery, FeedbackFilter, export_captures, list_captures
     from graftwork.text.options import apply_options
 
     if feedback is not None and feedback not in get_args(FeedbackFilter):
         raise typer.BadParameter(
             f"must be one of: {', '.join(get_args(FeedbackFilter))}", param_hint="--feedback"
         )
+    query = CaptureQuery(
+        text=text,
+        models=tuple(model or ()),
+        checks=tuple(check or ()),
+        min_score=min_score,
+        max_score=max_score,
+    )
     limits = {"releases": release, "since": since, "until": until, "sessions": session}
     with opened(project) as work:
         settings = apply_options(
@@ -593,8 +620,12 @@ def write_captures(
             command="graft data captures",
             options={"releases": "release", "sessions": "session"},
         )
+        kind = cast("FeedbackFilter", feedback or settings.feedback)
+        if out is None:
+            print_record(list_captures(work, settings, feedback=kind, query=query), as_json=json)
+            return
         exported = export_captures(
-            work, out, settings, feedback=cast("FeedbackFilter", feedback or settings.feedback)
+            work, out, settings, feedback=kind, query=query, output_format=output_format
         )
     print_record(exported, as_json=json)
 

@@ -1,11 +1,12 @@
-"""Captures as a log to train on: those that the rules of data preparation allow.
+"""Captures that a person selects: listed, or written as a log to train on or as held-out cases.
 
-Input: the captures of an open project and its settings. Output: captures, and why others were left out. The
-rules are those of `audit/row_checks.py`, so that training elsewhere on the export is as safe.
-`ingest/captures.py` reads a capture as a row.
+Input: the captures of an open project, its settings and what is selected. Output: captures, and why others
+were left out. The rules are those of `audit/row_checks.py`, so that training elsewhere on the export is as
+safe. `ingest/captures.py` reads a capture as a row.
 """
 
-from collections import Counter
+import json
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from typing import Any, Literal
 from graftwork.data.audit.row_checks import find_refusal, is_negative
 from graftwork.data.project import PreparedData
 from graftwork.data.settings import CaptureSettings
+from graftwork.evaluate.cases import read_case_file
 from graftwork.files.dataset import iterate_rows
 from graftwork.files.disk import write_atomic
 from graftwork.project.open_project import OpenProject
@@ -23,24 +25,75 @@ from graftwork.text.words import words
 FeedbackFilter = Literal["not_negative", "positive", "negative", "all"]
 
 HELD_OUT = "it asks a held-out question of the dataset"
+NOT_CORRECTED = "no person has corrected it, so it has no reference: `graft data review`"
+OutputFormat = Literal["log", "cases"]
+
+
+class CaptureQuery(Record):
+    """What a person selects captures by; an empty field selects all."""
+
+    text: str = ""
+    """Part of a message or of the reply, whatever its case."""
+    models: tuple[str, ...] = ()
+    """Names that the client asked for."""
+    checks: tuple[str, ...] = ()
+    """Checks of `serve.escalate` that the answer failed."""
+    min_score: float | None = None
+    max_score: float | None = None
+    """Bounds of the feedback; a capture without feedback has no score and is not selected by either."""
+
+    def selects(self, capture: Capture) -> bool:
+        score = capture.feedback
+        bounded = self.min_score is not None or self.max_score is not None
+        low, high = self.min_score or 0.0, 1.0 if self.max_score is None else self.max_score
+        return (
+            (not self.models or capture.model in self.models)
+            and (not self.checks or capture.failed_check in self.checks)
+            and (not bounded or (score is not None and low <= score <= high))
+            and (not self.text or self.text.casefold() in _text_of(capture).casefold())
+        )
+
+
+def _text_of(capture: Capture) -> str:
+    messages = capture.request.get("messages")
+    return "\n".join((json.dumps(messages, ensure_ascii=False), capture.reply, capture.correction or ""))
 
 
 class CaptureExport:
     """Iterate over it once; then `written` and `left_out` hold the counts."""
 
-    def __init__(self, work: OpenProject, settings: CaptureSettings, *, feedback: FeedbackFilter) -> None:
+    def __init__(
+        self,
+        work: OpenProject,
+        settings: CaptureSettings,
+        *,
+        feedback: FeedbackFilter,
+        query: CaptureQuery | None = None,
+        output_format: OutputFormat = "log",
+    ) -> None:
         self._work = work
         self._settings = settings
         self._feedback = feedback
+        self._query = query or CaptureQuery()
+        self._format = output_format
         self.written = 0
         self.left_out: Counter[str] = Counter()
 
-    def __iter__(self) -> Iterator[Capture]:
-        held_out = _held_out_questions(self._work)
+    def judged(self) -> Iterator[tuple[Capture, str | None]]:
+        """Each selected capture with the reason why it is not exported; None if it is."""
+        held_out = _held_out_questions(self._work) if self._format == "log" else set()
         for capture in self._work.captures.export():
+            if not self._query.selects(capture):
+                continue
             reason = self._why_not(capture)
+            if reason is None and self._format == "cases" and not capture.correction:
+                reason = NOT_CORRECTED
             if reason is None and held_out.intersection(_questions_of(capture.request.get("messages"))):
                 reason = HELD_OUT
+            yield capture, reason
+
+    def __iter__(self) -> Iterator[Capture]:
+        for capture, reason in self.judged():
             if reason is None:
                 self.written += 1
                 yield capture
@@ -74,29 +127,105 @@ class ExportedCaptures(Record):
     left_out: dict[str, int]
 
 
+class ListedCapture(Record):
+    id: str
+    at: str
+    model: str
+    release: str
+    score: float | None
+    question: str
+    reply: str
+    left_out: str = ""
+    """Why it would not be exported."""
+
+
+class SelectedCaptures(Record):
+    """The newest of the captures that a query selects."""
+
+    count: int
+    captures: tuple[ListedCapture, ...]
+
+
 def export_captures(
-    work: OpenProject, path: Path, settings: CaptureSettings, *, feedback: FeedbackFilter
+    work: OpenProject,
+    path: Path,
+    settings: CaptureSettings,
+    *,
+    feedback: FeedbackFilter,
+    query: CaptureQuery,
+    output_format: OutputFormat,
 ) -> ExportedCaptures:
-    """Write captures as a log file that only its owner can read."""
-    settings = settings.model_copy(
-        update={"feedback": "positive" if feedback == "positive" else "not_negative"}
+    """Write captures as a file that only its owner can read."""
+    export = CaptureExport(
+        work, _of_feedback(settings, feedback), feedback=feedback, query=query, output_format=output_format
     )
-    export = CaptureExport(work, settings, feedback=feedback)
-    write_atomic(path, "".join(capture.to_line() + "\n" for capture in export), private=True)
+    to_line = Capture.to_line if output_format == "log" else _to_case
+    write_atomic(path, "".join(to_line(capture) + "\n" for capture in export), private=True)
     return ExportedCaptures(file=str(path), captures=export.written, left_out=dict(export.left_out))
 
 
+def list_captures(
+    work: OpenProject,
+    settings: CaptureSettings,
+    *,
+    feedback: FeedbackFilter,
+    query: CaptureQuery,
+    limit: int = 20,
+) -> SelectedCaptures:
+    """The newest first, each with the reason for which an export would leave it out."""
+    export = CaptureExport(work, _of_feedback(settings, feedback), feedback=feedback, query=query)
+    newest: deque[ListedCapture] = deque(maxlen=limit)
+    count = 0
+    for capture, reason in export.judged():
+        count += 1
+        questions = list(user_texts(capture.request.get("messages")))
+        newest.appendleft(
+            ListedCapture(
+                id=capture.id,
+                at=capture.at,
+                model=capture.model,
+                release=capture.release,
+                score=capture.feedback,
+                question=questions[-1] if questions else "",
+                reply=capture.correction or capture.reply,
+                left_out=reason or "",
+            )
+        )
+    return SelectedCaptures(count=count, captures=tuple(newest))
+
+
+def _of_feedback(settings: CaptureSettings, feedback: FeedbackFilter) -> CaptureSettings:
+    return settings.model_copy(update={"feedback": "positive" if feedback == "positive" else "not_negative"})
+
+
+def _to_case(capture: Capture) -> str:
+    """A line of a file for `evaluate.cases`: the correction is the reference."""
+    case = {
+        "id": capture.id,
+        "messages": capture.request.get("messages"),
+        "reference": capture.correction,
+        **({"session": capture.session} if capture.session else {}),
+    }
+    return json.dumps(case, ensure_ascii=False)
+
+
 def _held_out_questions(work: OpenProject) -> set[str]:
-    """What the test and validation rows of the project's dataset ask; nothing if there is none."""
+    """What the test and validation rows of the project's dataset ask, and its file of cases."""
+    questions = set()
+    case_file = work.settings.evaluate.cases
+    if case_file is not None and (path := work.project.root / case_file).is_file():
+        questions = {
+            _question_of([message.model_dump() for message in case.messages]) for case in read_case_file(path)
+        }
     entry = work.ledger.get("prepare")
     folder = Path(PreparedData.model_validate(entry.output).folder) if entry is not None else None
-    if folder is None or not folder.is_dir():
-        return set()
-    return {
-        _question_of([message.model_dump() for message in row.messages])
-        for split in ("validation", "test")
-        for row in iterate_rows(folder, split)
-    } - {""}
+    if folder is not None and folder.is_dir():
+        questions |= {
+            _question_of([message.model_dump() for message in row.messages])
+            for split in ("validation", "test")
+            for row in iterate_rows(folder, split)
+        }
+    return questions - {""}
 
 
 def _question_of(messages: Any) -> str:

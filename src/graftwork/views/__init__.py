@@ -63,6 +63,7 @@ VIEWS = {
     "AliasMove": "release.view_move",
     "CanaryReport": "release.view_canary",
     "ExportedCaptures": "dataset.view_exported_captures",
+    "SelectedCaptures": "dataset.view_selected_captures",
     "Forgotten": "dataset.view_forgotten",
     "Corrections": "dataset.view_corrections",
     "TrainedRouter": "endpoint.view_router",

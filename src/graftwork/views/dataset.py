@@ -14,7 +14,7 @@ from graftwork.text.wording import plural, truncate
 from graftwork.views.document import Cell, Document, Table, quote, safe
 
 if TYPE_CHECKING:
-    from graftwork.data.captures import ExportedCaptures
+    from graftwork.data.captures import ExportedCaptures, SelectedCaptures
     from graftwork.data.export.sink import ExportRecord
     from graftwork.data.inspect import (
         DatasetDiff,
@@ -522,6 +522,27 @@ def view_exported_captures(exported: "ExportedCaptures") -> Document:
     viewed.line(f"{exported.captures} captures written to {quote(exported.file)}", wrap=False)
     for reason, count in sorted(exported.left_out.items(), key=lambda item: -item[1]):
         viewed.line(f"  {count} left out: {quote(reason)}", wrap=False)
+    return viewed
+
+
+def view_selected_captures(selected: "SelectedCaptures") -> Document:
+    viewed = Document("Captures")
+    rows = [
+        (
+            capture.at[:16].replace("T", " "),
+            quote(capture.model),
+            quote(capture.release[:8]),
+            "" if capture.score is None else f"{capture.score:g}",
+            _one_line(capture.question, 40),
+            _one_line(capture.reply, 40),
+            quote(capture.left_out),
+        )
+        for capture in selected.captures
+    ]
+    columns = ("at", "model", "release", "score", "question", "answer", "not exported because")
+    shown = columns if any(capture.left_out for capture in selected.captures) else columns[:-1]
+    viewed.table(shown, [row[: len(shown)] for row in rows], right=("score",))
+    viewed.line(f"{plural(selected.count, 'capture')}; `--out FILE` writes those that are allowed")
     return viewed
 
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from graftwork.cli.main import app
 from graftwork.data import captures as exporting
+from graftwork.evaluate.cases import read_case_file
 from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
@@ -44,7 +45,7 @@ def captured(name, **more):
 def export(tmp_path):
     """Keep some captures, run the command with options; the names that it wrote, and what it said."""
 
-    def run(*options, section=None):
+    def run(*options, section=None, file="out.jsonl"):
         data = {"logs": ["x.jsonl"], "captures": section or {}}
         (tmp_path / "graft.yaml").write_text(yaml.safe_dump({"project": "p", "data": data}))
         with use_project(open_project(tmp_path), NullReporter()) as work:
@@ -65,7 +66,7 @@ def export(tmp_path):
                     Feedback(capture=NAMES[name], at="2026-11-11", score=score, correction=correction)
                 )
             feedback_store.add(Feedback(capture=NAMES["fixed"], at="2026-11-12", score=0.1))
-        out = tmp_path / "out.jsonl"
+        out = tmp_path / file
         done = CliRunner().invoke(
             app, ["data", "captures", "--out", str(out), "-C", str(tmp_path), "--json", *options]
         )
@@ -91,6 +92,12 @@ def export(tmp_path):
         (("--until", "2026-11-14"), {}, {"plain", "good", "fixed"}),
         (("--release", "bbbbbbbb"), {}, {"late"}),
         (("--session", "s2"), {}, {"late"}),
+        (("--text", "WHAT OF THE LATE"), {}, {"late"}),
+        (("--text", "it is not", "--feedback", "all"), {}, {"fixed"}),
+        (("--model", "champion", "--min-score", "0.9"), {}, {"good"}),
+        (("--max-score", "0.1", "--feedback", "all"), {}, {"bad", "fixed"}),
+        (("--model", "another"), {}, set()),
+        (("--check", "valid_json"), {}, set()),
         ((), {"releases": ["aaaaaaaa"]}, {"plain", "good", "fixed"}),
     ],
 )
@@ -98,7 +105,37 @@ def test_captures_are_chosen_by_feedback_release_time_and_session(export, option
     rows, printed = export(*options, section=section)
     assert set(rows) == written
     assert printed["captures"] == len(written)
-    assert sum(printed["left_out"].values()) == len(NAMES) - len(written)
+    selected = {"--text", "--model", "--max-score", "--check"} & set(options)
+    assert selected or sum(printed["left_out"].values()) == len(NAMES) - len(written)
+
+
+def test_corrections_become_cases_and_those_are_never_trained_on(export, tmp_path):
+    _, printed = export("--as", "cases", "--feedback", "all", file="cases.jsonl")
+    assert printed["captures"] == 1
+    assert exporting.NOT_CORRECTED in printed["left_out"]
+    [case] = read_case_file(tmp_path / "cases.jsonl")
+    assert (case.id, case.reference) == (NAMES["fixed"], "It is not.")
+    settings = {**yaml.safe_load((tmp_path / "graft.yaml").read_text()), "evaluate": {"cases": "cases.jsonl"}}
+    (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
+    with use_project(open_project(tmp_path), NullReporter()) as work:
+        log = exporting.CaptureExport(work, work.settings.data.captures, feedback="all")
+        assert NAMES["fixed"] not in {capture.id for capture in log}
+        assert log.left_out[exporting.HELD_OUT] == 1
+
+
+def test_without_a_file_the_newest_are_listed_with_what_speaks_against_them(export, tmp_path):
+    export()
+    listed = CliRunner().invoke(
+        app, ["data", "captures", "-C", str(tmp_path), "--json", "--max-score", "0.2"]
+    )
+    found = json.loads(listed.stdout)
+    assert found["count"] == 2
+    assert {entry["id"]: bool(entry["left_out"]) for entry in found["captures"]} == {
+        NAMES["bad"]: True,
+        NAMES["fixed"]: False,
+    }
+    text = CliRunner().invoke(app, ["data", "captures", "-C", str(tmp_path)]).stdout
+    assert "6 captures" in text
 
 
 def test_each_row_says_the_latest_feedback_and_keeps_the_correction(export):
