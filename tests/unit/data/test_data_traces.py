@@ -129,7 +129,7 @@ def test_a_stored_answer_without_its_question_is_named():
     row = load_lines("openai_stored.jsonl")[1]
     del row["input"]
     assert find_format(row) == "openai_stored"
-    with pytest.raises(ValueError, match="without its question; join it under `input`"):
+    with pytest.raises(ValueError, match="join it under `input`"):
         read(row)
 
 

@@ -249,7 +249,7 @@ def test_a_chat_row_with_keys_of_spans_stays_a_chat_row(more):
     [
         ({"role": "user", "content": "q"}, "under `messages`"),
         ({"kind": "request", "parts": []}, "under `messages`"),
-        ({"custom_id": "1", "result": {"type": "succeeded"}}, "without its request"),
+        ({"custom_id": "1", "result": {"type": "succeeded"}}, "join them as `request`"),
     ],
 )
 def test_a_row_that_is_half_of_something_says_what_to_export(row, advice):

@@ -52,13 +52,13 @@ def silent_engine(tmp_path, make_engine):
 
 def test_an_engine_that_is_stopped_while_it_starts_gives_up_the_answer(make_engine):
     child = make_engine(SILENT, lambda _process: child.stop())
-    with pytest.raises(WorkerFailed, match="the silent engine ended"):
+    with pytest.raises(WorkerFailed, match="the silent engine exited"):
         child.ask_once(ASKED, DecodingSettings(8))
 
 
 def test_an_engine_that_ended_before_it_was_asked_is_an_error_with_a_reason(make_engine):
     child = make_engine("import sys; sys.exit('no memory')", lambda process: process.wait())
-    with pytest.raises(WorkerFailed, match="the silent engine ended") as caught:
+    with pytest.raises(WorkerFailed, match="the silent engine exited") as caught:
         child.ask_once(ASKED, DecodingSettings(8))
     assert caught.value.why == "no memory"
 
@@ -82,7 +82,7 @@ def test_a_stopped_engine_gives_up_the_answer_at_once_and_is_not_started_again(s
     for thread in threads:
         thread.join(600)
     child.close()
-    assert failures == ["the silent engine ended"] * 3
+    assert failures == ["the silent engine exited"] * 3
 
 
 def test_rows_are_repaired_by_llama_cpp_on_this_machine(tmp_path, tiny_base):

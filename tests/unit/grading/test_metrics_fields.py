@@ -129,5 +129,5 @@ def test_a_field_check_that_could_grade_nothing_is_refused_when_settings_are_rea
 
 
 def test_schema_valid_without_a_schema_is_refused_when_settings_are_read():
-    with pytest.raises(ValidationError, match="would grade nothing"):
+    with pytest.raises(ValidationError, match="schema_valid needs a schema"):
         EvaluateSettings.model_validate({"metrics": ["schema_valid"]})
