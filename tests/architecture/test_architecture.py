@@ -22,10 +22,18 @@ class File(NamedTuple):
     text: str
     tree: ast.Module
     nodes: list[ast.AST]
-    """Imports, functions, attributes and constants, wherever in the file."""
+    """Imports, functions, attributes, constants and calls, wherever in the file."""
 
 
-_KINDS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.Attribute, ast.Constant)
+_KINDS = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.Attribute,
+    ast.Constant,
+    ast.Call,
+)
 
 
 @cache
@@ -370,6 +378,29 @@ def test_retired_words_do_not_come_back():
         if pattern.search(allowed.sub("", line))
     ]
     assert not found, "\n".join(found)
+
+
+# Errors.
+
+WITH_A_FIX = {"UserError", "EnvironmentFailure", "NegativeResult", "Stale", "WorkerFailed", "OutOfMemory"}
+"""Errors that reach a user. A `Corrupted` or a `GracefulStop` may be handled by who called."""
+
+
+def test_every_error_of_a_user_says_what_and_how_to_fix_it():
+    lacking = []
+    for path, file in source().items():
+        for node in file.nodes:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in WITH_A_FIX:
+                stated = {keyword.arg: keyword.value for keyword in node.keywords}
+                # What a child process refused is raised again with all that it said.
+                fix = stated.get("fix", stated.get(None))
+                if (
+                    not (node.args or {"what", None} & stated.keys())
+                    or fix is None
+                    or ast.unparse(fix) in ("''", "None")
+                ):
+                    lacking.append(f"{path}:{node.lineno}: {ast.unparse(node)[:80]}")
+    assert lacking == []
 
 
 # The control side runs on macOS too: no Linux-only call, path or module outside of workers.

@@ -375,7 +375,8 @@ async def _start(job: EngineJob) -> UpstreamBackend:
         await backend.close()
         if isinstance(error, ApiError):
             what, where = f"the {engine.kind} server rejected us", engine.url or "its log"
-            raise EnvironmentFailure(what, why=error.message, where=where) from error
+            fix = "check `serve.engine`: its URL, its key and the names of its models"
+            raise EnvironmentFailure(what, why=error.message, fix=fix, where=where) from error
         raise
     return backend
 

@@ -380,7 +380,11 @@ class Chat:
                     why = _read_error(reply.read())
                     raise EnvironmentFailure("the feedback was not stored", why=why, fix="give it again")
         except NoAnswer as error:
-            raise EnvironmentFailure("the feedback was not stored", why=str(error)) from None
+            raise EnvironmentFailure(
+                "the feedback was not stored",
+                why=str(error),
+                fix="check that `graft serve` runs, and give it again",
+            ) from None
 
     def _explain(self, why: str) -> GraftError:
         return EnvironmentFailure(

@@ -126,7 +126,12 @@ def merge_adapters(work: OpenProject, request: MergeRequest) -> MergedAdapter:
     if request.to.exists():
         raise UserError(f"{request.to} exists", fix="specify a folder that does not exist yet", where="--to")
     if not 0 < request.density <= 1:
-        raise UserError(f"the density {request.density} is not between 0 and 1", where="--density")
+        raise UserError(
+            f"the density {request.density} is not between 0 and 1",
+            why="it is the share of the weights that is kept",
+            fix="pass a number such as 0.5",
+            where="--density",
+        )
     parents = [_read_parent(work, name) for name in request.names]
     _require_alike(parents, request.method)
     weights = _weigh(parents, request.weights)

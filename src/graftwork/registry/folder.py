@@ -231,7 +231,11 @@ def add_missing_signatures(root: Path, folder: Path, signatures: Mapping[str, by
 def release_folder(root: Path, release_id: str) -> Path:
     """The folder of a release. The id cannot lead out of `root`."""
     if require_name(release_id, kind="release id") == BLOBS:
-        raise UserError(f"{BLOBS!r} cannot be a release id", why="it is the store's own folder")
+        raise UserError(
+            f"{BLOBS!r} cannot be a release id",
+            why="it is the store's own folder",
+            fix="use an id from `graft release list`",
+        )
     return root / release_id
 
 

@@ -305,7 +305,12 @@ class EngineSupervisor:
         status, answer = await self.client.fetch("POST", "/adapters", body=body, seconds=_LOAD_SECONDS)
         if status != 200:
             message = orjson.loads(answer)["error"]["message"]
-            raise WorkerFailed(f"the release {name} could not be loaded", why=message, where=folder)
+            raise WorkerFailed(
+                f"the release {name} could not be loaded",
+                why=message,
+                fix="check it with `graft release show`",
+                where=folder,
+            )
         self.models = orjson.loads(answer)["models"]
         loaded = {**self.job.adapters, name: folder}
         adapters = {release: path for release, path in loaded.items() if release in self.models}

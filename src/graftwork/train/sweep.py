@@ -275,7 +275,12 @@ def run_sweep(work: OpenProject, request: SweepRequest) -> SweepResult:
             "a sweep needs one budget", fix="give --minutes or --steps, not both", where="--minutes"
         )
     if request.trials < FEWEST_TRIALS:
-        raise UserError("a sweep needs at least two trials", where="--trials")
+        raise UserError(
+            "a sweep needs at least two trials",
+            why="it compares trials with each other",
+            fix="pass --trials 2 or more",
+            where="--trials",
+        )
     if work.settings.train.objective != "sft":
         raise UserError(
             f"a sweep cannot compare runs with `objective: {work.settings.train.objective}`",

@@ -617,7 +617,12 @@ def read_events(texts: Sequence[str]) -> tuple[WeekEvent, ...]:
             try:
                 lines += [line for line in Path(text[1:]).read_text().splitlines() if line.strip()]
             except OSError as error:
-                raise UserError(f"{text[1:]} cannot be read", why=str(error), where="--event") from error
+                raise UserError(
+                    f"{text[1:]} cannot be read",
+                    why=str(error),
+                    fix="check the path and that you may read the file",
+                    where="--event",
+                ) from error
         else:
             lines.append(text)
     events = []
@@ -715,7 +720,12 @@ def compare_proposal(
         if best is None or (len(compared.broken), -compared.value) < (len(best.broken), -best.value):
             best = compared
     if best is None:
-        raise UserError(f"{path} has no sessions", where="--compare")
+        raise UserError(
+            f"{path} has no sessions",
+            why="a schedule without sessions cannot be compared",
+            fix='list them under "sessions"',
+            where="--compare",
+        )
     return best
 
 
