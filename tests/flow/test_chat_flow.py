@@ -1,18 +1,28 @@
 """Talking to a model that the gate did not pass: answers, feedback, and what must not be trained on."""
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from free_ports import free_port
+from graftwork.api.endpoint import CAPTURE_HEADER, ask_any, rate_answer
 from graftwork.api.project import open_project
 from graftwork.cli.main import app
 from graftwork.data.captures import HELD_OUT, CaptureExport
 from graftwork.data.settings import CaptureSettings
 from graftwork.evaluate.ask.answers import read_answers
-from graftwork.evaluate.chat import find_chat_subject, list_chat_subjects, open_chat, read_example
+from graftwork.evaluate.chat import (
+    ChatAddress,
+    find_chat_subject,
+    is_loaded,
+    list_chat_subjects,
+    open_chat,
+    read_example,
+)
 from graftwork.project.open_project import timestamp
 from graftwork.records.errors import EnvironmentFailure, NegativeResult, UserError
 from graftwork.records.interaction import Message
@@ -117,6 +127,30 @@ def test_the_command_prints_one_answer_or_holds_a_conversation(trained_project):
     assert case.reference in done.stdout
     assert "there is no answer yet" in done.stderr
     assert "/nothing is not a command" in done.stderr
+
+
+def test_the_page_asks_a_process_that_keeps_models_loaded(trained_project):
+    project = trained_project
+    question = [{"role": "user", "content": "What is a plum?"}]
+    with project.open() as work:
+        run, folder = f"run:{work.runs.list()[0].id}", work.project.serving / "chat" / f"model-{work.model}"
+        (alone, adapted) = ask_any(project, ["base", run], question, max_tokens=4)
+        assert (alone.error, adapted.error) == ("", "")
+        process = ChatAddress.from_json((folder / "address.json").read_bytes()).pid
+        (again,) = ask_any(project, [run], question, max_tokens=4)
+        assert again.text == adapted.text
+        assert ChatAddress.from_json((folder / "address.json").read_bytes()).pid == process
+        assert is_loaded(work)
+        capture = again.headers[CAPTURE_HEADER]
+        rate_answer(project, capture, 1.0)
+        assert work.captures.get(capture).release == run
+        # Nothing was asked for a long time: it ends.
+        os.utime(folder / "asked.json", (0, 0))
+        for _ in range(600):
+            if not is_loaded(work):
+                break
+            time.sleep(0.1)
+        assert not is_loaded(work)
 
 
 def test_calls_are_shown_as_calls():

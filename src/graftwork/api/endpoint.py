@@ -12,14 +12,24 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import TYPE_CHECKING
 
 from graftwork.api.project import PAGE_SIZE, Page, Project, number_page
+from graftwork.evaluate.chat import (
+    ChatChoice,
+    ask_in_background,
+    count_examples,
+    find_chat_subject,
+    is_loaded,
+    list_chat_subjects,
+    rate_capture,
+    read_example,
+)
 from graftwork.process.http_client import HttpAnswer, NoAnswer
 from graftwork.records.base import Record
-from graftwork.records.errors import EnvironmentFailure, UserError
-from graftwork.records.interaction import Capture, Feedback
+from graftwork.records.errors import EnvironmentFailure, GraftError, UserError
+from graftwork.records.interaction import Capture, Feedback, Message
+from graftwork.records.report import Case
 from graftwork.serve.captures import CaptureTotals, read_totals
 from graftwork.store.captures import FeedbackStore
 
@@ -29,10 +39,11 @@ if TYPE_CHECKING:
 ASK_SECONDS = 120.0
 LIST_SECONDS = 10.0
 """Timeout for an endpoint on a busy machine; if none listens, that is known at once."""
+CAPTURE_HEADER = "x-graft-capture"
 SHOWN_HEADERS = (
     "x-graft-release",
     "x-graft-route",
-    "x-graft-capture",
+    CAPTURE_HEADER,
     "x-graft-replica",
     "x-graft-escalation",
     "x-graft-fallback",
@@ -96,15 +107,90 @@ def parse_counts(text: str) -> EndpointCounts:
     return EndpointCounts(requests=requests, errors=errors, refused=refused, fallbacks=fallbacks)
 
 
-def list_endpoint_models(project: Project) -> tuple[str, ...]:
-    """The names that requests may use; the project's aliases if nothing answers."""
+def list_endpoint_models(project: Project) -> tuple[str, ...] | None:
+    """The names that requests may use now; None if nothing answers."""
     try:
         with _open(project, "/v1/models", None, seconds=LIST_SECONDS) as reply:
             body = json.loads(reply.read())
             return tuple(str(model["id"]) for model in body.get("data", ()))
     except (NoAnswer, ValueError, KeyError, TypeError, AttributeError, EnvironmentFailure):
+        return None
+
+
+class Playground(Record):
+    """Who can be asked: models of the running endpoint, and what is started in the background for it."""
+
+    served: tuple[str, ...] | None
+    """None if no endpoint answers."""
+    subjects: tuple[ChatChoice, ...]
+    is_loaded: bool
+    """Whether the process in the background runs already."""
+    examples: int
+
+
+def read_playground(project: Project) -> Playground:
+    served = list_endpoint_models(project)
+    with project.open() as work:
+        return Playground(
+            served=served,
+            subjects=list_chat_subjects(work),
+            is_loaded=is_loaded(work),
+            examples=count_examples(work),
+        )
+
+
+def read_chat_example(project: Project, number: int) -> Case:
+    with project.open() as work:
+        return read_example(work, number)
+
+
+def ask_any(
+    project: Project, names: Iterable[str], messages: list[dict[str, str]], *, max_tokens: int = 256
+) -> list[EndpointAnswer]:
+    """Ask each as `read_playground` lists it: the running endpoint if it serves the name, else a process in
+    the background. No other host than those of graft.yaml is asked."""
+    playground = read_playground(project)
+    choices = {choice.name: choice for choice in playground.subjects}
+
+    def ask(name: str) -> EndpointAnswer:
+        if name in (playground.served or ()):
+            return ask_model(project, name, messages, max_tokens=max_tokens)
+        choice = choices.get(name)
+        if choice is None:
+            why = f"nothing answers as {name} now; choose one of the list, or start `graft serve`"
+            return EndpointAnswer(model=name, error=why)
+        if choice.why_not:
+            return EndpointAnswer(model=name, error=f"{name} cannot answer: {choice.why_not}")
+        return _ask_in_background(project, name, messages, max_tokens=max_tokens)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(ask, names))
+
+
+def _ask_in_background(
+    project: Project, name: str, messages: list[dict[str, str]], *, max_tokens: int
+) -> EndpointAnswer:
+    turns = [Message.model_validate(message) for message in messages]
+    try:
         with project.open() as work:
-            return tuple(work.releases.aliases())
+            answer = ask_in_background(work, find_chat_subject(work, name), turns, max_tokens=max_tokens)
+    except GraftError as error:
+        return EndpointAnswer(model=name, error=f"{error.what}: {error.why}" if error.why else error.what)
+    return EndpointAnswer(
+        model=name,
+        status=200,
+        text=answer.text,
+        headers={} if answer.capture is None else {CAPTURE_HEADER: answer.capture},
+        seconds=answer.seconds,
+        prompt_tokens=answer.prompt_tokens,
+        reply_tokens=answer.reply_tokens,
+    )
+
+
+def rate_answer(project: Project, capture: str, score: float, comment: str = "") -> None:
+    """Feedback on a captured answer: 1 is good, 0 is bad."""
+    with project.open() as work:
+        rate_capture(work, capture, score, comment)
 
 
 def ask_model(
@@ -135,15 +221,6 @@ def ask_model(
         return answer.model_copy(update={"text": text, **tokens})
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return answer.model_copy(update={"error": f"status {status}, and the body is not a chat completion"})
-
-
-def ask_models(
-    project: Project, models: Iterable[str], messages: list[dict[str, str]], *, max_tokens: int = 256
-) -> list[EndpointAnswer]:
-    """Ask several models the same at once."""
-    ask = partial(ask_model, project, messages=messages, max_tokens=max_tokens)
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(ask, models))
 
 
 def curl_command(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from graftwork.cli.command import Folder, Model
+from graftwork.cli.command import Folder, Model, opened
 from graftwork.cli.output import Json, print_json
 
 
@@ -28,6 +28,7 @@ def chat(
         typer.Option("--max-tokens", min=1, help="Maximum length. Default: evaluate.max_new_tokens."),
     ] = None,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
+    listening: Annotated[bool, typer.Option("--listen", hidden=True)] = False,
     project: Folder = None,
     model: Model = None,
     json: Json = False,
@@ -44,8 +45,12 @@ def chat(
     from graftwork.api.project import open_project
     from graftwork.cli.conversation import TerminalChat, answer_once, first_turns
     from graftwork.cli.progress import RichReporter
-    from graftwork.evaluate.chat import find_chat_subject, open_chat, read_example
+    from graftwork.evaluate.chat import find_chat_subject, listen, open_chat, read_example
 
+    if listening:
+        with opened(project, model) as work:
+            listen(work)
+        return
     if prompt is not None and example is not None:
         raise typer.BadParameter("--prompt and --example both ask the first question: give one of them")
     if json and prompt is None and example is None:

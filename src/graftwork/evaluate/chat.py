@@ -10,9 +10,11 @@ import json
 import os
 import secrets
 import shutil
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +24,18 @@ from graftwork.engines.protocol import BASE, EngineJob
 from graftwork.engines.settings import EngineSettings
 from graftwork.evaluate.project_subjects import explain_unfinished, find_trained, find_weights, read_held_out
 from graftwork.evaluate.subjects import Kind, NamedSubject, parse_subject
+from graftwork.files.disk import make_folder, read_record, write_atomic
+from graftwork.http.messages import ApiError
 from graftwork.process.http_client import HttpAnswer, NoAnswer
+from graftwork.process.worker import lock_holder, start_detached
 from graftwork.project.open_project import OpenProject, load_template
 from graftwork.records.base import Record
-from graftwork.records.errors import EnvironmentFailure, GraftError, UserError
+from graftwork.records.errors import EnvironmentFailure, GraftError, UserError, WorkerFailed
 from graftwork.records.interaction import Capture, Message
 from graftwork.records.report import Case, Endpoint
 from graftwork.registry.store import Lease
-from graftwork.serve.own_endpoint import OwnEndpoint
+from graftwork.serve.feedback import PAUSES, parse_feedback
+from graftwork.serve.own_endpoint import OwnEndpoint, gateway_folder
 from graftwork.serve.project import StoreSink, serve_in_background
 from graftwork.serve.settings import FailoverSettings, ServeSettings, require_upstream_keys
 from graftwork.train.runs import find_run
@@ -41,6 +47,13 @@ if TYPE_CHECKING:
 CHAT = "chat"
 """The folder under `.graft/serving`, and the beginning of a conversation's session id."""
 FEEDBACK_SECONDS = 30.0
+IDLE_SECONDS = 600.0
+"""The background process ends when nothing was asked for so long."""
+START_SECONDS = 180.0
+_POLL_SECONDS = 0.1
+_NAMES_FILE, _ADDRESS_FILE = "asked.json", "address.json"
+_LOAD_SECONDS = 60.0
+_starting = threading.Lock()
 _MOST_RUNS = 1000
 _NOT_ANSWERED: tuple[Kind, ...] = ("prompt", "logged_prompt", "log")
 
@@ -176,10 +189,10 @@ def list_chat_subjects(work: OpenProject, *, runs: int = 20) -> tuple[ChatChoice
     for name in work.project.settings.models:
         why_not = "" if find_trained(work, name) is not None else "it is not trained"
         choices.append(ChatChoice(name=f"model:{name}", kind="model", why_not=why_not))
-    aliases = work.releases.aliases()
+    aliases, revision = work.releases.aliases(), _revision(work)
     for release in work.releases.list():
         names = [alias for alias, release_id in aliases.items() if release_id == release.id]
-        why_not = "" if release.base_fingerprint == work.base.revision else f"it needs {release.base}"
+        why_not = "" if release.base_fingerprint in (None, revision) else f"it needs {release.base}"
         choices.append(
             ChatChoice(
                 name=f"release:{release.id[:12]}", kind="release", about=", ".join(names), why_not=why_not
@@ -191,12 +204,20 @@ def list_chat_subjects(work: OpenProject, *, runs: int = 20) -> tuple[ChatChoice
     return tuple(choices)
 
 
+def _revision(work: OpenProject) -> str | None:
+    """The commit or hash of the base; None where it is not on this machine, and so fits nothing."""
+    try:
+        return work.base.revision
+    except GraftError:
+        return None
+
+
 def _why_not(work: OpenProject, entry: "RunEntry") -> str | None:
     """Why this run cannot answer; None if it can."""
     if entry.outcome is None:
         failure = entry.error or {}
         return str(failure.get("what") or f"it is {entry.state}")
-    if entry.plan.get("base_fingerprint") not in (None, work.base.revision):
+    if entry.plan.get("base_fingerprint") not in (None, _revision(work)):
         return f"it was trained on {entry.plan.get('base')}"
     folder = entry.outcome.get("adapter_folder")
     return None if isinstance(folder, str) and Path(folder).is_dir() else "its adapter is gone"
@@ -213,6 +234,14 @@ def read_example(work: OpenProject, number: int) -> Case:
             where="--example",
         )
     return cases[number - 1]
+
+
+def count_examples(work: OpenProject) -> int:
+    """How many held-out cases can be asked; 0 without a dataset."""
+    try:
+        return len(read_held_out(work, find_latest_dataset(work)))
+    except GraftError:
+        return 0
 
 
 class _ChatSink(StoreSink):
@@ -254,18 +283,13 @@ def open_chat(
     """Start what answers, and end it with the block."""
     settings = chat_settings(work, subject)
     require_upstream_keys(settings)
-    folder = work.project.serving / CHAT / str(os.getpid())
+    folder = work.project.serving / CHAT / secrets.token_hex(4)
 
     def make_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> EngineJob:
         if subject.release is not None:
             lease.add(subject.release)
-        return EngineJob(
-            folder=str(folder),
-            base_folder=work.weights.folder,
-            template_fingerprint=load_template(work).template_fingerprint,
-            reasoning=work.settings.data.reasoning == "keep",
-            adapters={subject.model: subject.folder} if subject.folder is not None else {},
-        )
+        adapters = {subject.model: subject.folder} if subject.folder is not None else {}
+        return _make_job(work, folder, adapters=adapters, settings=settings)
 
     def serve_parts(_lease: Lease, _job: EngineJob) -> "ServedProject":
         from graftwork.serve.run import ServedProject
@@ -295,8 +319,175 @@ def open_chat(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _make_job(
+    work: OpenProject, folder: Path, *, adapters: dict[str, str], settings: ServeSettings
+) -> EngineJob:
+    if settings.engine.kind == "endpoint":
+        return EngineJob(folder=str(folder), base_folder="")
+    return EngineJob(
+        folder=str(folder),
+        base_folder=work.weights.folder,
+        template_fingerprint=load_template(work).template_fingerprint,
+        reasoning=work.settings.data.reasoning == "keep",
+        adapters=adapters,
+    )
+
+
 def _port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
+
+
+class ChatNames(Record):
+    """What the background process is to load, as subjects were named."""
+
+    names: tuple[str, ...] = ()
+
+
+class ChatAddress(Record):
+    """Where the background process listens."""
+
+    pid: int
+    port: int
+
+
+def listen(work: OpenProject, *, idle_seconds: float = IDLE_SECONDS) -> None:
+    """Answer as any model on this base that `ask_in_background` names, until none was asked for a while."""
+    folder = _shared_folder(work)
+    settings = chat_settings(work, ChatSubject(BASE)).model_copy(update={"alias_refresh_seconds": 0.2})
+    subjects: dict[str, ChatSubject] = {}
+
+    def find_subjects() -> dict[str, str]:
+        for name in _read_names(folder):
+            with suppress(GraftError):  # it was there when it was asked for
+                subjects[name] = subjects.get(name) or find_chat_subject(work, name)
+        return {name: subject.model for name, subject in subjects.items() if subject.folder is not None}
+
+    def make_job(work: OpenProject, _lease: Lease, settings: ServeSettings) -> EngineJob:
+        return _make_job(work, folder, adapters={}, settings=settings)
+
+    def serve_parts(lease: Lease, _job: EngineJob) -> "ServedProject":
+        from graftwork.serve.run import ServedProject
+
+        def find_adapter(model: str) -> str | None:
+            subject = next(subject for subject in subjects.values() if subject.model == model)
+            if subject.release is not None:
+                lease.add(subject.release)
+            return subject.folder
+
+        return ServedProject(
+            resolve_aliases=find_subjects,
+            find_adapter=find_adapter,
+            captures=StoreSink(work) if settings.capture else None,
+        )
+
+    with serve_in_background(work, settings, project=serve_parts, make_job=make_job, folder=folder) as url:
+        address = ChatAddress(pid=os.getpid(), port=_port_of(url))
+        write_atomic(folder / _ADDRESS_FILE, address.to_json())
+        while time.time() - _asked_at(folder) < idle_seconds:
+            time.sleep(_POLL_SECONDS)
+
+
+def _shared_folder(work: OpenProject) -> Path:
+    return work.project.serving / CHAT / f"model-{work.model}"
+
+
+def _read_names(folder: Path) -> tuple[str, ...]:
+    asked = read_record(ChatNames, folder / _NAMES_FILE)
+    return () if asked is None else asked.names
+
+
+def _asked_at(folder: Path) -> float:
+    try:
+        return (folder / _NAMES_FILE).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def ask_in_background(
+    work: OpenProject, subject: ChatSubject, messages: Sequence[Message], *, max_tokens: int | None = None
+) -> ChatAnswer:
+    """One answer. A process in the background keeps models of this base loaded for the next question."""
+    if subject.endpoint is not None:
+        with open_chat(work, subject, max_tokens=max_tokens) as chat:
+            return chat.ask(messages)
+    folder, settings = _shared_folder(work), chat_settings(work, subject)
+    with _starting:
+        port = _find_port(folder)
+        # Those of an earlier process may be gone by now.
+        names = () if port is None else _read_names(folder)
+        make_folder(folder)
+        write_atomic(folder / _NAMES_FILE, ChatNames(names=tuple({*names, subject.name})).to_json())
+        port = port or _start_listening(work, folder)
+    endpoint = OwnEndpoint(settings.model_copy(update={"port": port}), root=work.project.root)
+    chat = Chat(
+        subject=subject.name,
+        model=subject.name,
+        endpoint=endpoint,
+        max_tokens=min(max_tokens or work.settings.evaluate.max_new_tokens, settings.max_new_tokens_limit),
+        seconds=settings.request_timeout_seconds,
+    )
+    _await_model(chat, endpoint)
+    return chat.ask(messages)
+
+
+def _find_port(folder: Path) -> int | None:
+    """The port of the background process; None if none runs."""
+    address = read_record(ChatAddress, folder / _ADDRESS_FILE)
+    running = address is not None and lock_holder(gateway_folder(folder)) == address.pid
+    return address.port if address is not None and running else None
+
+
+def _start_listening(work: OpenProject, folder: Path) -> int:
+    command = [sys.executable, "-m", "graftwork.cli.main", "chat", "--listen", "-C", str(work.project.root)]
+    log = folder / "chat.log"
+    child = start_detached([*command, "--model", work.model], log=log, folder=work.project.root)
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        ended = child.poll() is not None
+        if (port := _find_port(folder)) is not None:
+            return port
+        if ended and lock_holder(gateway_folder(folder)) is None:
+            break
+        time.sleep(_POLL_SECONDS)
+    lines = log.read_text(errors="replace").splitlines()[-8:]
+    raise WorkerFailed(
+        "the model did not start in the background",
+        why="\n".join(lines) or "it left no output",
+        fix="`graft chat` starts it in a terminal",
+        where=str(log),
+    )
+
+
+def _await_model(chat: "Chat", endpoint: OwnEndpoint) -> None:
+    """Wait until the model is loaded. What keeps it from being loaded is what the answer then says."""
+    deadline = time.monotonic() + _LOAD_SECONDS
+    while time.monotonic() < deadline:
+        with endpoint.send("/v1/models", seconds=FEEDBACK_SECONDS) as reply:
+            if chat.subject in {model["id"] for model in json.loads(reply.read())["data"]}:
+                return
+        time.sleep(_POLL_SECONDS)
+
+
+def is_loaded(work: OpenProject) -> bool:
+    """Whether the background process runs, so that the next answer needs no start."""
+    return _find_port(_shared_folder(work)) is not None
+
+
+def rate_capture(work: OpenProject, capture: str, score: float, comment: str = "") -> None:
+    """Feedback on an answer that was captured a moment ago: 1 is good, 0 is bad."""
+    body = {"capture": capture, "score": score, **({"comment": comment} if comment else {})}
+    try:
+        feedback = parse_feedback(json.dumps(body).encode(), at=time.time())
+    except ApiError as error:
+        raise UserError("this is no feedback", why=error.message, fix="rate an answer again") from None
+    for pause in (*PAUSES, None):
+        if StoreSink(work).add_feedback(feedback):
+            return
+        if pause is not None:
+            time.sleep(pause)
+    raise UserError(
+        f"there is no capture {capture}", why="it was deleted", fix="ask again, and rate that answer"
+    )
 
 
 class Chat:

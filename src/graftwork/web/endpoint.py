@@ -1,14 +1,19 @@
-"""The endpoint: what it served, in figures and capture by capture; the same question to two of its models."""
+"""The endpoint: what it served, in figures and capture by capture; the same question to two models."""
+
+import shlex
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from graftwork.api import endpoint
+from graftwork.records.interaction import Message
+from graftwork.records.report import Case
 from graftwork.views.charts import draw_both
 from graftwork.views.endpoint import draw_days
 from graftwork.views.page import show_answer
+from graftwork.views.turns import show_call, show_turn, show_turns, split_answer
 from graftwork.web.actions import LONGEST_TEXT, ActionForm, log_action, read_form, require_allowed
 from graftwork.web.rendering import address, number_in, project_of, render, text_in
 
@@ -93,48 +98,96 @@ async def ask(request: Request) -> Response:
 
 def _ask(request: Request, form: ActionForm) -> Response:
     require_allowed(request)
-    messages = _messages(form)
+    messages = _messages(form, _example(form))
     names = dict.fromkeys(name for name in (form.text("left"), form.text("right")) if name)
     tokens = int(form.text("tokens") or 256) if form.text("tokens").isdecimal() else 256
-    answers = endpoint.ask_models(form.project, names, messages, max_tokens=min(max(tokens, 1), MOST_TOKENS))
+    answers = endpoint.ask_any(form.project, names, messages, max_tokens=min(max(tokens, 1), MOST_TOKENS))
     for name in names:
         log_action(form, "ask", endpoint.curl_command(form.project, name, messages)[:2000], outcome="asked")
     return _show(request, form, answers)
 
 
-def _messages(form: ActionForm) -> list[dict[str, str]]:
+async def rate(request: Request) -> Response:
+    form = await read_form(request)
+    return await run_in_threadpool(lambda: _rate(request, form))
+
+
+def _rate(request: Request, form: ActionForm) -> Response:
+    require_allowed(request)
+    capture, good = form.text("capture"), form.text("score") == "1"
+    endpoint.rate_answer(form.project, capture, 1.0 if good else 0.0, form.text("note"))
+    notice = f"rated {'good' if good else 'bad'}"
+    return RedirectResponse(address(f"{CAPTURES}/{capture}", notice=notice), status_code=303)
+
+
+def _example(form: ActionForm) -> Case | None:
+    number = form.text("example")
+    return endpoint.read_chat_example(form.project, int(number)) if number.isdecimal() else None
+
+
+def _messages(form: ActionForm, example: Case | None) -> list[dict[str, str]]:
     system, prompt = form.text("system", longest=LONGEST_TEXT), form.text("prompt", longest=LONGEST_TEXT)
-    turns = [{"role": "system", "content": system}] if system else []
-    return [*turns, {"role": "user", "content": prompt}]
+    if example is None:
+        turns = [{"role": "system", "content": system}] if system else []
+        return [*turns, {"role": "user", "content": prompt}]
+    turns = [{"role": turn.role, "content": turn.content} for turn in example.messages]
+    if prompt and turns[-1]["role"] == "user":
+        # As it is in the form: it may have been changed there.
+        turns.pop()
+    return [*turns, {"role": "user", "content": prompt}] if prompt else turns
 
 
 def _show(request: Request, form: ActionForm, answers: list[endpoint.EndpointAnswer]) -> Response:
-    models = endpoint.list_endpoint_models(form.project)
-    left, right = form.text("left"), form.text("right")
+    choices, example = endpoint.read_playground(form.project), _example(form)
+    able = [*(choices.served or ()), *(choice.name for choice in choices.subjects if not choice.why_not)]
+    names = [*dict.fromkeys(able)]
+    left = form.text("left") or next(iter(names), "")
+    # The base is what a model is compared with.
+    right = form.text("right") if "right" in form.fields else ("base" if left != "base" else "")
+    prompt = form.text("prompt", longest=LONGEST_TEXT)
+    turns, asked_last = [], None if example is None else example.messages[-1]
+    if example is not None and asked_last is not None:
+        is_question = asked_last.role == "user"
+        turns = list(show_turns(example.messages[:-1] if is_question else example.messages))
+        prompt = prompt or (asked_last.content if is_question and not answers else "")
     shown = []
     for place, answer in enumerate(answers):
-        other = answers[1 - place].text if len(answers) == 2 else ""
-        shown.append((answer, show_answer(answer.text, reference=other)))
+        text, calls = split_answer(answer.text)
+        other = split_answer(answers[1 - place].text)[0] if len(answers) == 2 else ""
+        shown.append((answer, show_answer(text, reference=other), tuple(map(show_call, calls))))
     return render(
         request,
         "playground.html.jinja",
         title="Playground",
         section=PLAYGROUND,
-        models=models,
-        left=left or (models[0] if models else "champion"),
-        right=right or (models[1] if len(models) > 1 else ""),
+        choices=choices,
+        names=names,
+        left=left,
+        right=right,
         system=form.text("system", longest=LONGEST_TEXT),
-        prompt=form.text("prompt", longest=LONGEST_TEXT),
+        prompt=prompt,
+        example=form.text("example") if example is not None else "",
+        turns=turns,
+        reference=None
+        if example is None
+        else show_turn(Message(role="assistant", content=example.reference)),
         tokens=form.text("tokens") or "256",
         answers=shown,
+        capture_header=endpoint.CAPTURE_HEADER,
         url=endpoint.ask_address(form.project),
-        command=endpoint.curl_command(form.project, left or "champion", _messages(form)),
+        command=_command(left, prompt, form.text("example")),
     )
+
+
+def _command(name: str, prompt: str, example: str) -> str:
+    question = ["--example", example] if example else (["--prompt", prompt] if prompt else [])
+    return shlex.join(["graft", "chat", *([name] if name else []), *question])
 
 
 ROUTES = [
     Route("/playground", playground),
     Route("/playground", ask, methods=["POST"]),
+    Route("/playground/rate", rate, methods=["POST"]),
     Route("/captures", captures),
     Route("/captures/{capture}", capture),
     Route("/parts/drift", drift),

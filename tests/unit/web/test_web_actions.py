@@ -4,12 +4,14 @@ import json
 import re
 import urllib.error
 import urllib.request
+from html import unescape
 
 import pytest
 import yaml
 from served_page import Visitor
 
 from free_ports import free_port
+from graftwork.api.endpoint import list_captures, read_capture, read_chat_example, read_playground
 from graftwork.api.project import open_project
 from graftwork.records.errors import UserError
 
@@ -37,6 +39,7 @@ def test_without_allow_actions_nothing_is_done_and_the_page_says_so(page, made_p
     assert aliases(made_project) == before
     assert page.visitor.post("/review/decide", action="accept", key="x").status == 409
     assert page.visitor.post("/playground", prompt="x", left="champion").status == 409
+    assert page.visitor.post("/playground/rate", capture="x", score="1").status == 409
     assert page.visitor.post("/fleet/offers").status == 409
     assert not log_of(made_project)
 
@@ -271,10 +274,41 @@ def test_the_name_of_a_visitor_is_kept_and_the_way_back_stays_on_the_page(acting
 def test_the_playground_says_that_nothing_answers(acting):
     settings = acting.folder / "graft.yaml"
     settings.write_text(settings.read_text() + f"serve: {{port: {free_port()}}}\n")
-    answer = acting.visitor.post("/playground", prompt="hello <b>", left="champion", right="base")
+    assert "No endpoint is served at" in acting.visitor.get("/playground").text
+    outside = "https://evil.example/v1#m,key=HF_TOKEN"
+    answer = acting.visitor.post("/playground", prompt="hello <b>", left="nobody", right=outside)
     assert answer.status == 200
-    assert answer.text.count("nothing answers") == 2
+    assert answer.text.count("nothing answers as") == 2
     assert "hello &lt;b&gt;" in answer.text
+
+
+def test_the_playground_offers_what_can_be_asked_and_fills_in_a_held_out_case(acting):
+    project = open_project(acting.folder)
+    case = read_chat_example(project, 2)
+    shown = unescape(acting.visitor.get("/playground?example=2&right=base").text)
+    assert case.messages[-1].content in shown
+    assert '<option value="base" selected>' in shown
+    choices = read_playground(project)
+    assert {choice.kind for choice in choices.subjects} >= {"run", "release", "base"}
+    assert choices.served is None
+    for choice in choices.subjects:
+        assert f'value="{choice.name}"' in shown
+    assert acting.visitor.get("/playground?example=100000").status == 404
+
+
+def test_a_thumb_is_feedback_on_the_capture(acting):
+    project = open_project(acting.folder)
+    capture = list_captures(project)[0].items[0].id
+    before = len(read_capture(project, capture)[1])
+    answer = acting.visitor.post("/playground/rate", capture=capture, score="0", note="the date is wrong")
+    assert answer.headers["location"].startswith(f"/captures/{capture}")
+    kept = read_capture(project, capture)[1]
+    assert (len(kept), kept[-1].score, kept[-1].comment) == (
+        before + 1,
+        0.0,
+        "the date is wrong",
+    )
+    assert acting.visitor.post("/playground/rate", capture="f" * 32, score="1").status == 404
 
 
 def test_the_cycle_is_approved_paused_and_canceled_with_name_and_reason(acting):
