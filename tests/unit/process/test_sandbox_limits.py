@@ -22,7 +22,7 @@ from graftwork.process.sandbox import CodeJob, Sandbox, SandboxKind, run_jobs
 def run_briefly(kind, source, *, begun):
     """Until the deadline, which comes soon."""
     return run_until_late(
-        lambda times: run_in(kind, source, limits=PATIENT.model_copy(update=times)), 1.5, begun=begun
+        lambda times: run_in(kind, source, limits=PATIENT.model_copy(update=times)), 0.5, begun=begun
     )
 
 

@@ -69,21 +69,24 @@ def test_a_rollback_of_a_page_that_is_out_of_date_is_refused(acting):
     assert acting.visitor.post("/actions/rollback", reason="x", **shown).status == 303
 
 
-def test_a_form_with_too_many_fields_is_refused(acting):
-    assert acting.visitor.post("/actions/run", **{f"f{n}": "x" for n in range(60)}).status == 400
-
-
-def test_an_action_without_a_reason_is_refused(acting):
+def test_what_cannot_be_done_is_refused_and_changes_nothing(acting):
     before = aliases(acting.folder)
-    assert acting.visitor.post("/actions/rollback", alias="champion").status == 404
-    assert acting.visitor.post("/actions/rollback", alias="champion", reason="  ").status == 404
-    assert aliases(acting.folder) == before
-
-
-def test_an_action_that_fails_is_logged_with_its_error(acting):
-    answer = acting.visitor.post("/actions/rollback", alias="nobody", reason="x")
-    assert answer.status == 404
+    with open_project(acting.folder).open() as work:
+        ended = next(run.id for run in work.runs.list() if run.state != "running")
+    for name, fields, status in (
+        ("run", {f"f{n}": "x" for n in range(60)}, 400),
+        ("run", {"reason": "x" * 2_000_000}, 404),
+        ("format-disk", {"reason": "x"}, 404),
+        ("rollback", {"alias": "champion"}, 404),
+        ("rollback", {"alias": "champion", "reason": "  "}, 404),
+        ("stop", {"reason": "enough", "run": ended}, 409),
+    ):
+        assert acting.visitor.post(f"/actions/{name}", **fields).status == status, (name, status)
+    assert acting.visitor.post("/actions/rollback", alias="nobody", reason="x").status == 404
     assert log_of(acting.folder)[-1]["outcome"].startswith("refused: ")
+    answer = acting.visitor.post("/actions/stop", reason="enough")
+    assert "nothing+is+running" in answer.headers["location"]
+    assert aliases(acting.folder) == before
 
 
 def test_promote_and_verify_do_what_the_commands_do(acting):
@@ -131,24 +134,21 @@ def test_a_get_of_escalation_or_offers_starts_nothing(acting, never):
     assert not log_of(acting.folder)
 
 
-@pytest.mark.parametrize(
-    "subject",
-    [
+def test_escalation_refuses_urls_and_folders_that_graft_yaml_does_not_name(acting, never):
+    name_subject(acting.folder, "https://named.example/v1#m,key=NAMED_KEY")
+    for subject in (
         "https://evil.example/v1#m,key=HF_TOKEN",
         "http://127.0.0.1:9/v1#m",
         " https://named.example/v1#m,key=HF_TOKEN",
         "adapter:/tmp/anything",
         "engine:llamacpp@adapter:/tmp/anything",
-    ],
-)
-def test_escalation_refuses_urls_and_folders_that_graft_yaml_does_not_name(acting, never, subject):
-    name_subject(acting.folder, "https://named.example/v1#m,key=NAMED_KEY")
-    for fields in ({"large": subject}, {"small": subject}):
-        answer = acting.visitor.post("/actions/predict-escalation", **fields)
-        assert answer.status == 409
-        assert "evaluate.subjects" in answer.text
-    assert not never
-    assert log_of(acting.folder)[-1]["outcome"].startswith("refused: ")
+    ):
+        for fields in ({"large": subject}, {"small": subject}):
+            answer = acting.visitor.post("/actions/predict-escalation", **fields)
+            assert answer.status == 409
+            assert "evaluate.subjects" in answer.text
+        assert not never
+        assert log_of(acting.folder)[-1]["outcome"].startswith("refused: ")
 
 
 def test_escalation_asks_what_graft_yaml_names_and_is_logged(acting, never):
@@ -180,22 +180,6 @@ def test_offers_are_asked_for_by_a_post_and_logged(acting, monkeypatch):
     assert log_of(acting.folder)[-1]["command"] == "graft fleet offers --run"
 
 
-def test_stop_says_that_nothing_runs(acting):
-    answer = acting.visitor.post("/actions/stop", reason="enough")
-    assert "nothing+is+running" in answer.headers["location"]
-
-
-def test_stop_of_a_run_that_has_ended_is_refused(acting):
-    with open_project(acting.folder).open() as work:
-        ended = next(run.id for run in work.runs.list() if run.state != "running")
-    assert acting.visitor.post("/actions/stop", reason="enough", run=ended).status == 409
-
-
-def test_an_unknown_action_and_a_too_large_form_are_refused(acting):
-    assert acting.visitor.post("/actions/format-disk", reason="x").status == 404
-    assert acting.visitor.post("/actions/run", reason="x" * 2_000_000).status == 404
-
-
 def key_of(text):
     return re.search(r'name="key" value="([^"]+)"', text)[1]
 
@@ -218,6 +202,10 @@ def test_an_edit_must_change_the_answer_and_becomes_a_pair_when_applied(acting):
     assert "becomes a training row" in text
     reply = re.search(r"<textarea[^>]*>([^<]*)</textarea>", text)[1]
     assert acting.visitor.post("/review/decide", key=key, action="edit", reply=reply).status == 404
+    answer = acting.visitor.post("/review/decide", key=key, action="edit", reply="x" * 100_001)
+    assert answer.status == 404
+    assert "too long" in answer.text
+    assert key_of(acting.visitor.get("/review").text) == key
     answer = acting.visitor.post("/review/decide", key=key, action="edit", reply="By the pond, since 1903.")
     assert answer.status == 303
     answer = acting.visitor.post("/actions/apply-reviews")
@@ -227,23 +215,7 @@ def test_an_edit_must_change_the_answer_and_becomes_a_pair_when_applied(acting):
     assert "By the pond, since 1903." in corrected or reviewed
 
 
-def test_an_edit_that_is_too_long_is_refused_and_not_cut(acting):
-    key = key_of(acting.visitor.get("/review").text)
-    answer = acting.visitor.post("/review/decide", key=key, action="edit", reply="x" * 100_001)
-    assert answer.status == 404
-    assert "too long" in answer.text
-    assert key_of(acting.visitor.get("/review").text) == key
-
-
-def test_two_reviewers_do_not_decide_about_the_same_row(acting):
-    key = key_of(acting.visitor.get("/review").text)
-    ada, bob = (Visitor(acting.base, f"{acting.cookie}; graft_who={name}") for name in ("ada", "bob"))
-    assert "accepted" in ada.post("/review/decide", key=key, action="accept").headers["location"]
-    assert "another+reviewer" in bob.post("/review/decide", key=key, action="reject").headers["location"]
-    assert key_of(bob.get("/review").text) != key
-
-
-def test_two_reviewers_at_once_are_shown_different_rows(acting):
+def test_two_reviewers_at_once_are_shown_different_rows_and_decide_each_once(acting):
     ada, bob = (Visitor(acting.base, f"{acting.cookie}; graft_who={name}") for name in ("ada", "bob"))
     first, second = key_of(ada.get("/review").text), key_of(bob.get("/review").text)
     assert first != second
@@ -251,6 +223,7 @@ def test_two_reviewers_at_once_are_shown_different_rows(acting):
     assert key_of(bob.get("/review").text) == second
     assert "accepted" in ada.post("/review/decide", key=first, action="accept").headers["location"]
     assert key_of(ada.get("/review").text) not in (first, second)
+    assert "another+reviewer" in bob.post("/review/decide", key=first, action="reject").headers["location"]
 
 
 def test_a_row_that_a_reviewer_left_is_shown_to_others_after_a_while(acting, monkeypatch):
@@ -337,19 +310,19 @@ def test_a_release_is_exported_and_can_be_downloaded(acting):
     assert archive.stat().st_size > 1000
 
 
-@pytest.mark.parametrize(
-    ("referer", "leads_to"),
-    [("{base}/runs?state=done", "/runs?state=done"), ("https://elsewhere.example/x", "/"),
-     ("{base}//elsewhere.example/x", "/elsewhere.example/x"), ("", "/")],
-)  # fmt: skip
-def test_a_refused_action_leads_back_to_the_page_it_came_from(acting, referer, leads_to):
-    body = b"alias=champion&reason="
-    request = urllib.request.Request(f"{acting.base}/actions/rollback", data=body)
-    given = {"cookie": acting.cookie, "origin": acting.base, "referer": referer.format(base=acting.base)}
-    for name, value in given.items():
-        request.add_header(name, value)
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=300)
-    text = refused.value.read().decode()
-    assert "the reason is missing" in text.lower()
-    assert f'<a class="button" href="{leads_to}">' in text
+def test_a_refused_action_leads_back_to_the_page_it_came_from(acting):
+    for referer, leads_to in (
+        (f"{acting.base}/runs?state=done", "/runs?state=done"),
+        ("https://elsewhere.example/x", "/"),
+        (f"{acting.base}//elsewhere.example/x", "/elsewhere.example/x"),
+        ("", "/"),
+    ):
+        headers = {"cookie": acting.cookie, "origin": acting.base, "referer": referer}
+        request = urllib.request.Request(
+            f"{acting.base}/actions/rollback", data=b"alias=champion&reason=", headers=headers
+        )
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=300)
+        text = refused.value.read().decode()
+        assert "the reason is missing" in text.lower()
+        assert f'<a class="button" href="{leads_to}">' in text
