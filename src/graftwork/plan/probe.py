@@ -31,10 +31,10 @@ from graftwork.records.plan import DeviceName, ModelShape, ProbeFacts, ProbeJob
 
 FOLDER = "probes"
 PATIENCE = 6.0
-"""A probe that takes this many times its seconds hangs."""
+"""A probe that takes this many times its expected seconds is considered hung."""
 
 Hear = Callable[[str, float], None]
-"""What comes next, and the seconds that are still expected."""
+"""The next part, and the expected remaining seconds."""
 
 
 def shape_to_probe(project: ProjectFolder | None, model: str | None) -> ModelShape:
@@ -54,7 +54,7 @@ def shape_to_probe(project: ProjectFolder | None, model: str | None) -> ModelSha
 
 
 def takes_long_to_find(project: ProjectFolder | None, model: str | None) -> bool:
-    """Whether the embedded model has to be made ready first."""
+    """Whether the embedded model has to be converted first."""
     if project is None or (model is not None and model not in project.settings.all_models):
         return False
     return not is_ready(project.settings.of_model(model or project.settings.main_model).base)
@@ -124,7 +124,7 @@ def _end_group(child: "subprocess.Popen[str]") -> None:
 
 
 def keep_probe(facts: ProbeFacts, project: ProjectFolder | None) -> tuple[Path, ...]:
-    """Write it down for this project and for the user's others; where."""
+    """Store it for this project and for the user's others; returns where."""
     folders = [_cache()] if project is None else [project.state / FOLDER, _cache()]
     shape = fingerprint(facts.shape.model_dump(mode="json", exclude={"name", "max_positions"}))[:16]
     files = [folder / _key(facts.device) / f"{shape}.json" for folder in folders]
@@ -136,8 +136,9 @@ def keep_probe(facts: ProbeFacts, project: ProjectFolder | None) -> tuple[Path, 
 def stored_probe(
     project: ProjectFolder | None = None, *, shape: ModelShape | None = None
 ) -> ProbeFacts | None:
-    """The probe of this very device, driver and torch; the project's before the user's. Of several the one
-    whose blocks are nearest to `shape`, else the newest. Needs no torch and starts nothing heavy."""
+    """The probe of this very device, driver and torch; the project's before the user's. Of several, the one
+    with blocks nearest to `shape`, else the newest. Needs no torch and starts nothing heavy.
+    """
     here = name_device()
     folders = [_cache()] if project is None else [project.state / FOLDER, _cache()]
     for folder in folders:

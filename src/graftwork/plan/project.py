@@ -58,9 +58,8 @@ from graftwork.train.engine_choice import streams_layers, why_plain_step
 
 
 def gpu_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> StepRates | None:
-    """What this GPU reaches: as it was probed, else as the catalog knows it; None if neither does.
-
-    A GPU of another machine is named as in the catalog: a probe of this machine says nothing about it.
+    """Rates of this GPU: as probed, else from the catalog; None if neither has it. A GPU of another machine
+    is named as in the catalog: a probe of this machine does not apply to it.
     """
     if device.kind != "cuda":
         return None
@@ -78,7 +77,7 @@ def gpu_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> Step
 def plan_rollouts(
     work: OpenProject, device: DeviceFacts, shape: ModelShape, load: Workload, dtype: str
 ) -> Workload:
-    """The work with as many prompts answered together as memory has room for, unless the settings say."""
+    """The work with as many prompts answered together as fit into memory, unless the settings state it."""
     if load.rollouts is None or load.rollouts.prompts_at_once is not None or load.rollouts.on_server:
         return load
     gpu = device.kind == "cuda"
@@ -101,7 +100,7 @@ def plan_passes(
     *,
     rates: StepRates | None,
 ) -> PlainStep | None:
-    """How the plain step goes through its rows, so that the first attempt fits."""
+    """Plan how the plain step processes its rows, so that the first attempt fits."""
     settings = work.settings.train
     if device.kind != "cuda":
         limit = work.settings.plan.memory_limit_gib or device.memory_gib
@@ -162,7 +161,7 @@ def plan_streamed(
     *,
     rates: StepRates | None,
 ) -> StreamedStep | None:
-    """How the layers are streamed from host memory; None if the run does not ask for that."""
+    """Plan how the layers are streamed from host memory; None if the run does not use that."""
     settings = work.settings.train
     if not streams_layers(settings):
         return None
@@ -215,7 +214,7 @@ def as_plain(step: StreamedStep) -> PlainStep:
 
 
 def _machine(device: DeviceFacts, *, gpus: int) -> Machine:
-    """This machine's GPUs as the catalog knows them; without their links where it does not."""
+    """This machine's GPUs as in the catalog; without their links if they are not in it."""
     gpu = None
     with suppress(UserError):
         gpu = find_gpu(device.name)
@@ -230,7 +229,7 @@ def base_config(work: OpenProject) -> dict[str, Any]:
 def plan_tuning(
     work: OpenProject, device: DeviceFacts, shape: ModelShape, load: Workload, *, rates: StepRates | None
 ) -> Tuning | None:
-    """How a GPU's memory is spent; None if the run takes the plain step or a CPU's."""
+    """Plan a GPU's memory; None if the run uses the plain step or a CPU's."""
     settings = work.settings.train
     if device.kind != "cuda":
         return None
@@ -278,7 +277,7 @@ def plan_tuning(
 
 
 def _largest_step(load: Workload) -> int:
-    """Tokens that hardly any step goes beyond: a step in two passes takes nearly twice as long as in one."""
+    """Tokens that hardly any step exceeds: a step in two passes takes nearly twice as long as in one."""
     rows, lengths = load.batch_size, sorted(load.lengths)
     mean, spread = statistics.fmean(lengths), statistics.pstdev(lengths)
     likely = rows * mean + 3 * spread * math.sqrt(rows)
@@ -398,7 +397,7 @@ def _seconds_per_token(run: PlainRun, work: Workload, setup: PlainSetup, shared:
 
 
 class PastResiduals(Record):
-    """How far plans were off over past runs."""
+    """Errors of plans over past runs."""
 
     runs: tuple[PastRun, ...]
     biases: tuple[Bias, ...]

@@ -33,14 +33,14 @@ class Reach(Record):
 
     method: Method
     longest: int | None
-    """Tokens of the longest row that fits, of the lengths that were tried; None: not even the shortest."""
+    """Tokens of the longest row that fits, of the lengths tried; None: not even the shortest."""
     hours: Figure | None = None
     """Hours of the team's run with this method at its own length; None if that does not fit."""
     why_not: str = ""
 
 
 class MachineReach(Record):
-    """What one machine can do of what was asked."""
+    """What one machine can do of the requested work."""
 
     label: str
     gpu: str
@@ -58,7 +58,7 @@ class MachineReach(Record):
 
 
 class Payback(Record):
-    """When a purchase has cost less than renting there."""
+    """When a purchase becomes cheaper than renting there."""
 
     against: str
     place: str
@@ -68,7 +68,7 @@ class Payback(Record):
     months: Figure | None
     """None: never, a run there costs no more than the power here."""
     in_time: bool
-    """Within the years that were asked about."""
+    """Within the years in question."""
 
 
 class PurchaseChoice(Record):
@@ -86,19 +86,19 @@ class PurchaseChoice(Record):
     speed_up: Figure | None = None
     """Speed-up of one run over the present hardware; None if that cannot do the run at all."""
     runs_at_once: int = 1
-    """Where a run fits one GPU, each of several can have its own."""
+    """If a run fits one GPU, each of several can run its own."""
     throughput: Figure | None = None
-    """Runs in the same time, over what the team has."""
+    """Throughput relative to the present hardware."""
     power_usd_per_run: Figure
     cost_usd_per_run: Figure
-    """Over the years: what is paid and not got back, spread over the runs, and the power."""
+    """Over the years: the net price spread over the runs, and the power."""
     total_usd: Figure
     becomes_possible: tuple[str, ...] = ()
     paybacks: tuple[Payback, ...] = ()
     pays_above_usd_per_hour: Figure | None = None
-    """Worth of an hour of waiting from which this is the best choice; None: from none on, or never."""
+    """Value of an hour of waiting from which this is the best choice; None if never."""
     pays_unrented_above_usd_per_hour: Figure | None = None
-    """The same where nothing may be rented: data that must stay here."""
+    """The same if nothing may be rented, for data that must stay here."""
 
 
 class Purchase(Record):
@@ -161,7 +161,7 @@ LADDER = (512, 1024, 2048, 4096, 8192, 16384)
 
 
 Ask = Callable[[Machine, Method | None, int | None], GpuRun]
-"""The fit of the team's run on a machine, with another method or length where these are given."""
+"""The fit of the team's run on a machine, with another method or length if given."""
 
 
 def reach_of(machine: Machine, ask: Ask, *, max_positions: int) -> MachineReach:
@@ -183,7 +183,7 @@ def reach_of(machine: Machine, ask: Ask, *, max_positions: int) -> MachineReach:
 
 
 def link_words(machine: Machine) -> str:
-    """How two of its GPUs meet."""
+    """How two of its GPUs communicate."""
     gpu = machine.gpu
     if gpu is None or machine.gpus < 2:
         return "one GPU"
@@ -195,7 +195,7 @@ def link_words(machine: Machine) -> str:
 
 
 def news(have: MachineReach, candidate: MachineReach) -> tuple[str, ...]:
-    """What the other machine can and the one that is there cannot."""
+    """What the other machine can do and the present one cannot."""
     news = []
     before = {reach.method: reach.longest for reach in have.reaches}
     for reach in candidate.reaches:
@@ -225,7 +225,7 @@ def _reach(machine: Machine, method: Method, ask: Ask, *, max_positions: int) ->
 WEEKS_PER_YEAR = 365.25 / 7
 WEEKS_PER_MONTH = WEEKS_PER_YEAR / 12
 MOST_HOURS_PER_WEEK = 0.9 * 168
-"""More than that leaves no time for anything that goes wrong."""
+"""A higher load leaves no time for failures."""
 ENDLESS = 1200.0
 """Months that mean never: JSON has no infinity."""
 RESIDUAL_SPREAD = (0.6, 1.3)
@@ -233,7 +233,7 @@ RESIDUAL_SPREAD = (0.6, 1.3)
 
 
 class Use(NamedTuple):
-    """How much, for how long, at which prices."""
+    """Usage: how much, for how long, at which prices."""
 
     runs_per_week: float
     years: float
@@ -250,7 +250,7 @@ class Use(NamedTuple):
 
 
 class Price(NamedTuple):
-    """What must be paid, and who says so."""
+    """A price, and its source."""
 
     usd: float
     source: str
@@ -353,7 +353,9 @@ def score(choice: PurchaseChoice, use: Use) -> float:
 
 
 def with_thresholds(choice: PurchaseChoice, choices: Sequence[PurchaseChoice]) -> PurchaseChoice:
-    """What an hour of waiting must be worth for a dearer choice to be the best: of all, and of own GPUs."""
+    """The value of an hour of waiting at which a more expensive choice is the best: of all, and of own
+    GPUs.
+    """
     if not choice.possible:
         return choice
     rivals = [rival for rival in choices if rival.possible and rival.label != choice.label]
@@ -365,7 +367,7 @@ def with_thresholds(choice: PurchaseChoice, choices: Sequence[PurchaseChoice]) -
 
 
 def _best_above(choice: PurchaseChoice, rivals: Sequence[PurchaseChoice]) -> Figure | None:
-    """From which worth of an hour on it beats them all; None if that is from nothing on, or never."""
+    """The value of an hour from which it is the best; None if always, or never."""
     low, high = 0.0, float("inf")
     for rival in rivals:
         dearer = choice.cost_usd_per_run.value - rival.cost_usd_per_run.value
@@ -424,7 +426,7 @@ def decide(
 
 
 def _against(best: PurchaseChoice, choices: Sequence[PurchaseChoice]) -> str:
-    """What the other side of the decision would take."""
+    """What the other side of the decision would require."""
     rivals = [choice for choice in choices if choice.possible and choice.label != best.label]
     if not rivals:
         return "nothing else can do the run"
@@ -445,7 +447,7 @@ def _against(best: PurchaseChoice, choices: Sequence[PurchaseChoice]) -> str:
 
 
 def _nearest(thresholds: Iterable[tuple[Figure | None, PurchaseChoice]]) -> tuple[str, str] | None:
-    """The choice that is right from the lowest worth of an hour on, and that worth."""
+    """The choice that becomes right at the lowest value of an hour, and that value."""
     worths = [(worth.value, choice) for worth, choice in thresholds if worth]
     if not worths:
         return None
@@ -471,7 +473,7 @@ def weigh_purchase(
     overlay: Path | None = None,
     providers: Sequence[str] = (),
 ) -> Purchase:
-    """Keep what is there, buy one of the options, or rent: over the years, for this run."""
+    """Compare keeping, buying and renting over the years, for this run."""
     find = finder(overlay)
 
     def ask(machine: Machine, method: Method | None, seq: int | None) -> GpuRun:
@@ -532,7 +534,7 @@ def weigh_purchase(
 
 
 def price_of(option: PurchaseOption, gpu: Gpu, *, have: Machine) -> Price:
-    """What the user states, or the launch price of the GPUs that are not there yet."""
+    """The user's price, or the launch price of the GPUs to be bought."""
     if option.usd is not None:
         return Price(option.usd, "as stated")
     if gpu.launch_usd is None:
@@ -547,7 +549,7 @@ def price_of(option: PurchaseOption, gpu: Gpu, *, have: Machine) -> Price:
 
 
 def list_rentals(table: PlaceComparison) -> tuple[PlaceRow, ...]:
-    """The best paid offer of each place that does the run: what is free is no yardstick for a price."""
+    """The best paid offer of each place that can do the run: free offers are no basis for a price."""
     cheapest: dict[str, PlaceRow] = {}
     for row in best_of_each_place(table.rows):
         if not row.eligible or row.billing in {"free", "electricity"}:

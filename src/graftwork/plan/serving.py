@@ -57,14 +57,14 @@ from graftwork.records.hardware import Gpu, Machine
 
 
 class CacheLayout(NamedTuple):
-    """The fullest place: a GPU, or the machine's own memory."""
+    """The most heavily used place: a GPU, or the machine's own memory."""
 
     split: int
     """GPUs that one model is split over."""
     copies: int
     """Whole models on this place."""
     users: int
-    """Users that this place answers."""
+    """Users that this place serves."""
 
 
 def lay_out(question: ServeQuestion) -> CacheLayout:
@@ -82,12 +82,12 @@ def engine_of(question: ServeQuestion) -> EngineTraits:
 
 
 def weights_of(question: ServeQuestion, form: Form) -> tuple[float, float]:
-    """Bytes held, and bytes read for a token."""
+    """Bytes held, and bytes read per token."""
     return weigh(question.shape, form=form, engine=question.engine)
 
 
 def available_bytes(question: ServeQuestion) -> float:
-    """What serving may take of one place."""
+    """Bytes available to serving on one place."""
     machine = question.machine
     memory = machine.ram_gib * HOST_SHARE if machine.gpu is None else machine.gpu.memory_gib * GPU_SHARE
     if question.memory_limit_gib is not None:
@@ -97,7 +97,7 @@ def available_bytes(question: ServeQuestion) -> float:
 
 
 def hold(question: ServeQuestion, form: Form) -> Holding:
-    """What it takes, compared with what is available."""
+    """Memory in use, compared with what is available."""
     cases = [held_bytes(question, form, case=case) for case in CASES]
     available = available_bytes(question) / GIB
     memory = _gib([sum(parts.values()) for parts in cases])
@@ -121,7 +121,7 @@ def _gib(by_case: list[float]) -> Figure:
 
 
 def in_words(figure: Figure, most: float) -> Word:
-    """Whether a figure stays under `most`."""
+    """Say whether a figure stays under `most`."""
     if figure.high <= most:
         return "yes"
     if figure.value <= most:
@@ -149,7 +149,7 @@ def held_bytes(question: ServeQuestion, form: Form, *, case: int) -> dict[str, f
 
 
 def adapter_bytes(question: ServeQuestion, engine: EngineTraits) -> float:
-    """One adapter, in the type of the cache: 16 bits, or float32 if nothing is rounded."""
+    """Bytes of one adapter, in the type of the cache: 16 bits, or float32 without rounding."""
     shape = question.shape
     layers = min(question.adapter_layers or shape.layers, shape.layers)
     count = adapter_parameters(shape, rank=question.rank, targets=question.targets, layers=layers)
@@ -157,7 +157,7 @@ def adapter_bytes(question: ServeQuestion, engine: EngineTraits) -> float:
 
 
 class ServingRates(NamedTuple):
-    """What one place gives, as its maker states it."""
+    """Rates of one place, as its maker states them."""
 
     bytes_per_second: float
     flops: float
@@ -189,7 +189,7 @@ def _figure(by_case: list[float], unit: str) -> Figure:
 
 
 def prompt_seconds(question: ServeQuestion, form: Form, *, case: int) -> float:
-    """Until the first token of one prompt: products, and at least one reading of the weights."""
+    """Time to the first token of one prompt: products, and at least one read of the weights."""
     engine, layout, shape = engine_of(question), lay_out(question), question.shape
     rates = rates_of(question.machine, form, case=case)
     tokens = question.prompt
@@ -207,7 +207,7 @@ def prompt_seconds(question: ServeQuestion, form: Form, *, case: int) -> float:
 
 
 def step_seconds(question: ServeQuestion, form: Form, *, case: int) -> dict[str, float]:
-    """One token for every user of the fullest place, half of the answer being written: seconds by part."""
+    """One token for every user of the most heavily used place, halfway through an answer: seconds by part."""
     engine, layout, shape = engine_of(question), lay_out(question), question.shape
     rates = rates_of(question.machine, form, case=case)
     bandwidth = rates.bytes_per_second * engine.bandwidth[form][case]
@@ -230,7 +230,7 @@ def step_seconds(question: ServeQuestion, form: Form, *, case: int) -> dict[str,
 
 
 def rates_of(machine: Machine, form: Form, *, case: int) -> ServingRates:
-    """The rates that this width of weights is multiplied and read with."""
+    """The rates at which this width of weights is multiplied and read."""
     if machine.gpu is not None:
         gpu = machine.gpu
         tflops = (
@@ -338,7 +338,7 @@ def find_engine_name(name: str | None, *, machine: Machine) -> EngineName:
 
 
 BEARABLE_SECONDS = 20.0
-"""What a remedy aims at where no limit was named."""
+"""Target of a remedy if no limit was given."""
 SHORT_ANSWER = 50
 FIRST_WITH_VLLM = 7.0
 
@@ -348,7 +348,7 @@ Rows = Callable[[ServeQuestion], tuple[FormRow, ...]]
 def advise(
     question: ServeQuestion, row: FormRow, *, rows: tuple[FormRow, ...], gpus: tuple[Gpu, ...], ask: Rows
 ) -> tuple[str, ...]:
-    """What to change, the cheapest first; nothing where all is well."""
+    """Suggest changes, cheapest first; nothing if all is well."""
     slow = row.latency.answer_seconds.value > (question.limit_seconds or SLOW_SECONDS)
     if row.fits and not slow:
         return tuple(_say_reading(question, row))
@@ -359,7 +359,7 @@ def advise(
 
 
 def _other_forms(row: FormRow, *, rows: tuple[FormRow, ...]) -> Iterator[str]:
-    """The most bits that do it; if none do, the fastest that fits."""
+    """The widest format that meets the requirements; if none does, the fastest that fits."""
     fitting = [candidate for candidate in rows if candidate.fits and candidate.form != row.form]
     # In time, or without a limit.
     of_use = ("yes", "likely") if row.fits else ("yes", "likely", None)
@@ -418,7 +418,7 @@ def _less_load(question: ServeQuestion, row: FormRow, target: float) -> Iterator
 
 
 def _other_gpu(question: ServeQuestion, *, gpus: tuple[Gpu, ...], target: float, ask: Rows) -> Iterator[str]:
-    """The cheapest single GPU, by its launch price, that does it."""
+    """The cheapest single GPU, by launch price, that meets the requirements."""
     here = question.machine.gpu
     priced = [
         (gpu.launch_usd, gpu.name, gpu)
@@ -444,7 +444,7 @@ def _say_reading(question: ServeQuestion, row: FormRow) -> Iterator[str]:
 
 
 def list_notes(question: ServeQuestion, row: FormRow) -> tuple[str, ...]:
-    """What the figures rest on, and what they leave out."""
+    """What the figures are based on, and what they leave out."""
     shape, gpu = question.shape, question.machine.gpu
     notes = [
         "load: "
@@ -501,7 +501,7 @@ def most_users(question: ServeQuestion, form: Form) -> Figure:
 
 
 def most_users_in_time(question: ServeQuestion, form: Form) -> Figure | None:
-    """Users who fit and are all answered within the limit; None if there is no limit."""
+    """Users who fit and are all answered within the limit; None without a limit."""
     limit = question.limit_seconds
     if limit is None:
         return None
@@ -524,7 +524,7 @@ def longest_context(question: ServeQuestion, form: Form) -> Figure:
 
 
 def list_specialists(question: ServeQuestion) -> tuple[SpecialistRow, ...]:
-    """For every width of weights: how many whole models, and how many adapters on one base."""
+    """For every width of weights: the number of full models, and of adapters on one base."""
     specialists = max(question.copies, question.adapters)
     whole = question.model_copy(update={"adapters": 0})
     shared = question.model_copy(update={"copies": 1})
@@ -558,7 +558,7 @@ def _one_model(question: ServeQuestion, form: Form) -> Figure:
 
 
 def _total(question: ServeQuestion, form: Form) -> Figure:
-    """Over all places together: every model counted on its GPU."""
+    """Sum over all places: every model counted on its GPU."""
     # As if one place held all: what is split is whole again, what is spread is side by side.
     together = question.machine.model_copy(update={"gpus": min(question.gpus, 1)})
     pooled = question.model_copy(update={"machine": together})
@@ -570,7 +570,9 @@ def _fits(question: ServeQuestion, form: Form, case: int) -> bool:
 
 
 def _by_case(good: Callable[[int, int], bool], *, most: int, unit: str) -> Figure:
-    """In each case the largest number up to `most` that is good, if more is never better; 0 if 1 is not."""
+    """In each case the largest valid number up to `most`, assuming that more is never better; 0 if 1 is
+    invalid.
+    """
     numbers = range(1, most + 1)
     return _figure(
         [bisect_left(numbers, True, key=lambda number: not good(number, case)) for case in CASES], unit
@@ -578,7 +580,7 @@ def _by_case(good: Callable[[int, int], bool], *, most: int, unit: str) -> Figur
 
 
 def serve(question: ServeQuestion, *, gpus: tuple[Gpu, ...] = ()) -> ServeAnswer:
-    """Say what serving will be like. `gpus` are looked through where this machine does not do."""
+    """Predict serving. `gpus` are searched if this machine does not suffice."""
     rows = ask_every_form(question)
     row = _choose(question, rows)
     rows = tuple(each_row.model_copy(update={"chosen": each_row is row}) for each_row in rows)
@@ -628,9 +630,8 @@ def _row(question: ServeQuestion, form: Form) -> FormRow:
 
 
 def _choose(question: ServeQuestion, rows: tuple[FormRow, ...]) -> FormRow:
-    """The one asked for; else the most bits that do, else the fastest that fits, else the smallest.
-
-    Without a limit, answers too slow for any user are left out.
+    """The requested width; else the widest that meets the limit, else the fastest that fits, else the
+    smallest. Without a limit, answers too slow for any user are excluded.
     """
     if question.form != "auto":
         for row in rows:

@@ -16,15 +16,15 @@ from graftwork.records.hardware import Machine
 from graftwork.records.plan import ModelShape
 
 Form = Literal["32 bits", "16 bits", "8 bits", "4 bits"]
-"""How many bits a weight of a block takes, in round figures."""
+"""Bits of a weight in a block, rounded."""
 EngineName = Literal["vllm", "llama.cpp", "embedded"]
 Word = Literal["yes", "likely", "unlikely", "no"]
-"""The whole range is good, the value is, only the better end is, nothing is."""
+"""Whether the whole range is good, the value is, only the better end is, or nothing is."""
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class ServeLoad(Record):
-    """What may be stated about serving: how the model is run, and who asks it how much."""
+    """Options about serving: how the model is run, and the load."""
 
     engine: str | None = None
     weights: str = "auto"
@@ -37,17 +37,17 @@ class ServeLoad(Record):
     context: int = 2048
     answer: int = 500
     prompt: int | None = None
-    """All of the context but the answer if it is not stated: nothing is held from before."""
+    """By default the whole context except the answer: nothing is cached."""
     limit_seconds: float | None = None
     memory_limit_gib: float | None = None
 
 
 class ServeQuestion(Record):
-    """A model, who asks it how much at a time, and what it is to run on."""
+    """A model, its load, and the machine it runs on."""
 
     model: str
     doubt: str = ""
-    """What is not sure about the shape."""
+    """What is uncertain about the shape."""
     shape: ModelShape
     machine: Machine
     engine: EngineName
@@ -57,9 +57,9 @@ class ServeQuestion(Record):
     adapter_layers: int | None = Field(default=None, ge=1)
     targets: tuple[str, ...] = ALL_LINEAR
     copies: int = Field(default=1, ge=1)
-    """Whole models, each with weights of its own, that share the machine."""
+    """Full models, each with its own weights, that share the machine."""
     users: int = Field(default=1, ge=1)
-    """Who wait for an answer at the same time, each asking again at once: the full load."""
+    """Concurrent users, each asking again at once: the full load."""
     context: int = Field(default=2048, ge=2)
     """Tokens cached for a user: the conversation so far and the answer."""
     answer: int = Field(default=500, ge=1)
@@ -67,7 +67,7 @@ class ServeQuestion(Record):
     """Tokens that must be processed for an answer; the rest of the context is cached."""
     limit_seconds: float | None = Field(default=None, gt=0)
     memory_limit_gib: float | None = Field(default=None, gt=0)
-    """What serving may take, where that is less than the machine has."""
+    """Memory limit of serving, if lower than that of the machine."""
 
     @model_validator(mode="after")
     def _context_holds_prompt_and_answer(self) -> Self:
@@ -83,16 +83,16 @@ class ServeQuestion(Record):
 
 
 class Latency(Record):
-    """How long things take at this load."""
+    """Latencies at this load."""
 
     first_token_alone_seconds: Figure
     """For a single user."""
     first_token_seconds: Figure
-    """For the last of all users, when all ask at once."""
+    """For the last of all users, if all ask at once."""
     token_seconds: Figure
     """Between two tokens of one answer while all users get theirs."""
     answer_seconds: Figure
-    """From question to last token, when all users ask again as soon as they are answered."""
+    """From question to last token, if all users ask again as soon as they are answered."""
     tokens_per_second: Figure
     """Over all users, prompts being read in between."""
     parts_seconds: dict[str, Figure]
@@ -102,12 +102,12 @@ class Latency(Record):
 
 
 class Holding(Record):
-    """What is held in memory: of one GPU where there are several, else of the machine."""
+    """Memory use: of one GPU if there are several, else of the machine."""
 
     memory_gib: Figure
     available_gib: Figure
     spare_gib: Figure
-    """Below nought: what lacks."""
+    """Free memory; negative if it is missing."""
     parts_gib: dict[str, Figure]
     fits: Word
 
@@ -129,7 +129,7 @@ class FormRow(Record):
 
 
 class SpecialistRow(Record):
-    """How many specialists the machine holds, as whole models and as adapters on one base."""
+    """Number of specialists that fit the machine, as full models and as adapters on one base."""
 
     form: Form
     one_model_gib: Figure
@@ -138,16 +138,16 @@ class SpecialistRow(Record):
     adapters: Figure
     asked: int
     asked_whole_gib: Figure
-    """What the asked number takes as whole models, all GPUs together, and as adapters on one base."""
+    """Memory of the requested number as full models, all GPUs together, and as adapters on one base."""
     asked_adapters_gib: Figure
 
 
 class ServeAnswer(Record):
-    """What will happen, the verdict first."""
+    """The prediction, with the verdict first."""
 
     verdict: str
     good: bool
-    """It fits, and the limit is met where one was named."""
+    """Whether it fits and, if a limit was given, meets it."""
     fits: bool
     meets_limit: bool | None
     certainty: Literal["computed"] = "computed"
@@ -171,7 +171,7 @@ class ServeAnswer(Record):
     advice: tuple[str, ...]
     notes: tuple[str, ...]
     sources: tuple[str, ...]
-    """Who says what the machine gives, and what engines reach of it."""
+    """Sources of the machine's figures, and of what engines reach."""
 
 
 SLOW_SECONDS = 60.0
@@ -230,7 +230,7 @@ tokens/s: 0.42 of half precision (dmatora#10); Threadripper 5995WX 7B Q4_0 189 t
 
 
 class Spread(NamedTuple):
-    """The same figure as it may turn out."""
+    """The range of a figure."""
 
     best: float
     likely: float
@@ -238,7 +238,7 @@ class Spread(NamedTuple):
 
 
 class SpreadCase:
-    """Which of a spread is meant: an index."""
+    """Index of a case in a spread."""
 
     BEST, LIKELY, WORST = range(3)
 
@@ -250,21 +250,21 @@ class EngineTraits(NamedTuple):
     """An engine on one kind of place."""
 
     bandwidth: dict[Form, Spread]
-    """Share of memory bandwidth while one token after another is made, by the width of weights."""
+    """Share of memory bandwidth during decoding, by the width of weights."""
     compute: dict[Form, Spread]
-    """Share of the dense rate while a prompt is read."""
+    """Share of the dense rate during prefill."""
     layer_seconds: Spread
     """Overhead of every layer and step, besides its products: starting kernels, waiting for threads."""
     step_seconds: Spread
     """Overhead of every step: scheduling the batch, sampling the token."""
     adapter_factor: Spread
-    """Time of a step whose users have different adapters over that of a step without."""
+    """Time of a step whose users have different adapters relative to one without."""
     mixes_adapters: bool
     """Users of different adapters share one step; otherwise weights are read once for each adapter."""
     cache_bytes: int
     """Bytes per number in the KV cache."""
     cache_block: int
-    """Tokens that are set aside at once."""
+    """Tokens that are allocated at once."""
     runtime_gib: Spread
     """Memory of each process before the model: interpreter, libraries, the GPU's context, recorded graphs."""
     prompt_tokens: int
@@ -287,8 +287,9 @@ ON_GPU_COMPUTE: dict[Form, Spread] = {
     "8 bits": Spread(0.75, 0.50, 0.25),
     "4 bits": Spread(0.75, 0.45, 0.20),
 }
-"""[D] A large product reaches 0.8 (an H200: 790 of 989, [M]), a whole pass over a prompt less; 4 bits are
-made 16 again before they are multiplied."""
+"""[D] A large product reaches 0.8 (an H200: 790 of 989, [M]), a whole prefill pass less; 4-bit weights are
+dequantized to 16 bits before they are multiplied.
+"""
 
 ON_CPU_BANDWIDTH: dict[Form, Spread] = {
     "32 bits": Spread(0.85, 0.65, 0.26),
@@ -296,8 +297,9 @@ ON_CPU_BANDWIDTH: dict[Form, Spread] = {
     "8 bits": Spread(0.80, 0.62, 0.26),
     "4 bits": Spread(0.75, 0.56, 0.26),
 }
-"""[D] from MEASURED_DECODE: 0.55 to 0.66 on one socket with all channels filled, 0.26 to 0.28 where two
-sockets or empty channels are in the way."""
+"""[D] from MEASURED_DECODE: 0.55 to 0.66 on one socket with all channels filled, 0.26 to 0.28 with two
+sockets or empty channels.
+"""
 
 ON_CPU_COMPUTE: dict[Form, Spread] = {
     "32 bits": Spread(0.80, 0.45, 0.20),
@@ -305,7 +307,7 @@ ON_CPU_COMPUTE: dict[Form, Spread] = {
     "8 bits": Spread(1.00, 0.40, 0.20),
     "4 bits": Spread(1.00, 0.40, 0.20),
 }
-"""[D] from MEASURED_PREFILL, of the float32 rate; integer products can do more, and no more is promised."""
+"""[D] from MEASURED_PREFILL, of the float32 rate; integer products can be faster, which is not assumed."""
 
 VLLM = EngineTraits(
     bandwidth=ON_GPU_BANDWIDTH,
@@ -378,9 +380,9 @@ HOST_LINK_SHARE = 0.6
 MESSAGE_SECONDS = Spread(8e-6, 3e-5, 1e-4)
 """Latency of one exchange between GPUs, however small. [D]"""
 CHECKED_FORM = Spread(0.99, 1.0, 1.01)
-"""Bytes of weights over what their formats say: headers, alignment."""
+"""Ratio of the bytes of weights to what their formats imply: headers, alignment."""
 WORKSPACE = Spread(0.6, 1.0, 1.8)
-"""What passes through a layer at once over what was counted. [D]"""
+"""Ratio of a layer's transient memory to what was counted. [D]"""
 
 
 def forms_of(name: EngineName, *, on_gpu: bool) -> tuple[Form, ...]:
@@ -415,13 +417,12 @@ Q8_0 = 8.5
 """A block of 32 weights in a byte each, with a scale of two."""
 Q5_0, Q4_K, Q5_K, Q6_K = 5.5, 4.5, 5.5, 6.5625
 K_BLOCK = 256
-"""Rows that cannot be cut into blocks of 256 get Q5_0 for Q4_K, and Q8_0 for Q6_K."""
+"""Rows that cannot be split into blocks of 256 get Q5_0 for Q4_K, and Q8_0 for Q6_K."""
 
 
 def weigh(shape: ModelShape, *, form: Form, engine: EngineName) -> tuple[float, float]:
-    """Bytes of the whole model in this form: held, and read for a token that is made.
-
-    All is read but the table of embeddings, of which one row is.
+    """Bytes of the whole model in this format: held, and read per generated token. Everything is read but the
+    embedding, of which one row is.
     """
     table = shape.vocab_size * shape.hidden_size
     counted = table * (1 if shape.tied_embeddings else 2)

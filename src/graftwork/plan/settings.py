@@ -10,7 +10,7 @@ from graftwork.records.week import MomentText, WindowText, ZoneName
 
 
 class WeekModelSettings(Record):
-    """What a model is worth in a week, and what it needs first."""
+    """The value of a model in a week, and what it depends on."""
 
     priority: float = Field(1.0, gt=0, description="Its weight in the objective.")
     half_hours: float | None = Field(
@@ -40,7 +40,7 @@ class WeekModelSettings(Record):
 
 
 class WeekSettings(Record):
-    """A week of training: who is there, what may be spent, what the models are worth."""
+    """A week of training: places, budget, and the value of the models."""
 
     timezone: ZoneName = Field(
         "UTC", description="Time zone of the week, and of people and places without their own."

@@ -29,11 +29,13 @@ READING_SHARE, PADDED_READING_SHARE = 0.84, 0.60
 (SmolLM2, one core: 78 and 56 of 92 GFLOP/s).
 """
 WRITING_SHARE = 0.72
-"""The same for rows that write together, besides reading the weights and their keys (SmolLM2, 72 rows)."""
+"""The same for rows that are generated together, besides reading the weights and their keys (SmolLM2, 72
+rows).
+"""
 BLOCK_SECONDS = 2.5e-4
 """Overhead per block of a pass over one token on a CPU, besides products: small operations."""
 GUESSED_WEIGHTS_S = 10e9
-"""Bytes a second that products with one row read, where they were not measured."""
+"""Bytes per second that products with one row read, if not measured."""
 LAUNCHED_BLOCK_SECONDS = 1.0e-3
 """Time per block of a pass that is not recorded on a GPU: the host launches it kernel by kernel (H200: 22 ms
 for a token of 30 blocks with transformers, and half as much again for the code around it).
@@ -45,14 +47,14 @@ CHOOSING_SECONDS = 3e-4
 
 
 class AnswerLoad(Record):
-    """Prompts that one model answers, and how."""
+    """Prompts that one model answers, and the settings."""
 
     cases: int
     rows: int
-    """Answered together at most."""
+    """Most rows answered together."""
     prompt_tokens: float
     shared_tokens: float = 0.0
-    """First tokens that all prompts have in common: read once for those that are answered together."""
+    """First tokens that all prompts have in common: read once per batch."""
     answer_tokens: float
     """Mean."""
     longest_answer: float
@@ -68,12 +70,12 @@ class AnswerLoad(Record):
 
     @property
     def columns(self) -> float:
-        """That a token looks at, on average."""
+        """Columns that a token attends to, on average."""
         return self.prompt_tokens + self.answer_tokens / 2
 
 
 def alone(load: AnswerLoad) -> AnswerLoad:
-    """One of the requests by itself: nothing is shared, and it ends with its own last token."""
+    """A single request: nothing is shared, and it ends with its own last token."""
     return load.model_copy(
         update={"cases": 1, "rows": 1, "shared_tokens": 0.0, "longest_answer": load.answer_tokens}
     )
@@ -139,8 +141,9 @@ FIXED_SECONDS = {
     "try": 1.0,
     "report": 0.3,
 }
-"""Whatever the size. `plan` waits for the imports of the process that measures the machine; `try` verifies
-the release, and stops the endpoint."""
+"""Fixed time of a stage. `plan` waits for the imports of the process that measures the machine; `try`
+verifies the release, and stops the endpoint.
+"""
 BYTES_PER_SECOND = {"audit": 2.5e6, "prepare": 1.5e6}
 """Bytes of logs per second on two cores."""
 GRADE_SECONDS = 2e-3
@@ -153,7 +156,7 @@ USUAL_SPREAD, GUESSED_SPREAD = 2.5, 3.0
 
 
 class StageFacts(Record):
-    """What the time of the stages depends on."""
+    """Facts that the time of the stages depends on."""
 
     log_bytes: int
     shape: ModelShape | None = None
@@ -163,15 +166,15 @@ class StageFacts(Record):
     forked: bool = True
     """Whether workers are forked from a process that has done their imports."""
     answers: tuple[AnswerLoad, ...] = ()
-    """What each subject of the evaluation answers: base and adapter, the champion, further ones."""
+    """Load of each subject of the evaluation: base and adapter, the champion, others."""
     tried: AnswerLoad | None = None
-    """What the serving check asks."""
+    """Load of the serving check."""
     timed_cases: int = 0
     repeats: int = 1
 
 
 def stage_parts(stage: str, facts: StageFacts) -> dict[str, float]:
-    """Seconds by what they are spent on."""
+    """Seconds by purpose."""
     parts = {"fixed": FIXED_SECONDS[stage]}
     if stage in BYTES_PER_SECOND:
         parts["logs"] = facts.log_bytes / BYTES_PER_SECOND[stage]
@@ -187,7 +190,7 @@ def stage_parts(stage: str, facts: StageFacts) -> dict[str, float]:
 
 
 def estimate_stage(stage: str, facts: StageFacts) -> Figure:
-    """Before any run of this stage was seen here."""
+    """The estimate before any run of this stage here."""
     spread = SPREAD.get(stage, USUAL_SPREAD)
     if stage in ("evaluate", "try") and facts.device.gflops is None:
         spread = GUESSED_SPREAD
@@ -197,7 +200,7 @@ def estimate_stage(stage: str, facts: StageFacts) -> Figure:
 
 
 def pool_stage(stage: str, prior: Figure, past: Sequence[Residual]) -> tuple[Figure, int]:
-    """The estimate corrected by how far earlier ones were off, and how many these were."""
+    """The estimate corrected by the errors of earlier ones, and their number."""
     spread, ratios = SPREAD.get(stage, USUAL_SPREAD), []
     for residual in past:
         planned, actual = residual.planned, residual.actual
@@ -214,7 +217,7 @@ def pool_stage(stage: str, prior: Figure, past: Sequence[Residual]) -> tuple[Fig
 
 
 MODEL = 2
-"""Raised when estimates change: how far earlier ones were off says nothing about these."""
+"""Incremented when estimates change: errors of earlier ones then do not apply."""
 
 
 def residual_name(stage: str) -> str:
@@ -222,7 +225,7 @@ def residual_name(stage: str) -> str:
 
 
 def add_up(seconds: Mapping[str, Figure]) -> Figure:
-    """Stages of one run meet the same load: the ends of their ranges add up too. In minutes."""
+    """Stages of one run meet the same load, so the ends of their ranges add up. In minutes."""
     figures = seconds.values()
     return Figure(
         value=sum(figure.value for figure in figures) / 60,
@@ -233,8 +236,9 @@ def add_up(seconds: Mapping[str, Figure]) -> Figure:
 
 
 def _evaluate(facts: StageFacts, shape: ModelShape) -> dict[str, float]:
-    """On a CPU each subject has a process of its own, and one more times single requests in turn; on a
-    GPU one process does all of it."""
+    """On a CPU each subject has its own process, and one more times single requests in turn; on a GPU one
+    process does everything.
+    """
     subjects = len(facts.answers)
     on_gpu = facts.device.kind == "cuda"
     processes = 1 if on_gpu else subjects + bool(facts.timed_cases)

@@ -29,16 +29,16 @@ ALERTS_FILE = "alerts.jsonl"
 COMMAND_SECONDS = 30.0
 WEBHOOK_SECONDS = 10.0
 WEBHOOK_PAUSES = (1.0, 4.0)
-"""Between three tries."""
+"""Seconds between three attempts."""
 LONGEST_ANSWER = 64 * 2**10
 LONGEST_OUTPUT, LONGEST_LINE = 4096, 300
-"""Bytes and characters of what a command wrote: enough to say why it failed."""
+"""Bytes and characters of a command's output to keep: enough to show why it failed."""
 SHORTEST_SECRET = 6
 CLOSING_SECONDS = 30.0
 
 
 class Alarm:
-    """Use as a context manager around the watching: at its end it waits a moment for deliveries."""
+    """Use as a context manager around the watching: on exit it waits briefly for deliveries."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Alarm:
         self.close()
 
     def send(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> Alert:
-        """Write it down and say it now; deliver it soon."""
+        """Record and report it now; deliver it soon."""
         alert = Alert(
             kind=kind,
             run=self._run,
@@ -89,7 +89,7 @@ class Alarm:
         return alert
 
     def close(self, *, seconds: float = CLOSING_SECONDS) -> None:
-        """Wait for what is being delivered, and say what was not."""
+        """Wait for running deliveries, and report those that failed."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(seconds)
@@ -111,7 +111,7 @@ class Alarm:
 
 
 def split_command(command: str) -> list[str]:
-    """The words of the command. No shell sees it."""
+    """Split the command into words. No shell sees it."""
     try:
         parts = shlex.split(command)
     except ValueError as error:
@@ -141,7 +141,9 @@ def check_webhook(address: str) -> str:
 
 
 def run_command(command: list[str], body: bytes, *, seconds: float = COMMAND_SECONDS) -> str:
-    """Why it failed, with the last line that it wrote, or nothing. It gets the alert on its input."""
+    """Run the command with the alert on its input. Returns why it failed, with its last line of output, or
+    nothing.
+    """
     # Not a pipe: what the command leaves running may keep its end open.
     with tempfile.TemporaryFile() as output:
         try:
@@ -177,7 +179,7 @@ def _last_line(output: IO[bytes], command: list[str]) -> str:
 def post(
     address: str, body: bytes, *, pauses: tuple[float, ...] = WEBHOOK_PAUSES, seconds: float = WEBHOOK_SECONDS
 ) -> str:
-    """Why it failed after all tries, or nothing. Refused for good (4xx) it is not tried again."""
+    """Post it. Returns why it failed after all attempts, or nothing. A final refusal (4xx) is not retried."""
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(address, data=body, headers=headers, method="POST")
     failure = ""

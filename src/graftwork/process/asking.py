@@ -17,11 +17,13 @@ from typing import NamedTuple, TypeVar
 from graftwork.files.disk import Journal
 
 GIVE_UP_AFTER = 5
-"""Requests in a row without a reply: the model is away, and nothing more is asked."""
+"""Requests in a row without a reply after which the model counts as unavailable, and nothing more is
+asked.
+"""
 BUDGET_PAUSE = 1.0
-"""Seconds after which a request that waits for budget looks again."""
+"""Seconds after which a request that waits for budget checks again."""
 POLL_SECONDS = 0.2
-"""Between two looks at replies that are being waited for."""
+"""Seconds between two checks for pending replies."""
 
 Question = TypeVar("Question")
 Reply = TypeVar("Reply")
@@ -36,10 +38,9 @@ def ask_many(
     on_poll: Callable[[], object] = lambda: None,
     give_up: Callable[[], object] = lambda: None,
 ) -> list[Reply]:
-    """Ask this many at a time; the replies in the order of the questions. Callbacks run in this thread alone.
-
-    Any error, or Ctrl-C, ends it: `give_up` is called, and no further question is asked. What is on its way
-    is paid for: `on_reply` gets it where it arrives.
+    """Ask this many in parallel; returns the replies in the order of the questions. Callbacks run in this
+    thread alone. Any error, or Ctrl-C, ends it: `give_up` is called, and no further question is asked.
+    Pending requests are paid for: `on_reply` gets their replies if they arrive.
     """
     replies: dict[int, Reply] = {}
     remaining = iter(enumerate(questions))
@@ -114,7 +115,7 @@ class ReplyJournal:
         self._append({"event": "answered", "key": key, **reply._asdict()})
 
     def reserved(self) -> tuple[int, int]:
-        """Prompt and reply tokens that requests on their way may still cost."""
+        """Prompt and reply tokens that pending requests may still cost."""
         with self._lock:
             waiting = self._open.values()
             return sum(tokens for tokens, _ in waiting), sum(tokens for _, tokens in waiting)
@@ -148,10 +149,8 @@ class ReplyJournal:
 
 
 class Asker:
-    """Asks each key once. Threads may share one.
-
-    `refuse` says why nothing more may be asked where all requests cost this many prompt and reply tokens:
-    those of earlier runs, those on their way, and the next one.
+    """Asks each key once. Threads may share one. `refuse` says why nothing more may be asked if all requests
+    cost this many prompt and reply tokens: those of earlier runs, pending ones, and the next one.
     """
 
     def __init__(self, journal: ReplyJournal, *, refuse: Callable[[int, int], str | None]) -> None:
@@ -194,7 +193,7 @@ class Asker:
         return reply
 
     def _reserve(self, key: str, most_in: int, most_out: int) -> None:
-        """Take the most that the request may cost from the budget, before it is sent."""
+        """Reserve the most that the request may cost, before it is sent."""
         journal = self.journal
         with self._settled:
             while True:

@@ -21,7 +21,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def steady() -> float:
-    """Seconds that only go forward. While a machine sleeps they stop, as its workers do."""
+    """Seconds of a monotonic clock. They stop while the machine sleeps, as its workers do."""
     return time.monotonic()
 
 
@@ -30,7 +30,7 @@ def now() -> Moment:
 
 
 def seconds_between(earlier: Moment, later: Moment) -> float:
-    """Below zero where the second moment is the earlier one."""
+    """Negative if the second moment is the earlier one."""
     if earlier.boot and earlier.boot == later.boot:
         return later.steady - earlier.steady
     return later.at - earlier.at

@@ -39,9 +39,9 @@ VITALS_FILE = "vitals.jsonl"
 SAMPLE_SECONDS = 5.0
 GROWTH_WINDOW_SECONDS = 300.0
 GROWTH_LEAST_SECONDS = 60.0
-"""Less says nothing: the first steps of a run take their buffers once."""
+"""A shorter time proves nothing: the first steps of a run allocate their buffers once."""
 LINES_AT_FULL_RATE = 2000
-"""Afterwards lines come ever more seldom: the file grows with the logarithm of the time."""
+"""After this many, lines become ever rarer: the file grows with the logarithm of the time."""
 
 
 class Sampler:
@@ -68,11 +68,11 @@ class Sampler:
         return self._clock() - self._sampled_at >= self._every
 
     def begin_phase(self) -> None:
-        """Other work takes other memory: growth is counted from zero."""
+        """Other work needs other memory: growth is measured from zero again."""
         self._resident.clear()
 
     def sample(self, *, data_share: float | None = None) -> Vitals:
-        """Take them now; keep them in the file if it is time for a line."""
+        """Take a sample; write it to the file if a line is due."""
         now = self._sampled_at = self._clock()
         machine = machine_memory()
         resident = resident_gib()
@@ -117,9 +117,8 @@ def seconds_between_lines(elapsed: float, *, every: float = SAMPLE_SECONDS) -> f
 
 
 def growth_per_minute(samples: list[tuple[float, float]]) -> float:
-    """GiB per minute that memory grows by: the least of the later half over the least of the earlier one.
-
-    What is taken and given back in every step lifts single samples, not the least of many.
+    """GiB per minute of memory growth: the minimum of the later half compared with that of the earlier one.
+    Memory that is allocated and freed in every step raises single samples, not the minimum.
     """
     if len(samples) < 4 or samples[-1][0] - samples[0][0] < GROWTH_LEAST_SECONDS:
         return 0.0
@@ -132,11 +131,11 @@ def growth_per_minute(samples: list[tuple[float, float]]) -> float:
 HEARTBEAT_FILE = "heartbeat.json"
 WAITING_FOR_DATA = "data"
 LEAST_SECONDS = 0.2
-"""Between two writes of quick beats: steps of milliseconds must not wait for the file."""
+"""Seconds between two writes of quick beats: steps of milliseconds must not wait for the file."""
 
 
 class Heart:
-    """Use as a context manager around the work; call `beat` whenever the work moves."""
+    """Use as a context manager around the work; call `beat` whenever the work makes progress."""
 
     def __init__(self, folder: Path, *, interval: float = 2.0, vitals: bool = False) -> None:
         self._path = folder / HEARTBEAT_FILE
@@ -148,7 +147,7 @@ class Heart:
         self._written_at = float("-inf")
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        """Apart from the other: what moves within a step never waits for the disk."""
+        """Separate from the other lock: progress within a step never waits for the disk."""
         self._stop = threading.Event()
         self._sampler = Sampler(folder) if vitals else None
         self._thread = threading.Thread(target=self._run, daemon=True, name="heartbeat")
@@ -176,7 +175,7 @@ class Heart:
         seconds_left: float | None = None,
         **detail: float | str,
     ) -> None:
-        """The work moved."""
+        """Record progress of the work."""
         now = clock.steady()
         with self._lock:
             self._enter("", now)
@@ -190,7 +189,7 @@ class Heart:
                 self._write()
 
     def move(self, doing: str = "") -> None:
-        """The work moves, within what the last beat named: nothing is written, the thread will."""
+        """Record progress within what the last beat named: the thread writes it later."""
         with self._lock:
             self._enter(doing, clock.steady())
 
@@ -212,7 +211,7 @@ class Heart:
         self._moved, self._doing = now, doing
 
     def _count(self, now: float) -> None:
-        """Add the time until now to what is being done."""
+        """Add the elapsed time to the current activity."""
         if self._doing:
             self._spent[self._doing] = self._spent.get(self._doing, 0.0) + now - self._doing_since
         self._doing_since = now
@@ -254,12 +253,12 @@ class Heart:
 
 
 def remove_beat(folder: Path) -> None:
-    """Before a worker starts: what an earlier one left says nothing about it."""
+    """Before a worker starts: the beat of an earlier one is meaningless for it."""
     (folder / HEARTBEAT_FILE).unlink(missing_ok=True)
 
 
 def read_beat(folder: Path) -> Beat | None:
-    """The last beat; None if there is none, or one that this version cannot read."""
+    """Read the last beat; None if there is none, or one that this version cannot read."""
     return read_record(Beat, folder / HEARTBEAT_FILE)
 
 
@@ -268,7 +267,7 @@ STUCK_FACTOR = 10.0
 BETWEEN_STEPS_SECONDS = 30.0
 """An evaluation, a checkpoint, a model that loads or compiles: plans do not know how long one takes."""
 FEW_STEPS = 2
-"""So many first steps of a process compile and fill caches: their time says little."""
+"""Number of first steps of a process that compile and fill caches, and are ignored."""
 
 LITTLE_FREE = 0.05
 SOON_MINUTES = 15.0
@@ -286,7 +285,7 @@ FROZEN = {
 
 
 class Patience(Record):
-    """Short steps must not raise an alarm at every hiccup: below these nothing is called slow or stuck."""
+    """Minimum times: below these nothing is called slow or stuck, so that short steps do not raise alarms."""
 
     slow_seconds: float = 10.0
     stuck_seconds: float = 60.0
@@ -294,7 +293,7 @@ class Patience(Record):
 
 
 class HealthReport(Record):
-    """`evidence` is what in the machine's figures may explain it; `reason` says it in one sentence."""
+    """`evidence` is what in the machine's figures may explain it; `reason` summarizes it in one sentence."""
 
     health: Health
     reason: str
@@ -314,9 +313,8 @@ def assess_health(
     process_state: str = "",
     patience: Patience | None = None,
 ) -> HealthReport:
-    """`age` is how many seconds ago the heartbeat was.
-
-    `process_state` is the letter that the system gives: T stopped, D waiting for disk or driver.
+    """Judge a worker. `age` is the age of the heartbeat in seconds. `process_state` is the system's letter: T
+    stopped, D waiting for disk or driver.
     """
     patience = patience or Patience()
     if beat is None:
@@ -358,7 +356,7 @@ def assess_health(
 
 
 def evidence(beat: Beat) -> tuple[str, ...]:
-    """What in the machine's figures is out of the ordinary, the gravest first."""
+    """Return unusual figures of the machine, the most serious first."""
     vitals = beat.vitals
     observations: list[str] = []
     if vitals is not None:
@@ -402,7 +400,9 @@ def _of_devices(vitals: Vitals) -> list[str]:
 
 
 def _of_cores(vitals: Vitals) -> list[str]:
-    """Others take the cores, or nothing is computed at all. With a device its use says more."""
+    """Other processes use the cores, or nothing is computed at all. With a device its utilization is more
+    informative.
+    """
     if vitals.cpu_cores is None:
         return []
     if vitals.load is not None and vitals.load > 2 * vitals.cores:

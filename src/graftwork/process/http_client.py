@@ -26,9 +26,8 @@ _PIECE = 64 * 2**10
 
 
 class NoAnswer(OSError):
-    """The server cannot be reached, or what it sent is not an answer, too late or too long.
-
-    The words are our own: neither what the server sent nor the address is in them.
+    """The server cannot be reached, or its answer is malformed, too late or too long. The message contains
+    neither the server's text nor the address.
     """
 
 
@@ -56,7 +55,9 @@ class HttpClient:
 
     @contextmanager
     def send(self, request: urllib.request.Request, *, seconds: float) -> Iterator["HttpAnswer"]:
-        """The answer, once its head is there. `seconds` bounds the request to the last byte of the answer."""
+        """Return the answer, once its headers are there. `seconds` limits the request up to the last byte of
+        the answer.
+        """
         with _explained():
             response = self._opener.open(request, timeout=seconds)
         try:
@@ -66,7 +67,7 @@ class HttpClient:
 
 
 class HttpAnswer:
-    """An answer whose body may still be on its way."""
+    """An answer whose body may still be arriving."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self._response = response
@@ -76,7 +77,7 @@ class HttpAnswer:
         return self._response.headers.get(name)
 
     def read(self, *, most: int | None = None) -> bytes:
-        """The body: all of it, or where `most` is given what comes first."""
+        """Return the body: all of it, or at most the first `most` bytes."""
         pieces: list[bytes] = []
         size = 0
         for piece in self._pieces():
@@ -109,7 +110,7 @@ class HttpAnswer:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """What the libraries raise on hostile bytes. Not chained: their errors keep those bytes."""
+    """Convert errors of the libraries on hostile bytes. Not chained: those errors contain the bytes."""
     try:
         yield
     except NoAnswer:
@@ -145,7 +146,7 @@ class _HttpsHandler(urllib.request.HTTPSHandler):
 
 
 class _Limit:
-    """What is left of one request: seconds and bytes."""
+    """Remaining seconds and bytes of one request."""
 
     def __init__(self, seconds: float, longest: int) -> None:
         self._seconds, self._until = seconds, time.monotonic() + seconds
@@ -178,7 +179,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class _SecureConnection(_Connection, http.client.HTTPSConnection):
-    """Bounds what HTTPSConnection has connected and encrypted."""
+    """Applies the limit to what HTTPSConnection has connected and encrypted."""
 
 
 def _dial(limit: _Limit, address: tuple[str, int], *_more: object) -> socket.socket:
@@ -200,7 +201,7 @@ def _dial(limit: _Limit, address: tuple[str, int], *_more: object) -> socket.soc
 
 
 class _BoundedSocket:
-    """What `http.client` uses of a socket, within the limit."""
+    """The methods of a socket that `http.client` uses, within the limit."""
 
     def __init__(self, connection: socket.socket, limit: _Limit) -> None:
         self._connection, self._limit = connection, limit
@@ -251,7 +252,7 @@ _NEVER = frozenset({501, 505})
 
 
 class Retries:
-    """The attempts at one request. `seconds` bounds the time from the first attempt to the last."""
+    """The attempts of one request. `seconds` limits the time from the first attempt to the last."""
 
     def __init__(
         self,
@@ -285,12 +286,12 @@ class Retries:
 
 
 def may_pass(status: int) -> bool:
-    """Whether the same request may be answered later: the server is busy or broken."""
+    """Whether the same request may succeed later: the server is busy or broken."""
     return status in _BUSY or (status >= 500 and status not in _NEVER)
 
 
 def retry_after(header: str | None) -> float | None:
-    """The seconds of a `Retry-After`; a date or anything else is left to our own pauses."""
+    """The seconds of a `Retry-After`; a date or anything else falls back to our own pauses."""
     text = (header or "").strip()
     whole, _, part = text.partition(".")
     plain = whole.isdecimal() and text.isascii() and (not part or part.isdecimal()) and len(text) < 20

@@ -23,7 +23,7 @@ from graftwork.process.worker import PARENT_VARIABLE, WORKER_ENVIRONMENT, compil
 from graftwork.records.fleet import Job, JobStatus
 
 LOG_FILE = "worker.log"
-"""In the job's folder: all that the job prints."""
+"""In the job's folder: the job's output."""
 
 
 class WorkerHost(Protocol):
@@ -31,10 +31,10 @@ class WorkerHost(Protocol):
         """Start the job. Returns its id."""
 
     def poll(self, job_id: str, *, seconds: float = 0.0) -> JobStatus:
-        """Wait up to `seconds` for the end of the job, and bring its heartbeat and journals up to date."""
+        """Wait up to `seconds` for the end of the job, and update its heartbeat and journals."""
 
     def stop(self, job_id: str, *, at_once: bool = False) -> None:
-        """Ask the job to stop at its next safe point; or end it, and all that it started, `at_once`."""
+        """Ask the job to stop at its next safe point; or, `at_once`, end it and everything it started."""
 
 
 def read_log_tail(folder: Path, *, lines: int = 12) -> str:
@@ -50,9 +50,8 @@ class LocalWorkers:
         self._children: dict[str, tuple[ChildProcess, int]] = {}
 
     def warm_up(self, *, further: Sequence[str] = ()) -> None:
-        """Import what workers need while they are not needed yet; returns at once.
-
-        `further` are modules besides the libraries, none of which a worker runs as its program.
+        """Import what workers need before they are needed; returns at once. `further` are modules besides the
+        libraries, none of which a worker runs as its program.
         """
         SHARED.warm_up(worker_environment(), further=further)
 
@@ -97,7 +96,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def start_preloaded(job: Job) -> PreloadedWorker | None:
-    """Start it with its imports done; None if that is not possible."""
+    """Start a worker with its imports done; None if that is not possible."""
     make_folder(Path(job.folder))
     environment = {**worker_environment(), **job.environment}
     with append_to(Path(job.folder) / LOG_FILE) as log:
@@ -120,5 +119,5 @@ def start_child(job: Job) -> ChildProcess:
 
 
 def _arguments(job: Job) -> tuple[str, ...]:
-    """The job's file, where it names no others."""
+    """The job's file, or the arguments that it names."""
     return job.arguments or (job.job_file,)

@@ -44,14 +44,15 @@ def peak_memory_gib() -> float:
 
 
 def resident_gib() -> float:
-    """What this process holds now; the high-water mark where the system does not report it."""
+    """Resident memory of this process; the high-water mark if the system does not report it."""
     pages = read_or_empty(PROC / "self" / "statm").split()
     return int(pages[1]) * resource.getpagesize() / GIB if len(pages) > 1 else peak_memory_gib()
 
 
 def release_free_memory() -> bool:
-    """Give memory that was freed back to the system; whether any was. The C library keeps it otherwise, and
-    what is allocated next in large pieces comes on top. Does nothing where the library has no such call."""
+    """Return freed memory to the system; returns whether there was any. Otherwise the C library keeps it, and
+    later large allocations come on top. Does nothing if the library has no such call.
+    """
     if not sys.platform.startswith("linux"):
         return False
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -65,7 +66,7 @@ def process_peak_gib(pid: int) -> float | None:
 
 
 def machine_memory() -> dict[str, float]:
-    """`limit`, `free` and `swap_used` as far as they are known; a container's limit where it is lower."""
+    """`limit`, `free` and `swap_used` as far as known; a container's limit if it is lower."""
     figures = parse_meminfo(read_or_empty(PROC / "meminfo"))
     # Limit and use of the control group, without the file cache that the kernel would give back.
     if group := _own_group():
@@ -102,7 +103,7 @@ def swapped_pages() -> int | None:
 
 
 def kernel_kills() -> int:
-    """How often the kernel has killed for lack of memory, here and in this container."""
+    """How often the kernel has killed a process because memory ran out, here and in this container."""
     host = parse_counts(read_or_empty(PROC / "vmstat")).get("oom_kill", 0)
     group = _own_group()
     inside = parse_counts(read_or_empty(group / "memory.events")).get("oom_kill", 0) if group else 0
@@ -133,7 +134,7 @@ def _number(path: Path) -> int | None:
 
 FIX = "use fewer rows at a time, shorter rows, or a smaller base; or a machine with more memory"
 NEARLY_NONE = 0.03
-"""Less than this share of all memory free just before a kill: it was killed for that."""
+"""If less than this share of memory was free just before a kill, that was the reason."""
 _UNITS = {"bytes": 2**-30, "B": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2.0**10}
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)")
 
@@ -184,9 +185,8 @@ def peak_allocated_gib() -> float | None:
 
 
 def killed_for_memory(code: int, *, kills: int, vitals: Vitals | None) -> OutOfMemory | None:
-    """Whether a worker that ended with `code` was killed because the machine had no memory left.
-
-    `kills` is how often the kernel killed for that while the worker ran, `vitals` its last ones.
+    """Return whether a worker that ended with `code` was killed because the machine ran out of memory.
+    `kills` is the number of such kills by the kernel while the worker ran, `vitals` its last sample.
     """
     if code != -signal.SIGKILL:
         return None
@@ -230,7 +230,9 @@ def find_probe() -> Probe | None:
 
 
 def parse_smi(printed: str, *, visible: str | None = None) -> tuple[DeviceVitals, ...]:
-    """What `nvidia-smi --query-gpu=… --format=csv,noheader,nounits` printed. A line it garbled is skipped."""
+    """Parse the output of `nvidia-smi --query-gpu=… --format=csv,noheader,nounits`. A garbled line is
+    skipped.
+    """
     devices = []
     for fields in csv.reader(printed.splitlines(), skipinitialspace=True):
         if len(fields) != len(QUERY) or not fields[0].strip().isdigit():
@@ -262,7 +264,7 @@ def is_visible(index: int, uuid: str, visible: str | None) -> bool:
 
 
 def read_number(field: str) -> float | None:
-    """GPUs say `[N/A]` or `[Not Supported]` to what they do not know."""
+    """Parse a number; GPUs report `[N/A]` or `[Not Supported]` for unknown values."""
     try:
         return float(field)
     except ValueError:
@@ -270,9 +272,8 @@ def read_number(field: str) -> float | None:
 
 
 def ask_nvidia_smi(fields: Sequence[str], *, seconds: float = PATIENCE_SECONDS) -> str | None:
-    """What `nvidia-smi` prints about these fields, one line a device; None if it is missing or fails.
-
-    The only place that starts it.
+    """Query these fields from `nvidia-smi`, one line per device; None if it is missing or fails. The only
+    place that starts it.
     """
     command = shutil.which("nvidia-smi")
     if command is None:
@@ -331,7 +332,7 @@ def ask_nvml(nvml: Any, *, visible: str | None) -> tuple[DeviceVitals, ...]:
 
 
 def _or_none(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """Each GPU refuses other questions, with errors of the library's own making."""
+    """Each GPU rejects different queries, with errors of the library's own making."""
     try:
         return ask(*arguments)
     except Exception:
@@ -343,7 +344,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _resting(probe: Probe) -> Probe:
-    """Ask no more once the driver has failed a few times in a row: each failure may cost seconds."""
+    """Stop asking once the driver has failed a few times in a row: each failure may cost seconds."""
     failures = 0
 
     def ask() -> tuple[DeviceVitals, ...]:
@@ -362,6 +363,6 @@ def _resting(probe: Probe) -> Probe:
 
 
 def busiest(devices: Sequence[DeviceVitals]) -> DeviceVitals | None:
-    """The device that computes most, of those that say so."""
+    """The device with the highest utilization, of those that report it."""
     measured = [device for device in devices if device.use_percent is not None]
     return max(measured, key=lambda device: device.use_percent or 0.0, default=None)

@@ -47,9 +47,9 @@ Result = TypeVar("Result")
 Context = Any
 
 WAITING_PER_PROCESS = 2
-"""Enough that none is idle, and few enough that pieces do not pile up in memory."""
+"""Pieces queued per process: enough that none is idle, few enough not to pile up in memory."""
 FEW_PIECES = 4
-"""Fewer are done here: a new process takes as long for its imports as for a piece."""
+"""Fewer pieces are done in this process: a new one takes as long for its imports as for a piece."""
 
 
 def work_in_order(
@@ -114,7 +114,7 @@ T = TypeVar("T")
 
 
 class CallThread:
-    """Calls one after the other, all in the same thread."""
+    """Runs calls one after the other, all in the same thread."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
@@ -145,7 +145,7 @@ PACKAGE = Path(__file__).parents[1]
 JOURNALS = "journals"
 _LENGTH = 8
 LONGEST_PIECE = 2**32 - 1
-"""Bytes of one message to a process of this machine that passes pieces on."""
+"""Limit of one message to a process of this machine that forwards pieces."""
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,14 @@ class RemoteWork(Generic[Piece, Result]):
     entry: str
     """`module:function` of graftwork; called with what `prepare` returned, the head and the blobs."""
     shared: bytes
-    """What all pieces have in common; `module:prepare` unpacks it once in each process."""
+    """Data shared by all pieces; `module:prepare` unpacks it once in each process."""
     encode: Callable[[Piece], bytes]
     collect: Callable[[Piece], Result | None]
     """Reads what a node left in the shared folder; None if it is not there."""
 
 
 class EngineLost(Exception):
-    """The cluster is gone or has no node left. What is done is kept."""
+    """The cluster is gone or has no node left. Finished work is kept."""
 
 
 class NodeRefused(EnvironmentFailure):
@@ -224,7 +224,7 @@ def work_on(order: dict[str, str], shared: bytes, piece: bytes) -> None:
 
 
 def _note(order: dict[str, str], node: str, state: str) -> None:
-    """In a file of this process: appending to one file is not safe on every network disk."""
+    """Each process has its own file: appending to a shared one is not safe on every network disk."""
     path = Path(order["folder"]) / JOURNALS / f"{node}-{os.getpid()}.jsonl"
     Journal(path).append({"piece": order["piece"], "node": node, "state": state, "at": time.time()})
 
@@ -281,18 +281,18 @@ class PieceRunner(Protocol):
         """
 
     def stop(self) -> None:
-        """Let `run`, in another thread, end without the pieces that are left, and nothing at the cluster."""
+        """Let `run`, in another thread, end without the remaining pieces, leaving nothing at the cluster."""
 
 
 @dataclass(frozen=True)
 class MapWork(Generic[Piece, Result]):
-    """The work on one piece: in this process, and, where it has a remote form, on a cluster."""
+    """The work on one piece: in this process and, if it has a remote form, on a cluster."""
 
     do: Callable[[Piece], Result]
     prepare: Callable[..., None] | None = None
     with_arguments: tuple[Any, ...] = ()
     remote: Callable[[], RemoteWork[Piece, Result] | None] = lambda: None
-    """Made only if it is needed. None: this work cannot leave this machine."""
+    """Created only if needed. None: this work cannot leave this machine."""
 
 
 @dataclass

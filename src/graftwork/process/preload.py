@@ -41,10 +41,11 @@ MODULES = (  # none that starts a thread: pyarrow does
     "jinja2.sandbox",
 )
 UNUSED = ("sklearn", "scipy", "pandas", "pyarrow", "datasets")
-"""What transformers imports where it is installed, for models and metrics that are never run here: it takes
-longer than the rest, and a thread of pyarrow would prevent forks."""
+"""Packages that transformers imports if installed, for models and metrics that are never used here: they take
+longer than the rest, and a thread of pyarrow would prevent forks.
+"""
 READ_AT_START = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "ATEN_", "MALLOC_", "HF_", "TRANSFORMERS_")
-"""Beginnings of the variables that count only when a process starts."""
+"""Prefixes of variables that only count when a process starts."""
 SET_LATER = {"PYTHONUNBUFFERED", "HF_HUB_OFFLINE"}
 KEEPS_FORKABLE = {
     # A thread that numpy starts on import would be missing in every worker.
@@ -77,7 +78,7 @@ class PreloadedWorker:
         self._code: int | None = None
 
     def fileno(self) -> int:
-        """Readable once the process has ended; closed once `poll` or `wait` has said so."""
+        """Readable once the process has ended; closed once `poll` or `wait` has returned its exit code."""
         return self._exits
 
     def poll(self) -> int | None:
@@ -114,7 +115,7 @@ class PreloadedWorkers:
         self._environment: dict[str, str] = {}
 
     def warm_up(self, environment: Mapping[str, str], *, further: Sequence[str] = ()) -> None:
-        """Begin with the imports; returns at once. The `further` modules are imported while nobody asks."""
+        """Begin with the imports; returns at once. The `further` modules are imported while idle."""
         with self._lock:
             if self._process is not None or not is_supported():
                 return
@@ -202,7 +203,7 @@ class PreloadedWorkers:
 
 
 SHARED = PreloadedWorkers()
-"""The one of this process."""
+"""The instance of this process."""
 
 
 def is_supported() -> bool:
@@ -259,7 +260,7 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def import_without_unused(modules: Sequence[str]) -> None:
-    """Import these modules while packages that they could do without seem not to be installed."""
+    """Import these modules while optional packages appear not to be installed."""
     if all(name in sys.modules for name in modules):
         return
     hidden = [name for name in UNUSED if name not in sys.modules]

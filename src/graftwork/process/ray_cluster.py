@@ -111,7 +111,7 @@ class RayTasks:
 
 
 class _Stopped(Exception):
-    """The pieces that are left are no longer wanted."""
+    """The remaining pieces are no longer wanted."""
 
 
 class _Driver:
@@ -212,7 +212,7 @@ HEAD_SECONDS = 10.0
 CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 """Where `ray start` notes the address of the head."""
 RETRIES = 5
-"""How often a piece is begun again whose node died."""
+"""How often a piece is started again after its node died."""
 
 
 def open_events() -> Callable[..., None]:
@@ -305,7 +305,9 @@ def check_nodes(ray: Any, stamp: str, folder: str) -> None:
 
 
 def _is_lost(ray: Any, node_id: str) -> bool:
-    """Whether Ray gives up a node that does not answer. It notices the death of one only after a while."""
+    """Return whether Ray gives up a node that does not answer. It notices the death of one only after a
+    while.
+    """
     until = time.monotonic() + NOTICE_SECONDS
     while any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes()):
         if time.monotonic() > until:
@@ -360,7 +362,7 @@ class _Tasks:
         self._polled_at = time.monotonic()
 
     def run(self, messages: Iterator[bytes]) -> None:
-        """Until the command closes the stream: it is done, or gone."""
+        """Run until the command closes the stream: it is done, or gone."""
 
         def listen() -> None:
             for message in messages:
@@ -372,7 +374,7 @@ class _Tasks:
             pass
 
     def _take(self, *, wait: bool) -> bool:
-        """Start what has arrived; False once no more will come."""
+        """Start the pieces that have arrived; False once no more will come."""
         while True:
             try:
                 message = self._arrived.get(block=wait)
@@ -386,7 +388,7 @@ class _Tasks:
             wait = False
 
     def _collect(self) -> bool:
-        """Report what is done; False if nothing can come any more."""
+        """Report finished pieces; False if nothing more can come."""
         # Pieces that arrive are started between two calls.
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=WAIT_SECONDS)
         if not ready and time.monotonic() - self._polled_at >= NODES_SECONDS:
@@ -409,7 +411,7 @@ class _Tasks:
 
 
 PLACE_SECONDS = 600.0
-"""How long to wait for as many free nodes."""
+"""How long to wait for enough free nodes."""
 LOST = -1
 """The exit code of a machine whose node died."""
 

@@ -72,7 +72,7 @@ START_SECONDS = 120.0
 
 
 class LineProcess:
-    """One process; started when it is first asked or before, and again after it was ended."""
+    """One process; started when first asked or before, and again after it was ended."""
 
     def __init__(
         self,
@@ -114,14 +114,14 @@ class LineProcess:
         return {"failed": f"its process ended with exit code {code}"}
 
     def kill(self) -> None:
-        """End it now, from any thread: who waits for a reply gets none."""
+        """End it now, from any thread: a caller that waits for a reply gets none."""
         process = self._process
         if process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
     def end(self, *, patience: float = 0.0) -> None:
-        """End it, where it does not do so within `patience` seconds after its questions have ended."""
+        """End it, if it does not end within `patience` seconds after its input has."""
         process = self._process
         if process is None:
             return
@@ -180,7 +180,7 @@ class LineProcess:
     def _exchange(
         self, process: "subprocess.Popen[bytes]", value: Mapping[str, Any], seconds: float | None
     ) -> dict[str, Any] | None:
-        """The line that follows; None if the process ended, took too long or wrote something else."""
+        """Return the line that follows; None if the process ended, took too long or wrote something else."""
         assert process.stdin is not None
         assert process.stdout is not None
         try:

@@ -87,7 +87,7 @@ def lock_holder(folder: Path) -> int | None:
 
 
 def _take(descriptor: int) -> bool:
-    """Take the lock unless another worker has it; one that is only asked about is free in a moment."""
+    """Take the lock unless another worker has it; one that is only being queried is free in a moment."""
     deadline = time.monotonic() + _ASKED_SECONDS
     while True:
         if try_lock(descriptor):
@@ -142,10 +142,9 @@ def run_worker(
     first: bool = True,
     writes_elsewhere: bool = False,
 ) -> int:
-    """Read the job, hold its folder, work; turn expected errors into `error.json`.
-
-    Of several processes that do one job together, the `first` holds the folder for all. Whatever a worker
-    and its libraries write is as private as its folder, unless it writes for the user elsewhere.
+    """Read the job, hold its folder, work; turn expected errors into `error.json`. If several processes do
+    one job together, the `first` holds the folder for all. Files of a worker and its libraries are as private
+    as its folder, unless it writes for the user elsewhere.
     """
     job = kind.from_json(Path(sys.argv[1]).read_bytes())
     folder = folder_of(job)
@@ -183,13 +182,13 @@ def run_worker(
 
 
 def _leave(folder: Path, error: GraftError) -> int:
-    """Say what is wrong where the parent looks for it."""
+    """Write the error where the parent looks for it."""
     write_atomic(folder / ERROR_FILE, json.dumps(error.as_json()))
     return error.exit_code
 
 
 def set_in_handler(event: threading.Event) -> None:
-    """Set an event from a signal handler: the thread that it interrupted may hold the event's lock."""
+    """Set an event from a signal handler: the interrupted thread may hold the event's lock."""
     with suppress(RuntimeError):  # the interpreter is shutting down
         _thread.start_new_thread(event.set, ())
 
@@ -199,7 +198,7 @@ _on_stop: list[GracefulStop] = []
 
 @contextmanager
 def stop_at_once(error: GracefulStop) -> Iterator[None]:
-    """Around work that loses nothing if it ends anywhere, such as loading a model: a stop raises `error`."""
+    """For work that can be interrupted anywhere, such as loading a model: a stop raises `error`."""
     _on_stop.append(error)
     try:
         yield
@@ -218,7 +217,7 @@ _asked = threading.Event()
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Around the work of a command, in the main thread; elsewhere it changes nothing."""
+    """For the work of a command, in the main thread; has no effect elsewhere."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -235,7 +234,7 @@ def stoppable() -> Iterator[None]:
 
 
 def forget_stop() -> None:
-    """A stop that this process asked of itself is over: the next one counts again."""
+    """A stop that this process requested itself is over: the next one counts again."""
     _asked.clear()
 
 
@@ -266,7 +265,7 @@ WORKER_ENVIRONMENT = {
 
 
 def compiled_cache() -> dict[str, str]:
-    """What was compiled once is there for the next run; nothing where no such folder can be had."""
+    """Folder that keeps compiled kernels for the next run; nothing if none is available."""
     try:
         folder = Path.home() / ".cache" / "graftwork" / "compiled"
         folder.mkdir(parents=True, exist_ok=True)
@@ -276,7 +275,7 @@ def compiled_cache() -> dict[str, str]:
 
 
 def start_detached(command: list[str], *, log: Path, folder: Path) -> subprocess.Popen[bytes]:
-    """Start it in `folder`; what it says goes to the end of `log`."""
+    """Start it in `folder`, with its output appended to `log`."""
     try:
         make_folder(log.parent)
         with append_to(log) as output:

@@ -39,7 +39,7 @@ Result = Literal["ok", "missing", "note"]
 
 
 class DoctorCheck(Record):
-    """`missing` must be fixed before work can begin; a `note` is worth knowing."""
+    """`missing` must be fixed before work can begin; a `note` is for information."""
 
     name: str
     result: Result
@@ -145,7 +145,7 @@ def check_software(*, needed: bool) -> Iterator[DoctorCheck]:
 
 
 def requirements(extra: str | None, listed: list[str] | None = None) -> dict[str, str]:
-    """Packages of the extra, or of the core, with the least version of each, as our metadata states them."""
+    """Packages of the extra, or of the core, with their minimum versions, from our metadata."""
     least_versions: dict[str, str] = {}
     for line in listed if listed is not None else metadata.requires("graftwork") or []:
         requirement, _, marker = line.partition(";")
@@ -186,7 +186,7 @@ def _lacking(least_versions: dict[str, str]) -> list[str]:
 
 
 def _parts(version: str) -> tuple[int, ...]:
-    """The numbers of a release; what follows them (rc1, +cu128) does not matter here."""
+    """The numbers of a release; suffixes (rc1, +cu128) are ignored."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     numbers = [int(part) for part in match.group().split(".")] if match else [0]
     return tuple(numbers + [0] * (4 - len(numbers)))
@@ -194,7 +194,7 @@ def _parts(version: str) -> tuple[int, ...]:
 
 QUERY = ("name", "driver_version", "memory.total", "memory.free", "compute_cap")
 PATIENCE_SECONDS = 90.0
-"""torch alone takes that long to load from a cold network disk."""
+"""torch alone can take this long to load from a cold network disk."""
 MOSTLY_FREE = 0.9
 
 ASK_TORCH = """
@@ -245,7 +245,7 @@ def check_gpus() -> Iterator[DoctorCheck]:
 
 
 def parse_gpus(printed: str) -> tuple[InstalledGpu, ...]:
-    """Lines of `nvidia-smi --query-gpu`; an old driver does not know compute_cap and says so in its place."""
+    """Parse lines of `nvidia-smi --query-gpu`; an old driver reports an error in place of compute_cap."""
     gpus = []
     for fields in csv.reader(printed.splitlines(), skipinitialspace=True):
         if len(fields) != len(QUERY):
@@ -265,7 +265,7 @@ def parse_gpus(printed: str) -> tuple[InstalledGpu, ...]:
 
 
 def describe_gpus(gpus: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
-    """The GPU or GPUs, what is free of them, and what they multiply in."""
+    """Describe the GPUs, their free memory, and the types they support."""
     first = gpus[0]
     names = first.name if len(gpus) == 1 else f"{len(gpus)} × {first.name}"
     if len({gpu.name for gpu in gpus}) > 1:
@@ -295,7 +295,7 @@ def describe_gpus(gpus: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
 
 
 def judge_torch(view: TorchView | None, gpus: tuple[InstalledGpu, ...]) -> Iterator[DoctorCheck]:
-    """Whether torch can use what the driver shows."""
+    """Return whether torch can use the driver's GPUs."""
     if view is None:
         yield DoctorCheck(
             name="torch on the gpu",
@@ -463,7 +463,7 @@ OTHER_LOGINS = (
 
 
 def _logins() -> tuple[Login, ...]:
-    """Those of the places, each of which names its own, and the others."""
+    """Logins of the places, each of which declares its own, and the others."""
     from graftwork.fleet.places import CLOUDS
 
     return (*(cloud.login for cloud in CLOUDS.values() if cloud.login is not None), *OTHER_LOGINS)
@@ -472,7 +472,7 @@ def _logins() -> tuple[Login, ...]:
 def check_credentials(
     environment: Mapping[str, str], *, home: Path, project: Path | None, wanted: frozenset[str]
 ) -> Iterator[DoctorCheck]:
-    """`wanted` names those that the settings ask for; for the others their absence is only worth a note."""
+    """`wanted` names those that the settings require; for the others a missing login is only a note."""
     dotenv: set[str] = set()
     if project is not None:
         # The names that a .env file gives a value to; the values are not kept.
@@ -493,7 +493,7 @@ def check_credentials(
 def _find_login(
     login: Login, environment: Mapping[str, str], *, home: Path, dotenv: set[str]
 ) -> tuple[str, str, Result]:
-    """Where its secrets are, what to do about that, and the result; empty texts if there are none."""
+    """Return where its secrets are, what to do about that, and the result; empty texts if there are none."""
     for group in login.groups:
         if all(environment.get(variable) for variable in group):
             return f"{' and '.join(group)}, from the environment", "", "ok"
@@ -528,7 +528,7 @@ HOST_OF_SCHEME = {"s3": "s3.amazonaws.com", "gs": "storage.googleapis.com", "hf"
 
 
 def hosts_needed(project: ProjectFolder | None, environment: Mapping[str, str]) -> dict[tuple[str, int], str]:
-    """What each host, by name and port, is needed for: by the settings, then by the accounts there are."""
+    """What each host, by name and port, is needed for: by the settings, then by the configured accounts."""
     from graftwork.store.database import find_server
 
     purposes: dict[tuple[str, int], str] = {}
@@ -586,7 +586,7 @@ ACCOUNT_OF = {"s3": "AWS", "gs": "Google Cloud"}
 def examine(
     project: ProjectFolder | None, *, network: bool = False, dry_run: Iterator[DoctorCheck] | None = None
 ) -> Iterator[DoctorCheck]:
-    """Yield each check as it is made. `dry_run` makes those of `graft doctor --dry-run`, last."""
+    """Yield each check as it is done. `dry_run` adds those of `graft doctor --dry-run`, last."""
     yield from _in_group("software", check_software(needed=project is not None))
     folder = project.state if project else Path()
     planned = planned_disk_gib(project) if project else None

@@ -14,7 +14,7 @@ from graftwork.project.settings import ProjectSettings
 
 @dataclass(frozen=True)
 class ProjectFolder:
-    """A project's settings and its places on disk."""
+    """A project's settings and its locations on disk."""
 
     root: Path
     settings: ProjectSettings
@@ -29,7 +29,7 @@ class ProjectFolder:
 
     @property
     def data(self) -> Path:
-        """Row features and rendered rows, so that they are not computed again."""
+        """Row features and rendered rows, which are cached here."""
         return self.state / "data"
 
     @property
@@ -75,7 +75,7 @@ class ProjectFolder:
 
     @property
     def database_url(self) -> str:
-        """The team's PostgreSQL where one is named, else a file of the project's own."""
+        """The team's PostgreSQL if one is named, else a file of the project."""
         return os.environ.get("GRAFT_DATABASE_URL") or f"sqlite:///{self.state / 'state.db'}"
 
 
@@ -86,9 +86,8 @@ def find_project() -> Path | None:
 
 
 def open_project(root: Path | None = None) -> ProjectFolder:
-    """The project in `root`, or the one that the working folder belongs to.
-
-    State that others may read, as of a project that was copied, is closed to all but its owner.
+    """Open the project in `root`, or the one that contains the working folder. State that others may read, as
+    in a copied project, is made private to its owner.
     """
     folder = (root or find_project() or Path()).absolute()
     if root is None and folder != Path().absolute():

@@ -79,13 +79,13 @@ FEW_IDS = 10
 
 
 class OwnField(Record):
-    """A field of the rows, and what it is taken for."""
+    """A field of the rows, and its interpretation."""
 
     name: str
     taken_for: Meaning
     rows: int
     values: tuple[str, ...]
-    """The most frequent values, where there are only a few."""
+    """The most frequent values, if there are only a few."""
     mapped: bool = False
     """Whether `data.mapping` names it."""
     note: str = ""
@@ -159,7 +159,7 @@ def _guess(name: str, values: Sequence[Any]) -> Meaning:
 
 
 def _names_several_rows(name: str, values: Sequence[Any]) -> bool:
-    """Whether an id stands in several rows and not in most: what they have in common must not be split."""
+    """Return whether an id occurs in several rows and not in most: such rows must not be split."""
     distinct = len(set(map(str, values)))
     is_id = re.fullmatch(r"(?:.*[._])?(?:id|uuid|ref|key)|.*[a-z](?:Id|Ref|Key)", name)
     return is_id is not None and distinct >= FEW_IDS and 1.2 * distinct <= len(values) <= 50 * distinct
@@ -175,7 +175,7 @@ def _describe(
 
 
 def data_settings(rows: Sequence[Interaction], fields: Sequence[OwnField]) -> dict[str, Any]:
-    """The settings under `data:` that read the fields so."""
+    """The settings under `data:` for this interpretation of the fields."""
     mapping = {MAPPED[field.taken_for]: field.name for field in fields if field.mapped}
     worst = find_scale(rows, fields)
     return {
@@ -250,7 +250,7 @@ def write_proposal(
     bases: BaseProposal | None = None,
     own_settings: dict[str, Any],
 ) -> str:
-    """What the log asks for, with the reason for each setting."""
+    """The settings that fit the log, with the reason for each."""
     option = bases.option if bases is not None else None
     why_base = bases.why.partition(";")[0] if bases is not None else ""
     lines = [
@@ -404,7 +404,7 @@ def _gate(proposal: Proposal) -> list[str]:
 
 
 def _line(setting: str, why: str) -> str:
-    """The setting with its reason, where the line leaves room for it, else above."""
+    """The setting with its reason on the same line if it fits, else above."""
     indent = " " * (len(setting) - len(setting.lstrip()))
     if len(setting) >= COMMENT_AT + 16:
         return f"{indent}# {why}\n{setting}"
@@ -425,7 +425,7 @@ USUAL_LOGS = "logs/*.jsonl"
 MOST_TRIED = 50
 """Rows that the base's template is tried on."""
 FEWEST_ROWS = 20
-"""Fewer say too little of what a log is about."""
+"""Fewer rows are too few to describe a log."""
 
 
 class Started(Record):
@@ -434,15 +434,15 @@ class Started(Record):
     file: str
     proposal: Proposal | None = None
     fields: tuple[OwnField, ...] = ()
-    """The own fields of the rows, and what they are taken for."""
+    """The log's own fields, and their interpretation."""
     rows_read: int = 0
     """The rows of the log, or of the sample of a large one."""
     drops_rated: bool = False
     """Whether rows that the log rates low are left out of the usable ones."""
     rows_usable: int = 0
-    """Those without faults and repeats, as in the audit. `proposal.rows` are those that the split keeps."""
+    """Rows without faults and repeats, as in the audit. `proposal.rows` are those that the split keeps."""
     estimated: str | None = None
-    """Why `graft data prepare` may keep other rows than the usable ones; None if it keeps these."""
+    """Why `graft data prepare` may keep other rows than the usable ones; None if it keeps the same."""
     base: str = EMBEDDED
     bases: BaseProposal | None = None
     """The bases of the catalog on this machine, and the reason for this one."""
@@ -467,8 +467,9 @@ class BaseChoice(Record):
 def start_project(
     folder: Path, logs: Sequence[str], *, base: str | None = None, choice: BaseChoice | None = None
 ) -> Started:
-    """Write graft.yaml into the folder. One that is there already is never overwritten, except the starter
-    that was written without a log and is unchanged."""
+    """Write graft.yaml into the folder. An existing one is never overwritten, except an unchanged starter
+    that was written without a log.
+    """
     path = folder / PROJECT_FILE
     name = name_project(folder)
     if not logs and any(folder.glob(USUAL_LOGS)):
@@ -690,7 +691,7 @@ def _leave_out_repeats(clean: "CleanLog", sound: int, logs: Sequence[str]) -> li
 
 
 def _read(logs: Sequence[str], settings: DataSettings) -> tuple[list[Interaction], Sample]:
-    """The rows that `graft data prepare` would keep, as far as each row shows by itself."""
+    """The rows that `graft data prepare` would keep, as far as each row shows on its own."""
     sample = sample_rows(logs, settings=settings)
     faults = ((row, find_fault(row, settings)) for row in sample.rows)
     usable = [row for row, fault in faults if fault is None or not is_dropped(fault.code, settings)]
@@ -721,7 +722,7 @@ def _read(logs: Sequence[str], settings: DataSettings) -> tuple[list[Interaction
 
 
 def _open_base(base: str, folder: Path) -> tuple[ChatTemplate, int] | None:
-    """The base's template and how many tokens it reads; None if the base is not at hand yet."""
+    """The base's template and its maximum number of tokens; None if the base is not available yet."""
     if not is_ready(base, project_folder=folder) or find_spec("tokenizers") is None:
         return None
     try:

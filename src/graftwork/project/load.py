@@ -107,7 +107,7 @@ _MOST_OTHERS = 8
 
 
 def _list_other_errors(error: ValidationError, lines: dict[tuple[str, ...], int]) -> str:
-    """The other mistakes, each with its line, so that all can be fixed at once."""
+    """List the other mistakes, each with its line, so that all can be fixed at once."""
     mistakes = []
     for mistake in error.errors(include_url=False, include_input=False)[1:]:
         key = tuple(str(part) for part in mistake["loc"])
@@ -120,7 +120,7 @@ def _list_other_errors(error: ValidationError, lines: dict[tuple[str, ...], int]
 
 
 def _lines_of(node: yaml.Node, path: Path, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
-    """The line of every key, and an end to duplicate ones."""
+    """Return the line of every key, and refuse duplicate ones."""
     lines: dict[tuple[str, ...], int] = {}
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -181,7 +181,7 @@ def _nearest(key: tuple[str, ...]) -> str:
 
 
 def _concerned(key: tuple[str, ...], message: str) -> list[tuple[str, ...]]:
-    """The keys that a rule about several keys of `key` names, in its order."""
+    """The keys of `key` that a rule about several keys names, in order."""
     owner = _owner((*key, ""))
     if owner is None:
         return []
@@ -190,7 +190,7 @@ def _concerned(key: tuple[str, ...], message: str) -> list[tuple[str, ...]]:
 
 
 def _name_value(key: tuple[str, ...], value: object) -> str:
-    """What was found; a whole section would hide the message, and a secret is not shown."""
+    """Name the value; a whole section would hide the message, and a secret is not shown."""
     owner = _owner(key)
     # Marked either way: users may have written the key itself in place of a variable name.
     if owner is not None and key[-1] in marks_of(owner):

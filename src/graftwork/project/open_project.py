@@ -46,7 +46,7 @@ class OpenProject:
 
     @property
     def model(self) -> str:
-        """Which of the project's models is worked on: the one that was asked for, or the main one."""
+        """The model of the project that is worked on: the requested one, or the main one."""
         project = self.project.settings
         if self.asked_model is None:
             return project.main_model
@@ -61,17 +61,17 @@ class OpenProject:
 
     @cached_property
     def settings(self) -> ProjectSettings:
-        """The project's settings as the model that is worked on has them."""
+        """The project's settings for the model that is worked on."""
         return self.project.settings.of_model(self.model)
 
     @cached_property
     def base(self) -> BaseFolder:
-        """The base without its weights, where they are not on this machine yet."""
+        """The base without its weights, if they are not on this machine yet."""
         return self._find_base(weights=False)
 
     @cached_property
     def weights(self) -> BaseFolder:
-        """The base with its weights, which are fetched now if the base is a model of the Hub."""
+        """The base with its weights, which are fetched if the base is a model of the Hub."""
         return self._find_base(weights=True)
 
     def _find_base(self, *, weights: bool) -> BaseFolder:
@@ -154,7 +154,7 @@ def use_project(
 
 
 def report_downloads(reporter: Reporter) -> HubStore:
-    """Where models of the Hub are kept; what is fetched is announced, with the time that is left."""
+    """Where models of the Hub are stored; downloads are reported with the remaining time."""
     began = time.monotonic()
 
     def progress(phase: str, done: int, total: int) -> None:
@@ -166,7 +166,7 @@ def report_downloads(reporter: Reporter) -> HubStore:
 
 
 def report_base_note(work: OpenProject) -> None:
-    """Say that the weights of a base are not what its name suggests, as its plan does."""
+    """Report that the weights of a base are not what its name suggests, as in its plan."""
     note = note_on_weights(work.base.name)
     if note:
         work.reporter.info(note)

@@ -64,19 +64,19 @@ ANSWER_KEYS = ("answer", "response", "reply", "text", "summary")
 CITATION_KEYS = ("citations", "sources", "references", "refs", "cited")
 REFUSAL_KEYS = ("refused", "refusal", "unanswerable", "cannot_answer")
 GAINS = ((0.05, 0.2), (0.1, 0.25), (0.15, 0.3))
-"""Gains one would like to see, and the share of the rows that may be held out for it."""
+"""Gains that a user may want to detect, and the share of the rows that may be held out for it."""
 CONFIDENCE = 0.95
 POWER = "over the base (80 % power)"
 MOST_HELD_OUT = 0.3
 FEWEST_HELD_OUT = 0.1
 USUAL_SUCCESS = 0.98
-"""What a good model reaches where the log reaches everything: a few answers are wrong."""
+"""Success rate of a good model if the log reaches 1: a few answers are wrong."""
 FORM_LIMITS = (0.95, 0.9, 0.85, 0.8, 0.7)
 CHARACTERS_PER_TOKEN = 3.0
 USUAL_CONTEXT = 8192
-"""Tokens that a base is taken to read while it is not at hand."""
+"""Assumed context length of a base that is not available."""
 FAR_BEYOND = 20
-"""Times the context: a row with this many estimated tokens is too long by any tokenizer."""
+"""Factor on the context: a row with this many estimated tokens is too long by any tokenizer."""
 _NAME = re.compile(r"[^a-z0-9_.-]+")
 
 
@@ -87,11 +87,11 @@ class FieldKind(Record):
     rule: Literal["exact", "numeric", "set", "normalised", "token_f1"]
     why: str
     values: tuple[Any, ...] = ()
-    """The labels, where there are only a few."""
+    """The labels, if there are only a few."""
 
     @property
     def gradable(self) -> bool:
-        """Whether it is right or wrong; long texts are only nearer or farther."""
+        """Whether it is right or wrong; long texts are only more or less similar."""
         return self.rule != "token_f1"
 
 
@@ -103,7 +103,7 @@ class Size(Record):
     counted: bool
     """By the base's own tokenizer, and not by a rule of thumb."""
     context: int
-    """The tokens that the base reads. Rows with more are `too_long` and count for nothing else here."""
+    """Context length of the base. Longer rows are `too_long` and ignored otherwise."""
     too_long: int = 0
 
 
@@ -116,7 +116,7 @@ class RuleProposal(Record):
 
 
 class Proposal(Record):
-    """What `graft init` found, and what it proposes."""
+    """What `graft init` detected, and what it proposes."""
 
     rows: int
     kind: Kind
@@ -131,13 +131,13 @@ class Proposal(Record):
     primary_why: str
     rules: tuple[RuleProposal, ...]
     left_out: tuple[str, ...] = ()
-    """What has no rule, and why, one sentence each."""
+    """Fields without a rule, and why, one sentence each."""
     test: float
     test_cases: int
     test_why: str
     size: Size
     drop_reasoning: bool = False
-    """Whether the base's template takes these replies only when it is asked without reasoning."""
+    """Whether the base's template accepts these replies only without reasoning."""
 
 
 def propose(
@@ -186,8 +186,9 @@ def measure_size(
     count: Callable[[Interaction], tuple[int, int]] | None,
     context: int = USUAL_CONTEXT,
 ) -> Size:
-    """The longest row and reply that fit into the context; `count` gives the tokens of both where the base's
-    tokenizer is at hand."""
+    """The longest row and reply that fit into the context; `count` gives the tokens of both if the base's
+    tokenizer is available.
+    """
     counted = []
     for row in rows:
         letters = sum(len(message.content) + 20 for message in row.messages) + len(row.reply)
@@ -210,7 +211,7 @@ def measure_size(
 
 
 def choose_test_size(rows: int) -> tuple[float, int, str]:
-    """The share of rows to hold out, how many that is, and the gain that they can show."""
+    """The share of rows to hold out, their number, and the gain that they can detect."""
     for gain, most in GAINS:
         needed = cases_for_difference(gain, loss_rate=USUAL_LOSS_RATE, confidence=CONFIDENCE)
         if needed <= most * rows:
@@ -295,7 +296,7 @@ def _find_leaves(documents: Sequence[dict[str, Any]], within: str = "") -> Itera
 
 
 def _find_cited_answer(documents: Sequence[dict[str, Any]], keys: Counter[str]) -> dict[str, str]:
-    """The keys of the words, the citations and the refusal; empty if metrics could read no such answer."""
+    """The keys of the words, the citations and the refusal; empty if metrics cannot read such an answer."""
     usual = MOST * len(documents)
     answer = next(
         (
@@ -339,7 +340,7 @@ def find_field(path: str, values: Sequence[Any]) -> FieldKind | None:
 
 
 def _find_list(path: str, values: Sequence[Any]) -> FieldKind | None:
-    """How lists are compared: plain ones as sets, those of objects as they are unless texts are long."""
+    """How lists are compared: plain ones as sets, those of objects exactly unless texts are long."""
     if not all(isinstance(value, list) for value in values):
         return None
     items = [item for value in values for item in value]
@@ -365,7 +366,7 @@ def _words(values: Sequence[Any]) -> float:
 
 
 def _unless_invented(field: FieldKind, cases: Sequence[Case]) -> FieldKind:
-    """The field as it is; by similarity alone where each value is new and none is in the prompt."""
+    """The field unchanged; by similarity alone if each value is new and none is in the prompt."""
     if field.values or not field.gradable or field.rule == "set":
         return field
     pairs = [
@@ -392,7 +393,7 @@ def _unless_invented(field: FieldKind, cases: Sequence[Case]) -> FieldKind:
 def _choose_metrics(
     kind: Kind, fields: Sequence[FieldKind], cases: Sequence[Case], answer_fields: dict[str, Any]
 ) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...], str, str]:
-    """Metrics, checks, and the metric that means correctness with its reason."""
+    """Choose metrics, checks, and the metric of correctness with its reason."""
     read = AnswerFields.model_validate(answer_fields)
     answers = [read_answer(case.reference, fields=read) for case in cases]
     refusals = sum(bool(answer and answer.refused) for answer in answers)
@@ -420,7 +421,7 @@ def _choose_metrics(
 
 
 def _metrics_for_calls(cases: Sequence[Case]) -> tuple[str, ...]:
-    """Metrics of tool calls, and of replies that must not call, where the log has enough of each."""
+    """Metrics of tool calls, and of replies that must not call, if the log has enough of each."""
 
     if sum(bool(read_calls(case.reference)) for case in cases) < max(FEWEST_CALLS, SELDOM * len(cases)):
         return ()
@@ -465,7 +466,7 @@ def _metrics_for_json(
 def _choose_rules(
     cases: Sequence[Case], evaluate: EvaluateSettings, *, primary: str, held_out: int
 ) -> tuple[tuple[RuleProposal, ...], tuple[str, ...]]:
-    """Floors that a model which learned nothing cannot keep, and limits of form that can be proven."""
+    """Floors that a model which learned nothing cannot reach, and limits of form that can be proven."""
     checks: dict[str, GradeCheck] = {check.name: check for check in evaluate.checks}
     context = GradeContext(fields=evaluate.fields, checks=checks)
     rules: list[RuleProposal] = []
@@ -510,7 +511,9 @@ def _count_held_out(trial: MetricTrial, cases: Sequence[Case], *, held_out: int)
 
 
 def _reached(trial: MetricTrial) -> float:
-    """The share that a model which learned the log reaches: by the log's own replies, with their interval."""
+    """The expected share of a model which learned the log: that of the log's own replies, with their
+    interval.
+    """
     interval = _own_interval(trial)
     return USUAL_SUCCESS if interval is None else min(USUAL_SUCCESS, interval.low)
 
@@ -533,7 +536,7 @@ def _say_own(trial: MetricTrial) -> str:
 
 
 def _floor(trial: MetricTrial, *, held_out: int) -> RuleProposal | None:
-    """More than the best single answer to everything reaches; None if so few cases cannot prove that."""
+    """Above the best single answer to everything; None if too few cases can prove that."""
     if trial.constant is None or not trial.cases:
         return None
     over = math.ceil(100 * trial.constant + 1e-9) / 100
@@ -558,7 +561,7 @@ def _count_copied(cases: Sequence[Case], fields: Sequence[FieldKind]) -> int:
 
 
 def _few(counted: Counter[str], total: int) -> bool:
-    """A few values, each seen often: labels."""
+    """A few values, each frequent: labels."""
     return 1 < len(counted) <= MOST_LABELS and len(counted) <= total / 5
 
 

@@ -14,7 +14,7 @@ class Reporter(Protocol):
     def started(self, step: str, title: str) -> None: ...
 
     def unchanged(self, step: str, title: str) -> None:
-        """The step has nothing to do: its inputs are those of the last time."""
+        """The step has nothing to do: its inputs are unchanged."""
 
     def progress(
         self,
@@ -85,7 +85,7 @@ class ModelReporter(NullReporter):
 
 
 ENOUGH_SECONDS = 2.0
-"""Before that the rate is chance."""
+"""Before that the measured rate is unreliable."""
 
 
 class ProgressUnit(NamedTuple):
@@ -100,7 +100,7 @@ UNITS = {
     "mutation score": ProgressUnit("components", 1),
     **{f"stage {stage}: answers": ProgressUnit("answers", 1) for stage in (1, 2, 3, 4)},
 }
-"""What a phase counts in, if not in rows."""
+"""Units of phases that do not count rows."""
 
 
 def progress_listener(

@@ -42,7 +42,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Part(Record):
-    """Only what was given is shown: an unset key is none, whatever its class would have made of it."""
+    """Only set keys are shown: an unset key is absent, whatever its default."""
 
     @model_serializer(mode="plain")
     def _given(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Part(Record):
 
 
 def part_of(kind: type[Record]) -> type[Part]:
-    """A class that takes some of the keys of `kind`, and of the settings within it."""
+    """Return a class with some of the keys of `kind`, and of nested settings."""
     fields: dict[str, Any] = {}
     for name, info in kind.model_fields.items():
         if info.annotation is None:
@@ -70,7 +70,7 @@ def part_of(kind: type[Record]) -> type[Part]:
 
 
 def merge(whole: R, part: Record) -> R:
-    """`whole` with what `part` gives in its place, checked as if it had been written out."""
+    """`whole` with the values of `part` in its place, validated as if written out."""
     merged = _over(whole.model_dump(mode="json"), part.model_dump(mode="json"))
     return type(whole).model_validate(merged)
 
@@ -105,7 +105,7 @@ else:
 
 
 class OneModel(ModelSettings):
-    """One of the project's models: its rows, and what of its base and training differs from the rest."""
+    """One of the project's models: its rows, and how its base and training differ."""
 
     base: str | None = Field(None, description="Base model, if not the project's.")
     train: PartOfTraining = Field(default_factory=PartOfTraining, description="Overrides of `train:`.")
@@ -173,12 +173,12 @@ class ProjectSettings(Record):
 
     @property
     def main_model(self) -> str:
-        """The model that a verb means when none is named."""
+        """The default model of commands."""
         return next(iter(self.models), THE_ONLY_MODEL)
 
     @property
     def all_models(self) -> dict[str, ModelSettings]:
-        """Every model that is prepared, the main one first: what its dataset depends on."""
+        """Every model that is prepared, the main one first: its dataset's dependencies."""
         fields = set(ModelSettings.model_fields)
         return {
             name: ModelSettings.model_validate(model.model_dump(include=fields))
@@ -186,7 +186,7 @@ class ProjectSettings(Record):
         } or {THE_ONLY_MODEL: ModelSettings()}
 
     def of_model(self, name: str) -> Self:
-        """The settings as this model has them: its own base and training in the project's place."""
+        """The settings of this model: with its own base and training."""
         model = self.models.get(name, OneModel())
         train = merge(self.train, model.train)
         if name == self.main_model and train.start_from == FROM_MAIN and model.train.start_from != FROM_MAIN:
@@ -197,14 +197,14 @@ class ProjectSettings(Record):
     @field_validator("train")
     @classmethod
     def _validate_check_metric(cls, train: TrainSettings) -> TrainSettings:
-        """Training does not know the metrics of evaluation; the project knows both."""
+        """Training does not know the metrics of evaluation; the project does."""
         require_eval_metric(train, where="eval.metric")
         return train
 
     @field_validator("gate")
     @classmethod
     def _gate_is_about_what_is_evaluated(cls, gate: GateSettings, info: ValidationInfo) -> GateSettings:
-        """A rule about a figure that is not measured could never be decided."""
+        """Refuse a rule about a figure that is not measured: it could never be decided."""
         evaluate = info.data.get("evaluate")
         if evaluate is not None:
             # Only what graft.yaml says: the default rules may not fit.
@@ -249,7 +249,7 @@ class ProjectSettings(Record):
 
     @model_validator(mode="after")
     def _settings_of_objectives_are_used(self) -> Self:
-        """A setting that no model's objective uses is a mistake: it would be ignored."""
+        """A setting that no model's objective uses is an error: it would be ignored."""
         parts = {name: model.train.model_dump(exclude_none=True) for name, model in self.models.items()}
         objective_of = {name: part.get("objective", self.train.objective) for name, part in parts.items()}
         parts_by_location = [
@@ -285,7 +285,7 @@ class ProjectSettings(Record):
 
 
 def suggest(name: str, names: Iterable[str], *, kind: str) -> str:
-    """What is wrong with an unknown name, with the nearest known one."""
+    """Describe an unknown name, and suggest the nearest known one."""
     near = get_close_matches(name, list(names), n=1)
     hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
     return f"there is no {kind} {name}; {hint}"

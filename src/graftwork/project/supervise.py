@@ -44,14 +44,14 @@ STALL_CHECK_SECONDS = 2.0
 JOB_FILE = "job.json"
 STOP_SECONDS = 30.0
 FRESH_SECONDS = 60.0
-"""A heartbeat older than this says nothing about now; it comes every two seconds, on a busy disk later."""
+"""A heartbeat older than this is outdated; it comes every two seconds, later on a busy disk."""
 SAVING = "checkpoint"
-"""What a heartbeat names while a checkpoint is not safe yet, here or at the mirror."""
+"""Activity in the heartbeat while a checkpoint is not safe yet, here or at the mirror."""
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """A worker process: its module, its job, and the folder that the two sides share."""
+    """A worker process: its module, its job, and the shared folder."""
 
     name: str
     module: str
@@ -60,7 +60,7 @@ class WorkerTask:
     arguments: tuple[str, ...] = ()
     """Arguments of the module, instead of the job's file."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What the worker needs and no file may hold: secrets."""
+    """Environment of the worker that no file may contain: secrets."""
     max_restarts: int = 3
 
 
@@ -80,14 +80,14 @@ class RunWatcher(Protocol):
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the caller adds to the supervision."""
+    """Callbacks of the supervision."""
 
     on_start: Callable[[], None] = lambda: None
     on_poll: Callable[[], None] = lambda: None
     on_out_of_memory: Callable[[OutOfMemory], Record | None] = lambda _exhausted: None
-    """Gives the job to continue with, or None if there is no smaller one."""
+    """Returns the job to continue with, or None if there is no smaller one."""
     active_folders: Callable[[], Sequence[Path]] | None = None
-    """The folders whose heartbeats show the worker's progress, where that is not its own folder."""
+    """The folders whose heartbeats show the worker's progress, if it is not its own folder."""
     watcher: RunWatcher | None = None
 
 
@@ -96,7 +96,7 @@ class Restarts:
     """Whether a crashed worker may be started again. Only crashes without progress in between count."""
 
     most: int
-    """How often in a row, without progress, a killed worker is started again."""
+    """How many times in a row, without progress, a killed worker is restarted."""
     total: int = 0
     consecutive: int = 0
     furthest: float = 0.0
@@ -126,7 +126,7 @@ class StallWatcher:
         self._checked = float("-inf")
 
     def check(self, process_state: str) -> None:
-        """Call it as often as you like: it checks every other second."""
+        """May be called at any rate: it checks every other second."""
         now = clock.steady()
         if now - self._checked < min(STALL_CHECK_SECONDS, self._patience.silent_seconds / 4):
             return
@@ -161,7 +161,7 @@ class StallWatcher:
         self.alarm.send(kind, what, why=why, fix=fix)
 
     def worker_ended(self) -> None:
-        """The next stall is another worker's."""
+        """A later stall belongs to another worker."""
         self._stalled_at = None
 
 
@@ -219,7 +219,7 @@ class _Supervisor:
 
     @property
     def progress(self) -> float:
-        """The furthest that all workers came, over all folders."""
+        """The furthest progress of all workers, over all folders."""
         return sum(self._done.values())
 
     def attempt(self) -> JobStatus:
@@ -235,7 +235,7 @@ class _Supervisor:
         return status
 
     def out_of_memory(self, status: JobStatus) -> OutOfMemory | None:
-        """Whether the worker ran out of memory: by its own error file, or by the evidence."""
+        """Return whether the worker ran out of memory: by its own error file, or by the evidence."""
         code = status.exit_code or 0
         failure = _read_error(self._folder) if code > 0 else None
         if failure is not None and failure["error"] == OutOfMemory.__name__:
@@ -282,7 +282,7 @@ class _Supervisor:
             self._hooks.on_poll()
 
     def _stop(self, job_id: str) -> None:
-        """Ask it to stop, and end it only if it neither does nor still writes a checkpoint."""
+        """Ask it to stop, and end it if it neither stops nor is writing a checkpoint."""
         self._place.stop(job_id)
         # A step must be able to finish, however long it takes.
         steps = [float(beat.detail.get("step_seconds", 0.0)) for beat in self._beats()]
@@ -299,7 +299,7 @@ class _Supervisor:
         self._place.stop(job_id, at_once=True)
 
     def _report_beat(self, beat: Beat) -> None:
-        """Next to the progress bar: memory, and what the plan expected."""
+        """Report next to the progress bar: memory, and what the plan expected."""
         detail = dict(beat.detail)
         if beat.doing:
             detail["doing"] = beat.doing
@@ -317,7 +317,7 @@ class _Supervisor:
         return active() if active is not None else (self._folder,)
 
     def _beats(self) -> list[Beat]:
-        """The heartbeats of all active folders; the progress of each is remembered."""
+        """The heartbeats of all active folders; the progress of each is recorded."""
         beats = []
         for folder in self._active_folders():
             beat = read_beat(folder)
@@ -341,7 +341,7 @@ def _wait(seconds: float) -> None:
 
 
 def _raise_reported_error(code: int, folder: Path, name: str) -> None:
-    """An expected error is passed on as it is; a crash is left to the caller."""
+    """Raise an expected error unchanged; a crash is left to the caller."""
     if code == errors.EXIT_RESUME and _read_error(folder) is None:
         raise GracefulStop(
             f"{name} was stopped cleanly", fix="run the same command again: it resumes from here"

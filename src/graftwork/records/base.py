@@ -26,19 +26,19 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 HIDDEN = "…"
 _SAFE_TO_DEFER = tuple(map(int, VERSION.split(".")[:2])) >= (2, 14)
-"""Older versions of pydantic may go wrong where two threads build a record that was deferred."""
+"""Older versions of pydantic may fail if two threads build a deferred record."""
 
 
 @dataclass(frozen=True)
 class Secret:
-    """Marks text that may hold a secret. `hide` gives the form that may be published."""
+    """Marks text that may contain a secret. `hide` returns the form that may be published."""
 
     hide: Callable[[str], str]
 
 
 @dataclass(frozen=True)
 class NotSecret:
-    """Marks text whose name suggests a secret and which never holds one."""
+    """Marks text whose name suggests a secret but which never contains one."""
 
     why: str
 
@@ -95,7 +95,7 @@ def _mark_in(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> Sec
 
 
 class Record(BaseModel):
-    """A frozen noun. Unknown keys are a mistake, not a surprise for later."""
+    """An immutable value object. Unknown keys are errors."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -123,7 +123,7 @@ class Record(BaseModel):
         return cls.model_validate_json(text)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """A record that is printed, in a traceback or a log, shows no field that may hold a secret."""
+        """A printed record, in a traceback or a log, shows no field that may contain a secret."""
         for name, value in super().__repr_args__():
             secret = secret_of(type(self), name) if name and isinstance(value, str) else None
             yield name, secret.hide(value) if secret is not None else value
@@ -164,7 +164,7 @@ class Figure(Record):
 
     @classmethod
     def total(cls, figures: Iterable[Self], unit: str = "") -> Self:
-        """The sum of figures that move together: the ends of their ranges add up too."""
+        """Sum of figures that vary together: the ends of their ranges add up too."""
         parts = tuple(figures)
         return cls(
             value=sum(part.value for part in parts),

@@ -434,10 +434,10 @@ class RepairPlan(Record):
 
 
 AUGMENT = "augment"
-"""The fault of rows that are added for a small role."""
+"""The fault code of rows that are added for a small role."""
 
 CUT_OFF = "the answer was cut off"
-"""How the reason of a refusal begins where the answer reached the limit of tokens."""
+"""Beginning of the refusal reason if the answer reached the token limit."""
 
 
 class RepairOutcome(Record):

@@ -70,7 +70,7 @@ class Corrupted(EnvironmentFailure):
 
 
 class Stale(EnvironmentFailure):
-    """A result that is needed is not there or not of what the settings and logs say now."""
+    """A required result is missing, or was made from other settings or logs."""
 
 
 class WorkerFailed(EnvironmentFailure):
@@ -78,7 +78,7 @@ class WorkerFailed(EnvironmentFailure):
 
 
 class OutOfMemory(EnvironmentFailure):
-    """The device or the machine had less memory than the work took. `figures` are measured, in GiB."""
+    """The device or the machine ran out of memory. `figures` are measured, in GiB."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Interrupted(GraftError):
 
 @contextmanager
 def needs_extra(extra: str, *, why: str = "") -> Iterator[None]:
-    """Around the import of a library that comes with an optional part: says how to get it."""
+    """Wraps the import of a library from an optional extra: the error names the extra to install."""
     try:
         yield
     except ImportError as error:
@@ -120,7 +120,9 @@ def needs_extra(extra: str, *, why: str = "") -> Iterator[None]:
 
 
 def pip_install(extra: str) -> str:
-    """The command that brings an optional part, from where this installation came: it is on no index."""
+    """The command that installs an optional extra, from the origin of this installation: it is on no
+    index.
+    """
     import json
     from importlib import metadata
     from urllib.parse import unquote, urlsplit

@@ -26,7 +26,7 @@ class Vitals(Record):
     memory_growth_gib_per_minute: float = 0.0
     """Over the last minutes; what was allocated and freed again does not count."""
     memory_limit_gib: float | None = None
-    """What the machine, or the container, has in all."""
+    """Total memory of the machine, or of the container."""
     memory_free_gib: float | None = None
     swap_used_gib: float | None = None
     swapped_mib_per_second: float | None = None
@@ -35,7 +35,7 @@ class Vitals(Record):
     load: float | None = None
     cores: int = 1
     data_share: float | None = None
-    """Share of the time inside steps that went into waiting for data."""
+    """Share of the time inside steps spent waiting for data."""
     devices: tuple[DeviceVitals, ...] = ()
 
 
@@ -54,15 +54,15 @@ class Job(Record):
 
 
 class JobStatus(Record):
-    """What a place knows of a job now."""
+    """A place's current knowledge about a job."""
 
     running: bool
     exit_code: int | None = None
     """Negative for the signal that ended it; None while it runs."""
     process_state: str = ""
-    """The letter that Linux gives the process (R, S, D, T, Z); empty if the place does not know."""
+    """The letter that Linux gives the process (R, S, D, T, Z); empty if unknown."""
     memory_kills: int = 0
-    """How often the kernel there has killed for lack of memory since the job was submitted."""
+    """How often the kernel there has killed a process because memory ran out since the job was submitted."""
 
 
 class Moment(Record):
@@ -76,7 +76,7 @@ class Moment(Record):
 
 
 class Beat(Record):
-    """The heartbeat: who works, at what, how far, since when."""
+    """The heartbeat: who works, on what, how far, since when."""
 
     pid: int
     phase: str
@@ -87,7 +87,7 @@ class Beat(Record):
     seconds_left: float | None = None
     detail: dict[str, float | str] = {}
     doing: str = ""
-    """What is being done inside a step: data, forward, backward, update, checkpoint; empty between."""
+    """Activity inside a step: data, forward, backward, update, checkpoint; empty between steps."""
     vitals: Vitals | None = None
     steady: float = 0.0
     """`at` by the steady clock."""
@@ -96,12 +96,12 @@ class Beat(Record):
 
     @property
     def moment(self) -> Moment:
-        """When it was beaten."""
+        """Time of the beat."""
         return Moment(at=self.at, steady=self.steady, boot=self.boot)
 
     @property
     def start(self) -> Moment:
-        """When the worker began."""
+        """Start of the worker."""
         return Moment(at=self.started, steady=self.started_steady, boot=self.boot)
 
 
@@ -109,7 +109,7 @@ AlertKind = Literal["stalled", "recovered", "restarted", "out_of_memory", "faile
 
 
 class Alert(Record):
-    """What a command gets on its input and a webhook as its body. Holds nothing secret."""
+    """Input of an alert command and body of a webhook. Contains nothing secret."""
 
     kind: AlertKind
     run: str
@@ -155,7 +155,7 @@ class Bundle(Record):
     files: dict[str, BundleFile]
     base: BundleBase
     dataset: str = ""
-    """A folder at the place, where the data may not travel; empty: in the bundle."""
+    """A folder at the place, if the data may not travel; empty: in the bundle."""
     resume_step: int | None = None
     """The checkpoint in the bundle, if there is one."""
     seconds: float | None = None
@@ -182,9 +182,9 @@ class JobOrder(Record):
     """The name at the provider: exact, and unique to this job."""
     run_id: str
     trains: str = ""
-    """What is trained, whatever the device: plans for two devices have two run ids."""
+    """What is trained, regardless of the device: plans for two devices have two run ids."""
     bundle: str
-    """The folder of the bundle on this machine."""
+    """Folder of the bundle on this machine."""
     gpu: str = ""
     """The GPU that was ordered; empty: any, or none."""
     instance: str = ""
@@ -196,14 +196,14 @@ class JobOrder(Record):
 
 
 class PlacedJob(Record):
-    """A job at a place, as the place names it. Written to the ledger: any process can continue from it."""
+    """A job at a place, by the place's own names. Written to the ledger: any process can continue from it."""
 
     place: str
     id: str
     label: str
     host: str = ""
     gpu: str = ""
-    """The GPU that the place gave."""
+    """The assigned GPU."""
     usd_per_hour: float = 0.0
     """The price that the place charges."""
     created_at: float = 0.0
@@ -214,7 +214,7 @@ JobPhase = Literal["starting", "running", "ended", "gone"]
 
 
 class JobPoll(Record):
-    """What a place knows of a job now. `gone`: the place has no such job any more."""
+    """A place's current knowledge about a job. `gone`: the place no longer has such a job."""
 
     phase: JobPhase
     exit_code: int | None = None
@@ -264,12 +264,12 @@ class FleetJob(Record):
     """The largest possible cost while the job is open; it counts against the caps."""
     placed: PlacedJob | None = None
     machines: dict[str, MachineBill] = {}
-    """All machines that were seen under this job's label; more than one if the provider made two."""
+    """All machines seen under this job's label; more than one if the provider created two."""
     booted_at: float | None = None
     absent_since: float | None = None
-    """Since when the place's list has not shown it."""
+    """Time since which the place's list has not shown it."""
     outcome: FinalState | None = None
-    """What a stopping job becomes once its end is confirmed."""
+    """Final state of a stopping job, set once its end is confirmed."""
     reason: str = ""
     unseen_usd: float = 0.0
     """What it may have cost although the place never showed it; counts against the caps."""
@@ -292,7 +292,7 @@ class FleetJob(Record):
 
 
 class Reconciled(Record):
-    """What a comparison of the ledger with the places found and did."""
+    """Findings and actions of a comparison of the ledger with the places."""
 
     checked: int = 0
     """Jobs that were open."""
@@ -305,4 +305,4 @@ class Reconciled(Record):
     unreachable: tuple[str, ...] = ()
     """Places that did not answer; their jobs are as before."""
     open: int = 0
-    """Jobs that are open still."""
+    """Jobs that are still open."""

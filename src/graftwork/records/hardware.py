@@ -14,7 +14,7 @@ class Gpu(Record):
     name: str
     aliases: tuple[str, ...] = ()
     memory_gib: float
-    """What the driver shows, which is less than what the box says."""
+    """Memory shown by the driver, which is less than advertised."""
     capability: float
     """Compute capability: 7.0 has half-precision tensor cores, 8.0 bfloat16, 8.9 and later FP8."""
     half_tflops: float
@@ -23,7 +23,7 @@ class Gpu(Record):
     """Dense products in FP8, summed in float32."""
     bandwidth_gb_s: float
     pcie_gb_s: float
-    """One way, as the GPU's own connector gives it."""
+    """One way, for the GPU's own link."""
     nvlink_gb_s: float | None = None
     """One way, between two GPUs, if they can be bridged."""
     watts: float
@@ -41,7 +41,7 @@ class Gpu(Record):
 
 
 class Cpu(Record):
-    """A CPU. `gflops` is float32 over all cores; `half_gflops` where it multiplies bfloat16 itself."""
+    """A CPU. `gflops` is float32 over all cores; `half_gflops` if it supports bfloat16."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Cpu(Record):
     source: str = ""
     dated: str = ""
     reached: bool = False
-    """`gflops` are what products reach; else the peak by clock and width."""
+    """Whether `gflops` is measured with products; else it is the theoretical peak."""
 
 
 class Machine(Record):
@@ -65,7 +65,7 @@ class Machine(Record):
     cpu: Cpu | None = None
     ram_gib: float
     link_gb_s: float | None = None
-    """One way between two GPUs; None: what the GPUs' connectors give through the host."""
+    """One way between two GPUs; None: that of the GPUs' links through the host."""
     assumed: tuple[str, ...] = ()
     """Assumptions for facts that were not stated, as text."""
 
@@ -103,13 +103,13 @@ class Offer(Record):
     quota_hours: float | None = None
     """Hours that are left of a free quota."""
     quota_until: str = ""
-    """When the quota is filled up again."""
+    """When the quota is reset."""
     source: str
     dated: str
 
 
 class PlaceTerms(Record):
-    """Where a run can be put, and what that place asks of it."""
+    """A place where a run can be put, and its terms."""
 
     name: str
     title: str

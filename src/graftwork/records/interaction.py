@@ -242,7 +242,7 @@ class TokenPrice(Record):
 
 
 class CallUsage(Record):
-    """What one logged call used, as far as the log states it."""
+    """Usage of one logged call, as far as the log states it."""
 
     model: str | None = None
     prompt_tokens: int | None = None

@@ -95,7 +95,7 @@ _EXIT_CODES: dict[CanaryDecision, int] = {
 
 
 class RunningCanary(Record):
-    """What endpoints need to know. After `until` they send every session to the champion again."""
+    """State of a canary for endpoints. After `until` they send every session to the champion again."""
 
     alias: str
     """Requests for it take part."""
@@ -109,7 +109,7 @@ class RunningCanary(Record):
 
 
 class CanaryArm(Record):
-    """What one release did in the canary."""
+    """Statistics of one release in the canary."""
 
     release: str
     sessions: int
@@ -229,7 +229,7 @@ class EscalationForecast(Record):
 
 
 class LiveFigure(Record):
-    """A predicted figure and the same one as it came out."""
+    """A predicted figure and its actual value."""
 
     name: str
     predicted: float | None

@@ -24,9 +24,9 @@ class ModelShape(Record):
     tied_embeddings: bool
     max_positions: int
     linears: dict[str, tuple[int, int]] = {}
-    """(inputs, outputs) of a block's linear layers by the end of their path, where they are not Llama's."""
+    """(inputs, outputs) of a block's linear layers by the suffix of their path, if they are not Llama's."""
     parameters: int | None = None
-    """Counted, where they are not what a Llama of these sizes has."""
+    """Counted parameters, if they differ from a Llama of these sizes."""
     block_parameters: int | None = None
     experts: int = 0
     """Experts of a block; none in a dense model."""
@@ -34,10 +34,11 @@ class ModelShape(Record):
     """Experts that a token is routed to."""
     expert_inner: int = 0
     architecture: str = ""
-    """`model_type` of a family whose blocks graft's own steps compute otherwise than Llama's."""
+    """`model_type` of a family whose blocks graft's own steps compute differently from Llama's."""
     remembered: tuple[int, ...] = ()
-    """Positions that each layer remembers while answers are written, 0 for all: windows and states. Empty if
-    every layer remembers all; only then answers have slots."""
+    """Positions that each layer remembers during generation, 0 for all: windows and states. Empty if every
+    layer remembers all; only then answers have slots.
+    """
     not_written_out: str | None = None
     """Why graft's own training steps do not compute its blocks, by its config; None if they do."""
 
@@ -47,7 +48,7 @@ FREE_SHARE = 0.9
 
 
 class DeviceFacts(Record):
-    """What the plan knows of the machine. `gflops` is None until it is measured."""
+    """Facts about the machine for the plan. `gflops` is None until it is measured."""
 
     kind: Literal["cpu", "cuda"]
     name: str
@@ -55,9 +56,9 @@ class DeviceFacts(Record):
     threads: int
     gflops: float | None = None
     weights_s: float | None = None
-    """Bytes per second that a CPU reads of weights which it multiplies with a single row."""
+    """Bytes per second that a CPU reads of weights in products with a single row."""
     core_share: float | None = None
-    """The part of the cores that the measurement of a CPU got; small on a busy machine."""
+    """The share of the cores that the measurement of a CPU got; small on a busy machine."""
     core_gflops: float | None = None
     """Rate of one core by CPU time, so that the load of other processes does not affect it."""
     core_weights_s: float | None = None
@@ -73,12 +74,12 @@ class DeviceFacts(Record):
 
     @property
     def is_busy(self) -> bool:
-        """Whether others used the cores while it was measured."""
+        """Whether other processes used the cores during the measurement."""
         return self.core_share is not None and self.core_share < FREE_SHARE
 
     @property
     def when_free(self) -> "DeviceFacts":
-        """The same machine where others use nothing of it: the fast end of ranges."""
+        """The same machine without other load: the fast end of ranges."""
         if not self.is_busy or self.gflops is None:
             return self
         gflops = max(self.gflops, (self.core_gflops or 0.0) * self.threads)
@@ -87,7 +88,7 @@ class DeviceFacts(Record):
 
 
 class Tuning(Record):
-    """How a step on a GPU spends its memory. Nothing here changes what is learned, but for `form`."""
+    """How a step on a GPU uses its memory. Nothing here changes what is learned, except `form`."""
 
     form: Literal["whole", "eight", "four"]
     """Frozen weights in the model's type, in 8 bits with 8-bit products, or in NF4."""
@@ -97,19 +98,21 @@ class Tuning(Record):
     longest: int
     """Tokens of the longest row."""
     keep: int
-    """Blocks, from the top, that keep all that their backward pass needs."""
+    """Blocks, from the top, that save everything that their backward pass needs."""
     lean: int
-    """Blocks below them that compute the widest tensor of their MLP again; the rest keep only their input."""
+    """Blocks below them that recompute the widest tensor of their MLP; the rest save only their input."""
     chunk_tokens: int
-    """Tokens of one go through a block that computes again."""
+    """Tokens per chunk of a recomputed block."""
     head_tokens: int
-    """Places whose logits are there at once."""
+    """Positions whose logits exist at the same time."""
     turned: bool
-    """8-bit weights are held in both directions, which saves turning them over in every step."""
+    """8-bit weights are held in both layouts, which saves transposing them in every step."""
     host_embedding: bool
-    """The embedding table stays in host memory; only the rows of a batch travel."""
+    """The embedding stays in host memory; only the rows of a batch are transferred."""
     compiled: bool = True
-    """Layers compiled: pays where a run is longer than compiling takes. Their passes are always recorded."""
+    """Layers are compiled: worthwhile if a run takes longer than compiling. Their passes are always
+    recorded.
+    """
     recorded: bool = False
     """Passes are recorded as CUDA graphs although nothing is compiled: one launch instead of thousands."""
     limit_gib: float
@@ -118,16 +121,18 @@ class Tuning(Record):
     seconds_per_token: float
     """Estimated with the rates used to choose it: it ranks settings and is not a promise."""
     sampling_gib: float = 0.0
-    """Memory beyond the limit that is set apart for answers sampled between steps."""
+    """Memory outside the limit that is reserved for answers sampled between steps."""
 
 
 class CpuStepPlan(Record):
-    """How the step that is written for CPUs spends memory to save work."""
+    """How the step that is written for CPUs uses memory to save work."""
 
     packed: bool
-    """Frozen weights are held once more, laid out for the CPU's products; adapted blocks' twice."""
+    """Frozen weights are stored a second time, laid out for the CPU's products; those of adapted blocks
+    twice.
+    """
     kept: Literal["memory", "file", "nowhere"]
-    """Where the frozen blocks' output waits for the next epoch."""
+    """Where the frozen blocks' output is cached for the next epoch."""
     distinct_tokens: int
     """Tokens of all rows, each counted once, after their common beginning."""
     restarted: bool = False
@@ -135,12 +140,12 @@ class CpuStepPlan(Record):
 
 
 class PlainStep(Record):
-    """How the plain step of a run goes through its rows. Nothing here changes what is learned."""
+    """How the plain step of a run processes its rows. Nothing here changes what is learned."""
 
     micro_rows: int
     """Rows of one forward and backward pass of a process."""
     checkpointed: bool = False
-    """Blocks keep only their input and compute the rest again."""
+    """Blocks save only their input and are recomputed."""
     peak_gib: float
     """Estimated memory of each GPU or of the host."""
     parts_gib: dict[str, float] = {}
@@ -154,11 +159,11 @@ class StreamedStep(Record):
     """How full fine-tuning streams a model from host memory. What is learned depends on `dtype` only."""
 
     micro_rows: int
-    """Rows that go through a block at once; all rows of a step do before the next block is fetched."""
+    """Rows that pass through a block at once; all rows of a step do before the next block is fetched."""
     dtype: Literal["float32", "bfloat16"]
     """Type of weights, gradients and activations on the device; the weights on the host are in float32."""
     host_inputs: int = 0
-    """Blocks, from the bottom, whose inputs wait in host memory for the backward pass."""
+    """Blocks, from the bottom, whose inputs are offloaded to host memory until the backward pass."""
     head_tokens: int | None = None
     """Positions whose logits exist at once; None: all of a pass."""
     update: Literal["host", "gpu"] = "host"
@@ -171,7 +176,7 @@ class StreamedStep(Record):
 
 
 class RolloutLoad(Record):
-    """Answers that are sampled for a step, and what they cost besides tokens."""
+    """Answers that are sampled for a step, and their cost besides tokens."""
 
     prompts: int
     answers: int
@@ -179,22 +184,22 @@ class RolloutLoad(Record):
     prompt_tokens: float
     max_tokens: int
     answer_tokens: float
-    """Expected of an answer."""
+    """Expected tokens of an answer."""
     prompts_at_once: int | None = None
     """Prompts that are answered together; None: all of a step."""
     longest_prompt: int | None = None
     """None: all prompts have the same length."""
     has_turns: bool = False
-    """Whether an answer is an episode, whose later turns are read again from the beginning."""
+    """Whether an answer is an episode, whose later turns are read again from the start."""
     on_server: bool = False
-    """Whether a server answers: then nothing is sampled here."""
+    """Whether a server generates the answers: then nothing is sampled here."""
     batches: int = 1
     supervised_rows: int = 0
-    """Rows of supervised training next to them in a step."""
+    """Rows of supervised training in the same step."""
     reward_seconds: float = 0.0
     """Time to reward one answer, if known."""
     reference_rows: int = 0
-    """Answers of a step that the model of the start reads too, for the KL divergence."""
+    """Answers of a step that the initial model reads too, for the KL divergence."""
 
     @property
     def rows(self) -> int:
@@ -211,7 +216,7 @@ class RolloutLoad(Record):
 
 
 class Workload(Record):
-    """What is to be trained, as numbers: the rows that were chosen and the adapter's shape."""
+    """What is to be trained, as numbers: the selected rows and the adapter's shape."""
 
     lengths: tuple[int, ...]
     trained_tokens: int
@@ -224,7 +229,7 @@ class Workload(Record):
     ranks: dict[str, int] = {}
     """Other ranks, by the names of layers."""
     shared_tokens: int = 0
-    """First tokens that all rows have in common, read once a batch."""
+    """First tokens that all rows have in common, read once per batch."""
     validation_tokens: int = 0
     checkpoints: int = 1
     most_replies: int = 0
@@ -232,9 +237,9 @@ class Workload(Record):
     experts: bool = False
     """Experts have adapters too."""
     cpu_step: CpuStepPlan | None = None
-    """None if the run takes a GPU's step or the plain one."""
+    """None if the run uses a GPU's step or the plain one."""
     rollouts: RolloutLoad | None = None
-    """Answers that the model samples before each step; None but for reinforcement learning."""
+    """Answers that the model samples before each step; None except for reinforcement learning."""
     reference_tokens: int = 0
     """Tokens that are read once before training, for preferences."""
 
@@ -260,20 +265,21 @@ class Plan(Record):
     minutes: Figure
     fits: bool
     tuning: Tuning | None = None
-    """How a GPU's memory is spent; None if the plain step or a CPU's is used."""
+    """How a GPU's memory is used; None if the plain step or a CPU's is used."""
     plain: PlainStep | None = None
-    """How the plain step is taken where that had to be chosen; None: all rows of a step at once."""
+    """Setup of the plain step if it had to be chosen; None: all rows of a step at once."""
     streamed: StreamedStep | None = None
     """How the model is streamed from host memory; None if it is on the device."""
     prompts_at_once: int | None = None
-    """Prompts of a step that are answered together, where memory has no room for all of them."""
+    """Prompts of a step that are answered together, if not all of them fit into memory."""
     train: dict[str, Any]
     notes: tuple[str, ...] = ()
     base_note: str = ""
-    """What is to be known about the base's weights; empty if they are what they are called."""
+    """A note on the base's weights; empty if they are what their name says."""
     parts: dict[str, Figure] = {}
-    """What figures are made of, as "minutes.load" or "peak_memory_gib.weights"; "peak_memory_gib.computed" is
-    the peak before earlier runs corrected it."""
+    """Parts of figures, as "minutes.load" or "peak_memory_gib.weights"; "peak_memory_gib.computed" is the
+    peak before earlier runs corrected it.
+    """
 
 
 StageState = Literal["to do", "up to date", "if the gate says deploy", "not needed"]
@@ -285,7 +291,7 @@ class StagePlan(Record):
     stage: str
     title: str
     seconds: Figure
-    """Nothing where the stage is up to date or not needed."""
+    """Zero if the stage is up to date or not needed."""
     state: StageState
     runs: int = 0
     """Past runs of the stage that the figure rests on; without any it is computed."""
@@ -297,7 +303,7 @@ class RunPlan(Record):
 
     stages: tuple[StagePlan, ...]
     minutes: Figure
-    """All stages together, those included that are done only if the gate says deploy."""
+    """All stages together, including those that only run if the gate says deploy."""
     rough: bool = False
     """The dataset is not prepared yet: training and evaluation are estimated from the size of the logs."""
 
@@ -320,14 +326,14 @@ class Residual(Record):
 
 
 class RunParts(Record):
-    """What was measured of a finished run, by parts. A part that could not be measured is absent."""
+    """Measurements of a finished run, by parts. Parts that could not be measured are absent."""
 
     seconds: dict[str, float] = {}
     memory_gib: dict[str, float] = {}
 
 
 class Drift(Record):
-    """A figure that came out beyond its stated range, and the part that caused most of it."""
+    """A figure outside its stated range, and the part that caused most of it."""
 
     figure: str
     planned: Figure
@@ -347,7 +353,7 @@ class Bias(Record):
     off: Figure
     """Actual over planned, less one: the median, and the range that holds all runs."""
     inside: Figure
-    """Share of runs that came out within the stated range."""
+    """Share of runs within the stated range."""
 
 
 Method = Literal["lora", "qlora", "dora", "full"]
@@ -373,24 +379,24 @@ class PlainSetup(Record):
     tokens: int
     """Tokens of one row, with its padding."""
     checkpointed: int = 0
-    """Layers that keep only their input and compute the rest again."""
+    """Layers that save only their input and are recomputed."""
     loss: Literal["plain", "fused"] = "plain"
     optimizer: Optimizer = "adamw_fused"
     liger: bool = False
-    """Norms, rotary positions and the gate are one kernel each: Liger's."""
+    """Norms, rotary positions and the gate are fused kernels: Liger's."""
     attention: Literal["flash", "math"] = "flash"
     deterministic: bool = False
-    """Attention adds up in the same order every time, which takes more memory where heads are few."""
+    """Attention sums in a fixed order, which takes more memory if heads are few."""
     experts: bool = False
     """Experts have adapters too."""
     kbit_upcast: bool = True
     """`prepare_model_for_kbit_training` was called: weights that are not in four bits are in float32."""
     fused_nf4: bool = False
-    """Weights in four bits are opened by graft's kernel, not by bitsandbytes."""
+    """4-bit weights are dequantized by graft's kernel, not by bitsandbytes."""
 
 
 class MemoryPeak(Record):
-    """The most that a GPU holds, in bytes, and what it is for at that moment."""
+    """Peak memory of a GPU, in bytes, and its parts at that moment."""
 
     allocated: float
     reserved: float
@@ -402,7 +408,7 @@ class MemoryPeak(Record):
     """Where the peak occurs: forward, loss, backward, optimizer, generation."""
 
     def plus(self, parts: Mapping[str, float]) -> Self:
-        """With bytes that are there besides, by what they are for."""
+        """Add further bytes, by purpose."""
         size = sum(parts.values())
         together = {
             **self.parts,
@@ -417,7 +423,7 @@ class MemoryPeak(Record):
         )
 
     def times(self, factor: float) -> Self:
-        """As far off as a trace found it to be."""
+        """Scale by the ratio that a trace found."""
         return self.model_copy(
             update={
                 "allocated": self.allocated * factor,
@@ -428,20 +434,20 @@ class MemoryPeak(Record):
 
 
 class StepTime(Record):
-    """Seconds of one micro-batch by what they are spent on, and of what comes once a step."""
+    """Seconds of one micro-batch by purpose, and of what happens once per step."""
 
     parts: dict[str, float]
     once_per_step: dict[str, float] = {}
 
 
 class FitOptions(Record):
-    """What may be stated about a run; the rest follows from the model and the machine."""
+    """Options of a run; the rest follows from the model and the machine."""
 
     method: Method = "qlora"
     algorithm: Algorithm = "sft"
     engine: Literal["graft", "hf"] = "graft"
     seq: int | tuple[int, ...] = 2048
-    """One length for all rows, or the length of every row that there is."""
+    """One length for all rows, or the length of every row."""
     rows: int | None = None
     epochs: float = 1.0
     batch_size: int = 16
@@ -460,7 +466,7 @@ class FitOptions(Record):
 
 
 class FitQuestion(Record):
-    """What the user wants to know."""
+    """The user's question."""
 
     model: str
     shape: ModelShape
@@ -487,15 +493,15 @@ class FitQuestion(Record):
     memory_limit_gib: float | None = None
     machine: Machine
     prompt_tokens: int = 512
-    """GRPO: tokens of a prompt, of an answer, and answers to a prompt."""
+    """GRPO: tokens of a prompt, of an answer, and answers per prompt."""
     completion_tokens: int = 512
     generations: int = 8
     reward_seconds: float = 0.0
-    """GRPO: of the rewards of one answer; 0 if it is not known."""
+    """GRPO: time of the rewards of one answer; 0 if unknown."""
 
 
 class Strategy(Record):
-    """How the run is best set."""
+    """The best settings of the run."""
 
     engine: Literal["graft", "hf"]
     precision: Precision
@@ -511,13 +517,13 @@ class Strategy(Record):
     packing: bool = True
     tuning: Tuning | None = None
     streamed: StreamedStep | None = None
-    """How layers are streamed from host memory, where they are."""
+    """How layers are streamed from host memory, if they are."""
     train: dict[str, Any] = {}
     """The `train:` section of graft.yaml that does this."""
 
 
 class Considered(Record):
-    """Another way with its figures: one that was not taken, or one that a change would make possible."""
+    """An alternative with its figures: one that was not chosen, or one that a change would make possible."""
 
     name: str
     fits: bool
@@ -529,7 +535,7 @@ class Considered(Record):
 
 
 class FitAnswer(Record):
-    """What will happen, every figure with its range; and what would have to change where it does not fit."""
+    """The prediction, with ranges; and what would have to change if it does not fit."""
 
     question: FitQuestion
     fits: bool
@@ -539,7 +545,7 @@ class FitAnswer(Record):
     peak_allocated_gib: Figure
     peak_reserved_gib: Figure
     gpu_gib: Figure
-    """What there is of a GPU for the allocator: the total less the context and others' use."""
+    """Memory of a GPU available to the allocator: the total less the context and other processes."""
     host_gib: Figure
     parts_gib: dict[str, Figure]
     tokens_per_second: Figure
@@ -548,26 +554,26 @@ class FitAnswer(Record):
     epoch_minutes: Figure
     run_minutes: Figure
     late_oom_chance: Figure
-    """That a batch of long rows runs out of memory after the start."""
+    """Probability that a batch of long rows runs out of memory after the start."""
     strategy: Strategy
     others: tuple[Strategy, ...] = ()
     reasons: tuple[str, ...] = ()
-    """Why this strategy; and where nothing fits: by how much, and what would make it fit."""
+    """Why this strategy; and if nothing fits: by how much, and what would make it fit."""
     verdict: str = ""
     """The answer in one sentence."""
     step_parts_seconds: dict[str, Figure] = {}
-    """What an optimizer step is spent on."""
+    """Parts of an optimizer step."""
     considered: tuple[Considered, ...] = ()
-    """Other ways to do this very run, the best of each kind."""
+    """Other ways to do the same run, the best of each kind."""
     remedies: tuple[Considered, ...] = ()
-    """Where it does not fit: changes that make it fit, each fully computed."""
+    """If it does not fit: changes that make it fit, each fully computed."""
 
 
 Form = Literal["whole", "eight", "four"]
 
 
 class DeviceName(Record):
-    """Which device it is, and with what it is driven: a probe is good for the same three."""
+    """Identity of a device with its driver and libraries: a probe is valid for the same three."""
 
     kind: Literal["cpu", "cuda"]
     name: str
@@ -576,11 +582,11 @@ class DeviceName(Record):
 
 
 class ProbeJob(Record):
-    """What a probe is to look at."""
+    """What a probe measures."""
 
     shape: ModelShape
     folder: str
-    """Where the disk is tried: what is written there is removed again."""
+    """Where the disk is measured; test files are removed again."""
     length: int = 2048
     """Tokens of a row in the real steps."""
     tokens: tuple[int, ...] = (8192, 2048)
@@ -590,11 +596,11 @@ class ProbeJob(Record):
     """Frozen weights on a GPU; empty: 8 bits where the GPU has them, else 16."""
     threads: int | None = None
     seconds: float = 30.0
-    """When this much is spent, what is left is left out."""
+    """Time limit: when it is spent, the remaining parts are left out."""
 
 
 class ProductRate(Record):
-    """How fast one product of a decoder's layer goes."""
+    """Rate of one product of a decoder's layer."""
 
     layer: str
     tokens: int
@@ -623,7 +629,7 @@ class ProbedStep(Record):
 
 
 class ProbeFacts(Record):
-    """The device as it was found, in bytes, seconds and operations per second; None if not measured."""
+    """Measurements of the device, in bytes, seconds and operations per second; None if not measured."""
 
     device: DeviceName
     memory_gib: float

@@ -9,22 +9,22 @@ from graftwork.records.report import Decision
 
 PROMPT_FILE = "prompt.json"
 PROMPT_RUN = "prompt"
-"""What the release of a prompt has in place of a training run."""
+"""Placeholder for the training run in the release of a prompt."""
 TOOLS = "<tools>"
-"""What a system turn with tool definitions holds: such a turn is never replaced."""
+"""Content of a system turn with tool definitions: such a turn is never replaced."""
 
 
 class PromptVariant(Record):
-    """What is put before the messages of a request. An empty one changes nothing."""
+    """Text put before the messages of a request. An empty one changes nothing."""
 
     instruction: str | None = None
     """The system prompt in place of the request's own; None keeps that."""
     examples: tuple[Message, ...] = ()
     """Questions and replies of training rows, right after the system turns."""
     rows: tuple[str, ...] = ()
-    """The training rows that the examples are."""
+    """The training rows that the examples come from."""
     optimizer: str = ""
-    """Who wrote the instruction; empty if it is the project's own."""
+    """Author of the instruction; empty if it is the project's own."""
 
     def apply(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         if self.instruction is not None:
@@ -69,7 +69,7 @@ class Release(Record):
     versions: dict[str, str]
     format: Literal[2] = 2
     model: str = "main"
-    """Which of the project's models this is."""
+    """The project's model that this release belongs to."""
     tokenizer_fingerprint: str = ""
     licence: str | None = None
     """The license of the base as its files state it; None if they do not."""
@@ -94,7 +94,7 @@ class ReleaseEntry(Record):
 
 
 class ReleaseQuery(Record):
-    """Which releases are asked for; what is not given does not matter."""
+    """A query for releases; empty fields match everything."""
 
     tag: str | None = None
     decision: Decision | None = None
@@ -104,7 +104,7 @@ class ReleaseQuery(Record):
     search: str | None = None
     """Text in the id, version, base, run, tags or notes, in any case."""
     collected: bool = True
-    """Whether those whose files are gone are meant, too."""
+    """Whether to include those whose files are gone."""
     limit: int | None = None
 
 
@@ -130,7 +130,7 @@ class AliasMove(Record):
 
 
 class Garbage(Record):
-    """What a collection took away, or would take away."""
+    """What a collection removed, or would remove."""
 
     releases: tuple[str, ...]
     blobs: int
@@ -139,40 +139,40 @@ class Garbage(Record):
     kept: int
     leased: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
-    """Releases whose manifests cannot be read: for their sake no blob was taken."""
+    """Releases whose manifests cannot be read: because of them no blob was removed."""
     adopted: tuple[str, ...] = ()
     """Releases found in the store but not in the index: added to the index."""
     refused: tuple[str, ...] = ()
     """Folders in the store that are not in the index and do not verify: ignored."""
     why_kept: dict[str, str] = {}
     readers_unseen: tuple[str, ...] = ()
-    """Releases that stay because it cannot be found out here whether a reader holds them."""
+    """Releases that stay because it is unknown here whether a reader holds them."""
     dry_run: bool = False
 
 
 ExportFormat = Literal["merged", "gguf", "adapter"]
 GgufPrecision = Literal["f32", "bf16", "f16", "q8_0", "q5_1", "q4_1"]
-"""The types that the matrices of a GGUF file can have."""
+"""Types of the matrices of a GGUF file."""
 
 
 class ExportJob(Record):
     """All input of the process that merges."""
 
     folder: str
-    """Where it works and leaves its word; not where the result goes."""
+    """Folder of the process and its result message; not the destination of the export."""
     base_folder: str
     adapter_folder: str
     dataset_folder: str
     to: str
     rows: int = 8
-    """Held-out rows on which both ways must give the same."""
+    """Held-out rows on which both must agree."""
     four_bits: bool = False
-    """Training saw the base in 4 bits: how far that is from the merged model is measured too."""
+    """Training used the base in 4 bits: its distance from the merged model is measured too."""
     threads: int | None = None
 
 
 class Agreement(Record):
-    """Two ways to the same logits, compared at every reply token of some rows."""
+    """Two computations of the same logits, compared at every reply token of some rows."""
 
     rows: int
     positions: int
@@ -181,7 +181,7 @@ class Agreement(Record):
     mean_difference: float
     largest_logit: float
     same_first: float
-    """Share of the positions at which both would say the same token."""
+    """Share of the positions at which both choose the same token."""
     allowed_difference: float = 0.0
     """Allowed difference, as a share of the largest logit."""
     allowed_first: float = 0.0
@@ -193,7 +193,7 @@ class Agreement(Record):
 
 
 class MergeProof(Record):
-    """What merging found: the proof, and for a base in 4 bits how far that one is away."""
+    """Proof of a merge and, for a base in 4 bits, its distance."""
 
     merged_weights: int
     agreement: Agreement

@@ -8,7 +8,7 @@ from graftwork.records.interaction import CallUsage, Message, Origin
 
 
 class Case(Record):
-    """A held-out question with the reply that the log holds for it."""
+    """A held-out question with its logged reply."""
 
     id: str
     origin: Origin
@@ -17,23 +17,23 @@ class Case(Record):
     group: str | None = None
     session: str | None = None
     domain: str | None = None
-    """The subject that the case is about, where the log names it."""
+    """The subject that the case is about, if the log names it."""
     duration_ms: float | None = None
-    """How long the recorded reply took; the log as a subject is as fast as this."""
+    """Duration of the logged reply, which is the latency of the log as a subject."""
     checks: tuple[dict[str, Any], ...] = ()
     """Checks of this case alone, as `evaluate.checks` writes them."""
     reward: float | None = None
-    """The mark that reviewers gave the recorded reply, on the scale that the log has."""
+    """The reviewers' mark for the logged reply, on the log's own scale."""
     rejected: str | None = None
-    """The reply that lost against the recorded one, where the log holds a pair."""
+    """The rejected reply, if the log has a preference pair."""
     usage: CallUsage | None = None
-    """Tokens and cost of the recorded reply, where the log states them."""
+    """Tokens and cost of the logged reply, if the log states them."""
     logged_system: str | None = None
-    """The system prompt that the log has for the case, where the dataset has another or none."""
+    """The logged system prompt of the case, if the dataset has another or none."""
 
 
 class Endpoint(Record):
-    """An OpenAI-compatible endpoint. The key itself is never kept, only where it is found."""
+    """An OpenAI-compatible endpoint. The key itself is never stored, only its location."""
 
     url: str
     model: str
@@ -58,45 +58,45 @@ class EvalJob(Record):
     threads: int | None = None
     latency_cases: int = 8
     reasoning: bool = True
-    """Whether the template may let the model think first, as the rows were rendered."""
+    """Whether the template may enable reasoning, as the rows were rendered."""
     identity: str = ""
-    """The hash of the subject's weights, or of its address; found from the files where it is empty."""
+    """The hash of the subject's weights, or of its address; computed from the files if empty."""
     answers_folder: str | None = None
-    """Where answers are kept for other evaluations of the same subject; None keeps them nowhere else."""
+    """Where answers are stored for other evaluations of the same subject; None stores them nowhere else."""
     endpoint: Endpoint | None = None
-    """Asked instead of a model of our own."""
+    """An endpoint to use instead of a local model."""
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
     repeats: int = 1
-    """Answers to each case. Greedy answers are anyway: then one is asked for."""
+    """Answers to each case. Greedy answers are all the same: then only one is generated."""
     perplexity: bool = False
-    """Whether the reply that the log holds is weighed too."""
+    """Whether the loss of the logged reply is measured too."""
     device: str = "cpu"
     """`cpu`, `cuda`, or one GPU as `cuda:1`."""
     shards: int = 1
     """Processes that share the cases."""
     batches: tuple[tuple[int, tuple[str, ...]], ...] | None = None
-    """The share of one process: which answer, to which cases; None asks all that is missing."""
+    """The share of one process: which repeat of which cases; None for everything that is missing."""
     engine: str = ""
-    """Who answers: `graftwork`, or `llamacpp` with its version; empty lets the worker find it."""
+    """The engine: `graftwork`, or `llamacpp` with its version; empty lets the worker choose."""
     instruction: str | None = None
     """The system prompt of every case in place of its own."""
     logged_system: bool = False
-    """Ask with the system prompt that the log has."""
+    """Use the logged system prompt."""
     precision: str = ""
     """Type of the weights and of the arithmetic, such as `float32`; empty lets the worker choose."""
 
 
 class TimingJob(Record):
-    """Subjects on one base whose single requests are timed in turn, so that other load hits all alike."""
+    """Subjects on one base whose single requests are timed in turn, so that other load affects all alike."""
 
     folder: str
     jobs: tuple[EvalJob, ...]
     requests: int
     """Cases to time; each is put to every subject before the next one."""
     group: str
-    """Names who was timed together, and on which cases."""
+    """Identifies who was timed together, and on which cases."""
     answers_first: bool = False
     """Whether the same process answers the cases of each subject before it times them."""
 
@@ -113,9 +113,9 @@ class Answer(Record):
     repeat: int = 0
     """Which of several answers to the same case this is, counted from 0."""
     first_token_seconds: float | None = None
-    """Until the first token came, where the answer was streamed."""
+    """Time to the first token, if the answer was streamed."""
     reference_loss: float | None = None
-    """Mean negative log-likelihood of a token of the recorded reply, where it was weighed."""
+    """Mean negative log-likelihood of a token of the logged reply, if measured."""
 
 
 class Generation(Record):
@@ -131,7 +131,7 @@ class Generation(Record):
     first_token_seconds: tuple[float, ...] = ()
     """Until the first token of each request that was timed alone."""
     timed_cases: tuple[str, ...] = ()
-    """The case of each timed request, where that was noted."""
+    """The case of each timed request, if recorded."""
     timed_group: str = ""
     """Subjects with the same group were timed in turn, request by request: their times can be compared in
     pairs. Empty if a subject was timed by itself."""
@@ -158,17 +158,19 @@ class Metric(Record):
     confidence: float = 0.95
     scores: dict[str, float | None] = {}
     clusters: int = 0
-    """Sessions that the cases come of, where that made the interval wider; 0 if each is independent."""
+    """Number of sessions of the cases, if that made the interval wider; 0 if each is independent."""
     method: str = ""
-    """How the interval was found, as the report names it."""
+    """Method of the interval, as the report names it."""
     failed: int = 0
-    """Cases on which the grader itself failed: they are not in `n`, and nothing is known of them."""
+    """Cases on which the grader itself failed: they are not in `n`, and nothing is known about them."""
     why_failed: str = ""
     """The grader's error at the first of them."""
     failed_cases: tuple[str, ...] = ()
-    """Which cases those are."""
+    """The cases in question."""
     vacuous: str = ""
-    """Why the figure proves nothing: no case is of the kind that the metric is about. Empty if one is."""
+    """Why the figure proves nothing: no case is of the kind that the metric is about. Empty if there is
+    one.
+    """
 
 
 class Comparison(Record):
@@ -185,15 +187,15 @@ class Comparison(Record):
     high: float
     p_value: float
     test: str = ""
-    """Which test p comes of, as the report names it."""
+    """The test behind p, as the report names it."""
     clusters: int = 0
     """Sessions that were compared as units; 0 if every pair is independent."""
     margin: float | None = None
-    """How much worse the candidate may be, set beforehand; in the unit of `difference`."""
+    """How much worse the candidate may be, set beforehand, in the unit of `difference`."""
     non_inferior: bool | None = None
     """Whether the candidate is proven to be worse by less than `margin`; None without a margin."""
     adjusted_p: float | None = None
-    """p after Holm's correction, where several candidates were compared with one baseline."""
+    """p after Holm's correction, if several candidates were compared with one baseline."""
 
 
 class JudgeTally(Record):
@@ -214,9 +216,9 @@ class JudgeTally(Record):
     agreement_low: float
     agreement_high: float
     first_place_share: float
-    """How often the answer that stood first was preferred; 0.5 is fair."""
+    """How often the answer in the first position was preferred; 0.5 is fair."""
     position_bias_p: float
-    """The chance of so lopsided an inconsistency if the place did not matter."""
+    """The probability of so lopsided an inconsistency if the position did not matter."""
     confidence: float = 0.95
     grades: dict[str, float | None] = {}
     """A case: 1 the candidate is better, 0 the baseline, 0.5 neither."""
@@ -241,7 +243,7 @@ class Power(Record):
     needed: int
     """How many cases show that gain in four evaluations of five."""
     loss_rate: float
-    """The share of the cases that was taken to get worse anyway."""
+    """The assumed share of cases that get worse anyway."""
     sentence: str
 
 
@@ -267,7 +269,7 @@ class SliceFigure(Record):
 
 
 class ClassFigure(Record):
-    """One label: how often it was due, how often it was given, how often both."""
+    """One label: how often it was expected, given, and both."""
 
     label: str
     cases: int
@@ -287,7 +289,7 @@ class ClassFigure(Record):
 
 
 class Confusion(Record):
-    """Which label a subject took for which. `counts` has a row for each class, a cell for each column."""
+    """Confusions of labels by a subject. `counts` has a row for each class, a cell for each column."""
 
     metric: str
     field: str = ""
@@ -309,17 +311,17 @@ class Confusion(Record):
 
 
 class Wear(Record):
-    """What is left of a test set that candidates were chosen on."""
+    """Remaining validity of a test set that candidates were chosen on."""
 
     looks: int
     candidates: int
     """Different candidates that were measured on these cases; the same one again chooses nothing."""
     look: int = 0
-    """Which look at these questions this is, in whichever set."""
+    """Number of this look at these questions, in whichever set."""
     confidence: float
-    """The confidence that bounds must have at this look, so that all looks together keep their promise."""
+    """The required confidence of bounds at this look, so that all looks together keep their error rate."""
     chance_gain: float | None
-    """A gain under this may be chance, as a share; None if no gain on so few cases is beyond it."""
+    """A smaller gain may be chance, as a share; None if no gain on so few cases is significant."""
     fresh_gain: float | None
     """The same for cases that were not used before."""
     metric: str = ""
@@ -342,7 +344,7 @@ class Report(Record):
     others: tuple[SubjectReport, ...] = ()
     """Further subjects on the same cases: the champion, other adapters, an endpoint, the log itself."""
     champion: str | None = None
-    """Which of `others` serves now; the candidate is compared with it as well as with the baseline."""
+    """Which of `others` is served now; the candidate is compared with it as well as with the baseline."""
     sessions: dict[str, str] = {}
     """The session of each case that has one: cases of one session do not count as independent."""
     judged: tuple[JudgeTally, ...] = ()
@@ -351,15 +353,15 @@ class Report(Record):
     slices: tuple[SliceFigure, ...] = ()
     """The same figures on parts of the cases, cut as `evaluate.slices` says."""
     cuts: dict[str, dict[str, str]] = {}
-    """By what, then case by case, the part that each belongs to."""
+    """By cut and by case, the part that each belongs to."""
     confusions: tuple[Confusion, ...] = ()
-    """Which label is taken for which, for each check that compares labels and each subject that was asked."""
+    """Confusions of labels, for each check that compares labels and each subject."""
     wear: Wear | None = None
     """How far these cases can still be trusted."""
     remarks: tuple[str, ...] = ()
-    """What one should know of the subjects before comparing them: which of its rows the log shows."""
+    """Remarks on the subjects before comparing them, such as which of its rows the log contains."""
     source: str = ""
-    """The tool that measured, where the report was imported; empty for our own."""
+    """The tool that measured, if the report was imported; empty for our own."""
 
 
 Decision = Literal["deploy", "iterate", "abort", "not_enough_evidence"]
@@ -375,7 +377,7 @@ EXIT_CODES: dict[Decision, int] = {
 
 
 class RuleResult(Record):
-    """One rule, the figure it looked at, and one plain sentence."""
+    """One rule, its figure, and a sentence."""
 
     metric: str
     rule: str
@@ -388,23 +390,23 @@ class RuleResult(Record):
     cases_to_decide: int | None = None
     """Fresh cases, pairs or timed requests like these that settle the rule in four evaluations of five."""
     sessions_to_decide: int | None = None
-    """The sessions that those come of; None if every case is independent."""
+    """The sessions of those; None if every case is independent."""
     cases_with_these: int | None = None
-    """The same where the cases of this evaluation are among them: a further look at them costs more."""
+    """The same including the cases of this evaluation: a further look at them costs more."""
     kind: RuleKind = "limit"
     against: str = ""
     """The subject that the candidate was compared with; empty if the figure is not a comparison."""
     margin: float | None = None
-    """How much worse a guardrail allows, in the metric's own unit."""
+    """The allowed loss of a guardrail, in the metric's own unit."""
     n: int | None = None
     """Cases, pairs or measurements that the figure rests on."""
     p_value: float | None = None
     adjusted_p: float | None = None
-    """p after Holm's correction, where several adapters were judged at once."""
+    """p after Holm's correction, if several adapters were judged at once."""
     test: str = ""
-    """How p or the interval was found, as the report names it."""
+    """Method of p or the interval, as the report names it."""
     vacuous: str = ""
-    """Why the rule cannot be decided: no case is of the kind that it is about. It is then never a pass."""
+    """Why the rule cannot be decided: no case is of the kind that it is about. It then never passes."""
     must: bool = True
     """False if another rule replaces this one: a cost win for the primary metric, or the reverse."""
 
@@ -416,13 +418,13 @@ class Verdict(Record):
     advice: tuple[str, ...] = ()
     report_hash: str
     rules_hash: str = ""
-    """What the rules of the gate were, so that a change of them shows."""
+    """Hash of the gate's rules, so that a change of them shows."""
     cases_needed: int | None = None
     """Fresh cases that would settle every open rule, at the rates seen so far."""
     notes: tuple[str, ...] = ()
-    """What to know besides the rules: that they were changed, that the test set is worn."""
+    """Notes besides the rules: that they were changed, that the test set is worn."""
     statistics: int = 1
-    """Which statistics judged: 2 since tests are of means over sessions and looks at a test set cost."""
+    """Version of the statistics: 2 since tests are of means over sessions and looks at a test set cost."""
 
     @property
     def exit_code(self) -> int:
@@ -430,7 +432,7 @@ class Verdict(Record):
 
 
 class NextStart(Record):
-    """Between two training sessions of one model: which checkpoint the next one starts from."""
+    """Between two training sessions of one model: the checkpoint from which the next one starts."""
 
     start: Literal["this", "before"]
     certain: bool
@@ -439,5 +441,5 @@ class NextStart(Record):
     rules: tuple[RuleResult, ...] = ()
     cases_needed: int | None = None
     adapter_hash: str = ""
-    """The adapter to start from; empty if it is not known."""
+    """The adapter to start from; empty if unknown."""
     adapter_folder: str = ""

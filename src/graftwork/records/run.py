@@ -9,9 +9,9 @@ from graftwork.records.plan import Drift, Plan, Residual
 RunState = Literal["planned", "running", "stopped", "failed", "done"]
 
 ENVIRONMENT = "environment"
-"""The reward that the environment of an episode gave; of the evidence for rewards, what is known of it."""
+"""The reward from the environment of an episode; a key of the evidence for rewards."""
 TASKSET = "taskset"
-"""The reward that a task set of verifiers gives."""
+"""The reward from a task set of verifiers."""
 
 
 class TrainJob(Record):
@@ -23,13 +23,13 @@ class TrainJob(Record):
     dataset_folder: str
     plan: Plan
     run: dict[str, Any] = {}
-    """How the run is watched and kept: the `run` of the training settings, without secrets."""
+    """How the run is monitored and stored: the `run` of the training settings, without secrets."""
     crew: dict[str, Any] = {}
     """Who shares the work: strategy, processes, offload."""
     keeping: dict[str, Any] = {}
-    """Other settings that do not name the run: how often it is saved, what is compiled and packed."""
+    """Other settings outside the run's identity: checkpoint interval, compilation and packing."""
     endpoint: dict[str, Any] = {}
-    """How the server that answers prompts is reached: its address, the variable of its key, limits."""
+    """Access to the server that generates answers: its address, the variable of its key, limits."""
     project_folder: str = ""
     """Where custom reward functions are."""
     cases_file: str | None = None
@@ -39,7 +39,7 @@ class TrainJob(Record):
     start_adapter: str | None = None
     """A PEFT folder that training starts from."""
     deadline: float | None = None
-    """When the place is gone, as seconds since 1970."""
+    """When the place disappears, as seconds since 1970."""
     deadline_from: Moment | None = None
     """When the deadline was set: the worker counts from there, even if the clock changes."""
 
@@ -49,14 +49,14 @@ class TrainBatch(Record):
 
     folder: str
     begun: Moment
-    """Attempts at a run before that were another command's."""
+    """Earlier attempts at a run belonged to another command."""
     jobs: tuple[TrainJob, ...]
     side_by_side: tuple[tuple[int, ...], ...] = ()
-    """Places in `jobs` of those that are trained in one batch of rows."""
+    """Indexes in `jobs` of those that are trained in one batch of rows."""
 
 
 class TrainStep(Record):
-    """One optimizer step, as the journal keeps it. `weights` is a digest of the adapter."""
+    """One optimizer step, as recorded in the journal. `weights` is a digest of the adapter."""
 
     step: int
     loss: float
@@ -67,7 +67,7 @@ class TrainStep(Record):
     seconds: float
     weights: str = ""
     at: float = 0.0
-    """When it was done, as seconds since 1970."""
+    """When it was finished, as seconds since 1970."""
     steady: float = 0.0
     """The same by the machine's steady clock."""
     measures: dict[str, float] = {}
@@ -124,7 +124,7 @@ class TrainOutcome(Record):
     base_hash_before: str
     base_hash_after: str
     base_proof: Literal["memory", "files"] = "memory"
-    """What was hashed: the weights in memory; or, where those are learned themselves, the base's files."""
+    """What was hashed: the weights in memory or, if those are trained themselves, the base's files."""
     steps: int
     epochs: float
     first_loss: float
@@ -147,7 +147,7 @@ class TrainOutcome(Record):
     repeated_steps: int = 0
     """Skipped steps whose rows were trained on again."""
     rows: int = 0
-    """Rows that were trained on; fewer than the split holds where the settings give a budget."""
+    """Rows that were trained on; fewer than the split if the settings state a budget."""
     started_from: str | None = None
     """The hash of the adapter that training continued from."""
     looks: tuple[TrainingEvaluation, ...] = ()
@@ -161,6 +161,6 @@ class TrainOutcome(Record):
     residual_parts: tuple[Residual, ...] = ()
     """The same for what the figures are made of, as "minutes.load"."""
     drifts: tuple[Drift, ...] = ()
-    """Figures that left their stated range, with what caused it."""
+    """Figures that left their stated range, and why."""
     versions: dict[str, str] = {}
     settings: dict[str, Any] = {}

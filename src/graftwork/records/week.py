@@ -115,7 +115,7 @@ class Session(Record):
 
 
 class ShownSession(Session):
-    """A session as people read it."""
+    """A session for display."""
 
     starts_at: datetime
     ends_at: datetime
@@ -126,7 +126,7 @@ class ShownSession(Session):
 
 
 class ModelWeek(Record):
-    """What a model gets."""
+    """The share of the week for a model."""
 
     model: str
     sessions: int
@@ -135,18 +135,18 @@ class ModelWeek(Record):
     inherited_hours: float
     """Reference hours that count since it starts from another model's adapter."""
     learned_before: float
-    """Share of what can be gained that it had before the week, by its curve."""
+    """Share of the possible gain that it had before the week, by its curve."""
     learned_after: float
     value: float
     """Points of the objective."""
     another_hour: float
-    """Points that one more reference hour would bring."""
+    """Points that one more reference hour would add."""
     curve: str
     half_hours: float
 
 
 class PlaceWeek(Record):
-    """What a place gives."""
+    """Use of a place."""
 
     place: str
     sessions: int
@@ -160,7 +160,7 @@ class PlaceWeek(Record):
 
 
 class WhatIf(Record):
-    """A change of the terms, and what it would bring."""
+    """A change of the terms, and its effect."""
 
     change: str
     value: float
@@ -168,7 +168,7 @@ class WhatIf(Record):
 
 
 class CurveCheck(Record):
-    """The plan under another assumption: what it would be worth, and what the best plan would."""
+    """The plan under another assumption: its value, and that of the best plan."""
 
     assumption: str
     value: float
@@ -212,7 +212,7 @@ class WeekSchedule(Record):
     models: tuple[ModelWeek, ...]
     places: tuple[PlaceWeek, ...]
     value: float
-    """Points: 100 is every model as good as it can become, weighted by priority."""
+    """Points: 100 is every model at its best, weighted by priority."""
     bound: float
     """No plan of this scenario is worth more."""
     gap: float
@@ -225,7 +225,7 @@ class WeekSchedule(Record):
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
-    """What planning took."""
+    """Planning time."""
 
     @property
     def best_bound(self) -> float:

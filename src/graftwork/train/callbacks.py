@@ -58,7 +58,7 @@ class TrainingCallback:
     def on_step_end(self, step: TrainStep, steps: int) -> None: ...
 
     def score(self) -> float | None:
-        """The score of the model at this step (smaller is better), if this callback just evaluated it."""
+        """The score of the model at this step (smaller is better), if this callback has just evaluated it."""
         return None
 
     def wants_checkpoint(self, step: TrainStep) -> bool:
@@ -82,7 +82,7 @@ class TrainingCallback:
 
 
 LEAST_KNOWN = 4
-"""Fewer losses than this do not show what is usual."""
+"""Fewer losses than this do not show what is normal."""
 LEAST_RISE = 1.0
 """Near zero, many times the usual loss is still no spike."""
 ROWS_NAMED = 12
@@ -93,12 +93,11 @@ class Diverged(NegativeResult):
 
 
 class DivergenceCallback(TrainingCallback):
-    """Skips what is not a number; stops a run whose loss exploded everywhere.
-
-    A high loss alone is not a fault: rows may be rare or hard, and clipping bounds what one batch can do.
-    Where spikes follow each other, the rows of the recent step with the lowest loss are measured again. Only
-    if their loss rose too, the model got worse, and not the rows harder. `compares_losses` is False if the
-    loss of a step says nothing about another's. `peek` gives the rows of another step.
+    """Skips steps that are not a number; stops a run whose loss has diverged. A high loss alone is not a
+    fault: rows may be rare or hard, and clipping limits the effect of one batch. If spikes follow each other,
+    the rows of the recent step with the lowest loss are measured again. Only if their loss rose too has the
+    model got worse; otherwise the rows were harder. `compares_losses` is False if the loss of a step says
+    nothing about another's. `peek` returns the rows of another step.
     """
 
     name = "watch"
@@ -169,7 +168,7 @@ class DivergenceCallback(TrainingCallback):
         return max(loss * self._settings.spike, loss + LEAST_RISE)
 
     def _require_known_rows_stay(self, number: int, fault: str) -> None:
-        """Raise unless rows that the model knew a few steps ago have about the loss that they had then."""
+        """Raise unless rows that the model knew a few steps ago still have about the same loss."""
         if not (self._compares and self._usual and self._engine):
             raise self._diverged(number, fault)
         best_step, before = min(reversed(self._usual), key=lambda entry: entry[1])
@@ -441,9 +440,8 @@ class TrainingEvaluator(Protocol):
     def evaluate(
         self, model: Any, rows: Sequence[Row], *, metric: str, seconds: float, progress: Callable[[], None]
     ) -> tuple[float, ...]:
-        """Grades of the first rows: as many as fit into `seconds`, at least one.
-
-        `progress` is called for every token; an exception from it ends the evaluation.
+        """Grade the first rows: as many as fit into `seconds`, at least one. `progress` is called for every
+        token; an exception from it ends the evaluation.
         """
 
 

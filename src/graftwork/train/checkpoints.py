@@ -84,7 +84,7 @@ STATE = "state.json"
 JOURNAL = "steps.jsonl"
 CONTENT = (TENSORS, STATE, JOURNAL)
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
-"""What JSON of any shape can lead to; deep nesting and infinite numbers, too."""
+"""Errors that arbitrary JSON can lead to, including deep nesting and infinite numbers."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def step_name(step: int) -> str:
 def write_checkpoint(
     folder: Path, checkpoint: Checkpoint, *, keep: int, spare: Set[int] = frozenset()
 ) -> Path:
-    """Write, verify, and only then let old ones go, except those that are still being read (`spare`)."""
+    """Write and verify, and only then remove old ones, except those that are being read (`spare`)."""
     path = folder / step_name(checkpoint.step)
     if path.exists():
         try:
@@ -314,7 +314,7 @@ def _describe(name: str, mine: Any, saved: Any) -> str:
 
 
 def write_tensors(path: Path, tensors: "dict[str, Tensor]") -> tuple[str, int]:
-    """Write and sync; the sha256 and the length of what was meant to be written."""
+    """Write and sync; returns the SHA-256 and the length of the intended content."""
     digest, length = hashlib.sha256(), 0
     # Hashing takes as long as writing, and needs nothing of it.
     with path.open("wb") as handle, ThreadPoolExecutor(1, thread_name_prefix="hash") as hasher:
@@ -370,8 +370,8 @@ class CheckpointStore:
 
     @property
     def seconds(self) -> float | None:
-        """How long a checkpoint takes until it is safe everywhere, including one that is being written before
-        it; None before the first.
+        """Time until a checkpoint is safe everywhere, including one that is being written before it; None
+        before the first.
         """
         if not self._write_seconds:
             return None
@@ -385,7 +385,7 @@ class CheckpointStore:
         return list_saved(self._folder)
 
     def open(self) -> Checkpoint | None:
-        """The newest good checkpoint of this run: from disk, or from the mirror where it is damaged here."""
+        """The newest good checkpoint of this run: from disk, or from the mirror if it is damaged here."""
         remove_partial(self._folder)
         checkpoint = self._found(*latest_good(self._folder, self._restore))
         if checkpoint is None and self._mirror is not None:
@@ -566,7 +566,9 @@ class FsspecMirror:
                 return
 
     def restore(self, path: Path) -> bool:
-        """Replace a damaged checkpoint here by its copy. An older one is there if that fails: asked once."""
+        """Replace a damaged checkpoint here by its copy. If that fails an older one is used, so the copy is
+        tried once.
+        """
         try:
             step = next((step for step in self._steps() if step_name(step) == path.name), None)
             restored = step is not None and self._bring(step, path.parent)
@@ -710,7 +712,7 @@ def name_of_copy(step: int, name: str, manifest: CheckpointManifest) -> str:
 
 MIRROR_PATIENCE = 600.0
 MIRRORS_VARIABLE = "GRAFT_TRAIN_MIRRORS"
-"""Where a worker finds the addresses of mirrors that hold a login: a job's file is kept, and holds none."""
+"""Variable with the addresses of mirrors that contain a login: a job's file is stored, and contains none."""
 
 
 def open_checkpoint_store(
@@ -730,7 +732,7 @@ def open_checkpoint_store(
 
 
 def pass_mirrors(mirrors: Mapping[str, str | None]) -> dict[str, str]:
-    """The environment that gives a worker the addresses of its runs' mirrors, by the run's id."""
+    """The environment with the addresses of the runs' mirrors, by the run's id."""
     secret = {run: url for run, url in mirrors.items() if url is not None and hide_login(url) != url}
     return {MIRRORS_VARIABLE: json.dumps(secret)} if secret else {}
 

@@ -85,7 +85,9 @@ def restore_random_states(tensors: dict[str, Tensor]) -> None:
 
 
 def limit_gpu_memory(limit_gib: float) -> None:
-    """The allocator refuses what goes beyond: an error here is better than one in another process."""
+    """The allocator refuses allocations beyond the limit: an error here is better than one in another
+    process.
+    """
     total = torch.cuda.get_device_properties(0).total_memory / GIB
     torch.cuda.set_per_process_memory_fraction(min(limit_gib / total, 1.0))
 
@@ -96,7 +98,7 @@ GROW_EVERY = 200
 
 
 class LossScaler:
-    """`on` is False for types with a range like that of float32: then the factor is always 1."""
+    """`on` is False for types with a range like float32's: then the factor is always 1."""
 
     def __init__(self, *, on: bool, first: float = FIRST_SCALE, grow_every: int = GROW_EVERY) -> None:
         self.factor = first if on else 1.0
@@ -106,7 +108,7 @@ class LossScaler:
 
     @property
     def can_fall(self) -> bool:
-        """An overflow is the factor's fault as long as it can still become smaller."""
+        """Whether an overflow may be due to the factor, which can still become smaller."""
         return self._on and self.factor > SMALLEST_SCALE
 
     def overflowed(self) -> None:
@@ -136,7 +138,7 @@ _CHECKPOINTED = "_graft_recomputes"
 
 
 def checkpoint_activations(model: Any) -> int:
-    """From now on the blocks of this model compute again; how many there are. Twice is as once."""
+    """Enable activation checkpointing in the blocks of this model; returns their number. Idempotent."""
 
     def checkpointed(block: Any, forward: Any) -> Any:
         def compute(*args: Any, **kwargs: Any) -> Any:
@@ -171,7 +173,7 @@ class StepResult:
     tokens: int
     trained_tokens: int
     overflowed: bool = False
-    """Too large for float16: the gradient is computed again with a loss that is scaled less."""
+    """Too large for float16: the gradient is recomputed with a smaller loss scale."""
     measures: Mapping[str, float] = field(default_factory=dict)
     """What the objective measured: means by name."""
 
@@ -210,7 +212,7 @@ class StepOptions:
 
 class TrainingEngine:
     state_is_live = False
-    """`state` gives the tensors that training changes, not copies: no update until they are written."""
+    """`state` returns the trained tensors themselves, not copies: no update until they are written."""
     computes_apart = False
     """A step is computed by a GPU while the host is free: `meanwhile` is called then."""
     meanwhile: Callable[[], None] = staticmethod(lambda: None)
@@ -260,7 +262,7 @@ class TrainingEngine:
         return eager_logits(self.model, batch) if self._step.logits is None else self._step.logits(batch)
 
     def _loss(self, batch: TokenBatch) -> Tensor:
-        """The loss of a batch; a weighed one asks the objective with what this forward pass found."""
+        """The loss of a batch; a weighted one gives the objective the result of this forward pass."""
         logits = self._logits(batch)
         if not batch.weighed:
             return weighted_loss(logits, batch.targets, None)
@@ -319,7 +321,7 @@ class TrainingEngine:
         """Prepare the batch of the next step, if that can be done while this one is computed."""
 
     def _micro_batches(self, rows: Sequence[Row]) -> Sequence[MicroBatch]:
-        """Rows that are compared with each other stay together, and share the beginning of their prompt."""
+        """Rows that are compared with each other stay together, and share the prefix of their prompt."""
         if not has_units(rows):
             return self.strategy.micro_batches(rows, self._step.micro_rows)
         portions = join_units(split_units(rows), most=self._step.micro_rows)
@@ -336,7 +338,7 @@ class TrainingEngine:
         return [by_row[id(row)] for row in rows]
 
     def _batch(self, rows: Sequence[Row]) -> TokenBatch:
-        """A batch that brings its weights: for engines that compute loss and gradient together."""
+        """A batch with its weights: for engines that compute loss and gradient together."""
         return TokenBatch(
             rows,
             device=self._device,
@@ -394,7 +396,7 @@ class TrainingEngine:
         return tensors_digest(self.learned()) if self.strategy.shards else trained_digest(self.model)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything a later process needs to continue to the same bytes."""
+        """Everything that a later process needs to continue bit-identically."""
         tensors = {f"adapter/{name}": tensor for name, tensor in self.learned().items()}
         for index, parameter in enumerate(self.parameters):
             moments = self.strategy.optimizer_state(parameter)
@@ -414,7 +416,7 @@ class TrainingEngine:
         restore_random_states(tensors)
 
     def token_pass(self) -> "TokenPass | None":
-        """A faster way to write answers with what is trained; None: the model's own."""
+        """A faster way to generate answers with the trained weights; None: the model's own."""
         return None
 
     def peak_memory_gib(self) -> float:

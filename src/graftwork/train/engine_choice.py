@@ -38,8 +38,9 @@ def make_engine(
     strategy: "SingleProcess",
     progress: Callable[..., None],
 ) -> tuple["TrainingEngine", list[str]]:
-    """The engine for a loaded base with what is trained of it and for the rows of the run, and what a reader
-    should know of it. A run that shares its steps with others trains eagerly."""
+    """The engine for a loaded base and the rows of the run, and a note for users. A run that shares its steps
+    with others trains eagerly.
+    """
     plan, shape = job.plan, read_shape(Path(job.base_folder))
     experts = describe_experts(shape, adapted=settings.experts, four_bits=settings.method == "qlora")
     notes = [] if experts is None else [experts]
@@ -114,7 +115,7 @@ def streams_layers(settings: TrainSettings) -> bool:
 
 
 def starts_on_host(plan: Plan, settings: TrainSettings) -> bool:
-    """Whether the weights are read into host memory, from where the engine takes them to the device."""
+    """Whether the weights are read into host memory first, from where the engine moves them to the device."""
     return settings.strategy in ("fsdp", "zero3") or plan.tuning is not None or plan.streamed is not None
 
 
@@ -170,7 +171,9 @@ CPUINFO = Path("/proc/cpuinfo")
 def choose_precision(
     requested: str, *, kind: Literal["cpu", "cuda"], amx: bool = False, capability: float | None = None
 ) -> Precision:
-    """Pure. A GPU of unknown age is taken for an old one: float16 works on all of them."""
+    """Choose the precision. Pure. A GPU of unknown age is treated as an old one: float16 works on all of
+    them.
+    """
     if requested != "auto":
         return cast("Precision", requested)
     if kind == "cuda":

@@ -86,7 +86,7 @@ class SiteRun:
 
 
 class FleetSites:
-    """What a federation asks of its places: this machine and hosts over SSH."""
+    """The sites of a federation: this machine and hosts over SSH."""
 
     def __init__(self, work: OpenProject) -> None:
         self._work = work
@@ -142,7 +142,7 @@ class FleetSites:
 
 
 def work_at(dataset: Dataset, work: OpenProject) -> WorkAhead:
-    """The work of a run on rows of which only the lengths are known here."""
+    """Return the work of a run of which only the lengths of rows are known here."""
     settings, train = work.settings.train, dataset.splits.get("train")
     lengths = train.spread_lengths() if train is not None else ()
     if train is None or not lengths:
@@ -173,7 +173,9 @@ def work_at(dataset: Dataset, work: OpenProject) -> WorkAhead:
 def train_round(
     sites: FleetSites, settings: FederatedSettings, reporter: Reporter, *, number: int, start: Path | None
 ) -> tuple[dict[str, SiteRun], dict[str, str]]:
-    """Train until every place is done or was tried often enough. The runs, and why places are left out."""
+    """Train until every place is done or has used up its attempts. Returns the runs, and why places are left
+    out.
+    """
     waiting, data, failures = list(settings.places), dict[str, PreparedData](), Counter[str]()
     training, trained, left_out = dict[str, SiteRun](), dict[str, SiteRun](), dict[str, str]()
 
@@ -237,7 +239,7 @@ def trained_tokens(run: SiteRun) -> int:
 
 
 def merge_round(work: OpenProject, runs: Sequence[SiteRun]) -> TrainOutcome:
-    """Average the adapters of a round and enter the result as a run. What is there is not made again."""
+    """Average the adapters of a round and enter the result as a run. Existing results are not recomputed."""
     for run in runs:
         # `graft fleet fetch` or a killed process may have brought the files.
         note_done(run.work, run.run_id)
@@ -293,7 +295,7 @@ def _mean(shares: Sequence[float], values: Sequence[float | None]) -> float | No
 
 
 def judge_round(work: OpenProject, outputs: StepOutputs, outcome: TrainOutcome) -> Verdict:
-    """Evaluate the merged adapter on this project's held-out cases and ask the gate. No step is entered."""
+    """Evaluate the merged adapter on this project's held-out cases and run the gate. No step is recorded."""
     outputs = StepOutputs({**outputs.outputs, "train": outcome})
     with hold_lock(work.project.state / "pipeline"):
         evaluated = get_step("evaluate").do(work, outputs)
@@ -387,7 +389,7 @@ def plan_federation(work: OpenProject) -> FederationPlan:
 
 
 def run_federation(work: OpenProject, *, again: bool = False) -> Federation:
-    """Do the rounds that are not done yet. `again` begins a new federation with round 1."""
+    """Do the missing rounds. `again` begins a new federation with round 1."""
     outputs = run_pipeline(work, upto="prepare")
     return _Federated(work, again=again).run(outputs)
 
@@ -525,7 +527,7 @@ class _Federated:
 
 
 def require_possible(work: OpenProject) -> FederatedSettings:
-    """The settings, where the project's runs can be federated."""
+    """Return the settings, if the project's runs can be federated."""
     settings = work.project.settings.federated
     if settings is None:
         raise UserError(
@@ -540,7 +542,9 @@ def require_possible(work: OpenProject) -> FederatedSettings:
 
 
 def why_impossible(train: TrainSettings) -> str:
-    """Why runs with these settings have no average that training can continue from; empty if they have."""
+    """Return why runs with these settings have no average that training can continue from; empty if they
+    have.
+    """
     if train.objective != "sft":
         return f"`objective: {train.objective}` writes rows and answers into the run's folder, which travels"
     if train.method not in ("lora", "qlora"):

@@ -260,7 +260,7 @@ def name_of(candidate: FitCandidate, question: FitQuestion) -> str:
 
 
 def flops_per_token(question: FitQuestion) -> float:
-    """The least that a token takes: forward, and backward through the adapted layers."""
+    """Least operations per token: forward, and backward through the adapted layers."""
     shape = question.shape
     weights = shape.layers * active_layer_parameters(shape)
     table = shape.vocab_size * shape.hidden_size
@@ -281,7 +281,7 @@ def most_tokens_per_second(question: FitQuestion, *, eight: bool = False) -> flo
 
 
 def require_possible(question: FitQuestion, claimed: float, *, eight: bool = False) -> float:
-    """The share of the peak that a claimed rate needs; a mistake where that is more than all."""
+    """Return the share of the peak that a claimed rate needs; an error if that is more than all."""
     gpu = question.machine.gpu
     most = most_tokens_per_second(question, eight=eight)
     if gpu is None or most is None:
@@ -308,7 +308,7 @@ def time_spread(question: FitQuestion, level: Level) -> float:
 
 
 def speed_figure(candidate: FitCandidate, question: FitQuestion, level: Level) -> Figure:
-    """Tokens a second over all GPUs; no end of the range passes the roof."""
+    """Tokens per second over all GPUs; no end of the range exceeds the roofline."""
     spread, value = time_spread(question, level), candidate.tokens_per_second
     tuning = candidate.tuning
     eight = tuning is not None and "eight" in (tuning.form, tuning.head)
@@ -332,7 +332,7 @@ def consider(candidate: FitCandidate, question: FitQuestion, *, name: str, level
 PROCESS_GIB = (2.0, 2.5, 3.5)
 """Python, torch and CUDA of one process on the host: least, usual, most (measured on small runs)."""
 OFFLOADED_BYTES = (16.0, 17.0, 18.0)
-"""A learned parameter with its gradient, states and pinned buffers on the host."""
+"""Host bytes per trained parameter with its gradient, states and pinned buffers."""
 DEEPSPEED_PADS = 1.5
 
 
@@ -358,7 +358,7 @@ def host_memory(question: FitQuestion, shared: Distribution, *, trainable: int, 
 
 
 def padded_gb(question: FitQuestion) -> float:
-    """What DeepSpeed's estimator would ask of the host for an offloaded optimizer, in 10⁹ bytes."""
+    """Host memory that DeepSpeed's estimator gives for an offloaded optimizer, in 10⁹ bytes."""
     return total_parameters(question.shape) * OFFLOADED_BYTES[2] * DEEPSPEED_PADS / 1e9
 
 
@@ -366,7 +366,7 @@ LASTING = ("weights", "adapters", "optimizer", "reference")
 
 
 def rows_at_once(question: FitQuestion, lasting: float, *, room: float, gpus: int) -> int:
-    """Answers that a GPU generates side by side: all of its own, or even rounds that there is room for."""
+    """Answers that a GPU generates in parallel: all of its own, or even rounds that fit."""
     most = max(-(-question.batch_size // gpus), 1)
     a_row = sum(_generation_bytes(question, rows=1).values())
     rounds = -(-most // max(min(most, int((room - lasting) // a_row)), 1))
@@ -374,7 +374,7 @@ def rows_at_once(question: FitQuestion, lasting: float, *, room: float, gpus: in
 
 
 def sampled_parts(question: FitQuestion) -> dict[str, float]:
-    """Bytes of a GPU that `graft train` holds for the answers of a step, by what they are for."""
+    """Bytes of a GPU that `graft train` holds for the answers of a step, by purpose."""
     load = rollout_load(question)
     if load is None:
         return {}
@@ -389,7 +389,7 @@ def _generation_bytes(question: FitQuestion, *, rows: int) -> dict[str, float]:
 def generation_seconds(
     question: FitQuestion, *, rows: int, gpus: int, rates: StepRates, training: float
 ) -> dict[str, float]:
-    """Seconds of a step that are spent before anything is learned: each GPU generates its own rows."""
+    """Seconds of a step before anything is learned: each GPU generates its own rows."""
     rows_per_gpu = max(-(-question.batch_size // gpus), 1)
     prompts = (
         rows_per_gpu * question.prompt_tokens * 2.0 * question.shape.layers * layer_parameters(question.shape)
@@ -494,7 +494,7 @@ def _with_generation(
     *,
     training: float,
 ) -> tuple[MemoryPeak, dict[str, float]]:
-    """The peak and the seconds with the answers that are generated before they are learned from."""
+    """The peak and the seconds including the generation of answers before they are learned from."""
     if question.method == "full":
         # Without adapters to turn off, the reference is a second copy in 16 bits.
         peak = peak.plus({"reference": total_parameters(question.shape) * 2.0})
@@ -538,16 +538,17 @@ def trained(question: FitQuestion) -> int:
 
 ALONE = Distribution("none", "none", 1)
 LARGE_PARAMETERS = 1e9
-"""8-bit products only above: small models are quick in 16 bits, and 8 cost them most."""
+"""8-bit products are used only above: small models are fast in 16 bits, and lose most with 8."""
 LEAST_CHUNK, LEAST_HEAD = 1024, 256
 FAR_BEYOND = 1.15
-"""Times the room: no allocator makes that good."""
+"""Factor on the room beyond which no allocator setting helps."""
 HALF_BYTES = 2.0
 
 
 def own_limit(question: FitQuestion) -> float:
-    """GiB that `graft train` lets its own step take: what is stated, else a share of what there is, less
-    what answers are sampled in between steps."""
+    """GiB that `graft train` lets its own step use: the stated limit, else a share of the memory, less what
+    sampling needs between steps.
+    """
     room, gpu = gpu_room(question, gpus=1).value, question.machine.gpu
     if question.memory_limit_gib is None and gpu is not None:
         room = min(room, gpu.memory_gib * GPU_SHARE)
@@ -560,9 +561,8 @@ def sampled_bytes(question: FitQuestion) -> float:
 
 
 def own_step_candidates(question: FitQuestion, *, rates: StepRates, level: Level) -> list[FitCandidate]:
-    """The fastest tuning that fits; if none does, the leanest that there is.
-
-    A tuning that fills the GPU needs room to give way; if it has none, one with a margin is taken.
+    """The fastest tuning that fits; if none does, the leanest one. A tuning that fills the GPU needs a
+    fallback; if it has none, one with a margin is used.
     """
     room, spread = own_limit(question), RESERVED_SPREAD[level]
     for limit in (room, room / (1 + spread)):
@@ -576,20 +576,20 @@ def own_step_candidates(question: FitQuestion, *, rates: StepRates, level: Level
 
 
 def _floor(question: FitQuestion, tuning: Tuning) -> float:
-    """Bytes with nothing kept, which is what the engine comes down to by itself."""
+    """Bytes with nothing kept, the least that the engine can reduce itself to."""
     bare = tuning.model_copy(update={"keep": 0, "lean": 0})
     return peak_bytes(question.shape, bare, trainable=trained(question), adapted=question.adapted_layers)
 
 
 def may_fit(question: FitQuestion, *, spread: float) -> bool:
-    """Whether the leanest tuning has room, by the formula alone: quick enough to be asked often."""
+    """Return whether the leanest tuning fits, by the formula alone: fast enough for frequent calls."""
     room = own_limit(question) * GIB
     lean = leanest_tuning(question)
     return lean.peak_gib * GIB * (1 + spread) <= room and load_peak(question.shape, lean) <= room
 
 
 def leanest_tuning(question: FitQuestion) -> Tuning:
-    """The tuning that needs the least, whatever it costs in time; with the head as it can be loaded."""
+    """The tuning with the least memory, at any cost in time; with the head as it can be loaded."""
     longest, eight, limit = max(question.lengths), uses_eight(question), own_limit(question)
     tunings = []
     for head in heads(question.shape, eight=eight):
@@ -639,7 +639,7 @@ def _tune(question: FitQuestion, *, limit: float, rates: StepRates) -> Tuning | 
 
 @lru_cache(maxsize=512)
 def _chosen(shape: str, request: TuningRequest, limit: float, rates: str) -> Tuning | None:
-    """Cached: many questions differ only in something that the tuning does not depend on."""
+    """Cached: many questions differ only in things that the tuning does not depend on."""
     return choose_tuning(
         ModelShape.model_validate_json(shape),
         request,
@@ -707,7 +707,7 @@ def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> Fi
 def sampling_parts(
     question: FitQuestion, tuning: Tuning, *, rates: StepRates, training: float
 ) -> dict[str, float]:
-    """Seconds of a step besides training: answers of GRPO, the comparing pass of DPO."""
+    """Seconds of a step besides training: generation for GRPO, the reference pass of DPO."""
     load = rollout_load(question)
     if load is not None:
         sampling = gpu_seconds(question.shape, load, rates=rates, weight_bytes=weight_width(tuning))

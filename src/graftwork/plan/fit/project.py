@@ -56,7 +56,7 @@ OWN_DATA = "data"
 
 
 class FitRequest(Record):
-    """What the user stated; None if the project or this machine is to decide."""
+    """The user's options; None if the project or this machine decides."""
 
     model: str | None = None
     method: Method | None = None
@@ -77,7 +77,7 @@ class FitRequest(Record):
     offload: Literal["auto", "none", "optimizer", "weights"] = "auto"
     memory: float | None = None
     trace: bool | None = None
-    """None: trace where the family has no step recipe and the libraries for it are installed."""
+    """None: trace if the family has no step recipe and the libraries for it are installed."""
     claim: float | None = None
     prompt: int = 512
     completion: int = 512
@@ -88,7 +88,7 @@ class FitRequest(Record):
 
 
 def answer_fit(request: FitRequest, *, on_progress: OnProgress = lambda _: None) -> FitAnswer:
-    """The answer; memory is traced where that was asked for, or where the family has no step recipe."""
+    """Answer the question; memory is traced if requested, or if the family has no step recipe."""
     project = _project(request)
     model = _model(request, project)
     question = ask(request, model=model, project=project)
@@ -116,7 +116,7 @@ def answer_fit(request: FitRequest, *, on_progress: OnProgress = lambda _: None)
 
 
 def doubts(model: CatalogModel, answer: FitAnswer) -> Iterator[str]:
-    """What was estimated as another family, because it has no step recipe."""
+    """Say what was estimated as another family, because it has no step recipe."""
     if model.doubt:
         yield model.doubt
     elif answer.certainty == "guessed":
@@ -127,13 +127,13 @@ def doubts(model: CatalogModel, answer: FitAnswer) -> Iterator[str]:
 
 
 def question_of(request: FitRequest) -> FitQuestion:
-    """The question alone, for those who answer it for many machines."""
+    """The question alone, for callers that answer it for many machines."""
     project = _project(request)
     return ask(request, model=_model(request, project), project=project)
 
 
 def ask(request: FitRequest, *, model: CatalogModel, project: "ProjectFolder | None") -> FitQuestion:
-    """The question: what was stated, then what the project says, then what is usual."""
+    """Build the question: from the options, then the project, then defaults."""
     train = project.settings.train if project is not None else None
     own_rows = _own_rows(project) if request.seq == OWN_DATA or (request.seq is None and project) else None
     if request.seq == OWN_DATA and own_rows is None:
@@ -197,7 +197,7 @@ def ask(request: FitRequest, *, model: CatalogModel, project: "ProjectFolder | N
 
 
 def _project(request: FitRequest) -> "ProjectFolder | None":
-    """The project, where the question leans on one."""
+    """The project, if the question depends on one."""
     leans = request.model is None or request.seq == OWN_DATA or request.project is not None
     if not leans:
         return None
@@ -283,7 +283,7 @@ def correct(
 
 
 def cached_trace(config: dict[str, Any], setup: PlainSetup, *, on_progress: OnProgress) -> float:
-    """The traced peak, from the user's cache where the same step was traced with the same libraries."""
+    """The traced peak, from the user's cache if the same step was traced with the same libraries."""
     versions = {name: version(name) for name in TRACED_WITH if find_spec(name) is not None}
     key = fingerprint([config, setup.model_dump(mode="json"), versions])[:32]
     file = models_folder().parent / "traces" / f"{key}.json"
@@ -322,7 +322,7 @@ def trace(config: dict[str, Any], setup: PlainSetup) -> float:
 
 
 def config_of(model: CatalogModel) -> dict[str, Any]:
-    """The model's own config.json where it is at hand, else one of its sizes."""
+    """The model's own config.json if available, else one of its sizes."""
     file = Path(model.source)
     if file.name.endswith(".json") and file.is_file():
         config: dict[str, Any] = json.loads(file.read_text())
@@ -346,7 +346,7 @@ def shape_config(shape: ModelShape, *, architecture: str) -> dict[str, Any]:
 
 
 QUERY = ("index", "uuid", "name", "memory.total")
-"""Old drivers refuse a query for compute_cap as a whole: that is the catalog's to know."""
+"""Old drivers refuse a query with compute_cap altogether, so that comes from the catalog."""
 PATIENCE_SECONDS = 10
 ASSUMED_RAM = f"host memory is taken as {USUAL_RAM_GIB:g} GiB: state yours with --ram"
 
@@ -359,8 +359,9 @@ def named_machine(
     ram_gib: float | None = None,
     overlay: Path | None = None,
 ) -> Machine:
-    """The machine that was named. Without a GPU and a CPU it is this one; else host memory that is not
-    stated is what such machines usually have, and `assumed` says so."""
+    """The named machine. Without a GPU and a CPU it is this one; else host memory that is not stated is the
+    usual amount for such machines, and `assumed` notes it.
+    """
     if gpu is None and cpu is None:
         machine = this_machine(overlay=overlay)
     else:
@@ -384,7 +385,7 @@ def named_machine(
 
 
 def this_machine(*, overlay: Path | None = None) -> Machine:
-    """GPUs of one kind: the first one's. Others would wait for the slowest anyway."""
+    """GPUs of one kind, that of the first one. Others would wait for the slowest anyway."""
     device = describe_device()
     gpus = read_gpus(ask_driver(), visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
     gpu, count = None, 0
@@ -403,7 +404,7 @@ def this_host() -> Machine:
 
 
 def ask_driver() -> str:
-    """What nvidia-smi says; nothing if there is none or it fails."""
+    """Query nvidia-smi; nothing if there is none or it fails."""
     return ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or ""
 
 

@@ -70,7 +70,7 @@ def kind_of(question: FitQuestion) -> Literal["cpu", "cuda"]:
 
 
 def half_precision(question: FitQuestion) -> Precision:
-    """bfloat16 where the GPU has it, else float16 with scaling; CPUs work in float32."""
+    """bfloat16 if the GPU supports it, else float16 with scaling; CPUs work in float32."""
     gpu = question.machine.gpu
     if gpu is None:
         cpu = question.machine.cpu
@@ -79,7 +79,7 @@ def half_precision(question: FitQuestion) -> Precision:
 
 
 def why_plain(question: FitQuestion) -> str | None:
-    """Why `graft train` would not take its own step on one device; None if it does."""
+    """Return why `graft train` would not use its own step on one device; None if it does."""
     gpu = question.machine.gpu
     return why_plain_step(
         question.shape,
@@ -123,9 +123,9 @@ CONTEXT_GIB = (0.3, 0.4, 0.5)
 NCCL_GIB = (0.2, 0.35, 0.5)
 """A communicator between GPUs (published: about 0.5)."""
 DESKTOP_GIB = (0.0, 0.2, 0.6)
-"""What a screen takes of a GPU that people play on too (guessed; `nvidia-smi` shows it)."""
+"""GPU memory of a display on a desktop (guessed; `nvidia-smi` shows it)."""
 SYSTEM_GIB = 4.0
-"""What the operating system and its services keep of the host (guessed)."""
+"""Host memory of the operating system and its services (guessed)."""
 TIGHT = 0.90
 
 _PLAYED_ON = re.compile(r"(?<!\d)[2-5]0[5-9]0(?!\d)")
@@ -161,7 +161,7 @@ def graders(question: FitQuestion) -> int:
 
 
 def gpu_room(question: FitQuestion, *, gpus: int) -> Figure:
-    """GiB that the allocator may take of one GPU; of a CPU, what the host has."""
+    """GiB that the allocator may use of one GPU; on a CPU, the host memory."""
     if question.memory_limit_gib is not None:
         return Figure.exact(question.memory_limit_gib, "GiB")
     gpu = question.machine.gpu
@@ -191,7 +191,7 @@ def drives_display(gpu: Gpu) -> bool:
 
 QUANTILES = tuple((at + 0.5) / 16 for at in range(16))
 RANGE_IN_DEVIATIONS = 2.0
-"""A stated range is taken for two standard deviations either way."""
+"""A stated range is treated as two standard deviations either way."""
 LONGEST_TAIL = 2.0
 """How much longer than the longest known row an unknown one may be (guessed)."""
 
@@ -203,9 +203,8 @@ def late_chance(
     rows_at_once: int,
     largest_that_fits: Sequence[float],
 ) -> float:
-    """Chance that some batch passes what fits and the first does not.
-
-    `largest_that_fits` are lengths for equally likely truths: the peak is not known to the last byte.
+    """Probability that some batch exceeds what fits and the first does not. `largest_that_fits` are lengths
+    for equally likely true peaks: the peak is not known exactly.
     """
     batches = max(rows_in_run // max(rows_at_once, 1), 1)
     chances = []
@@ -238,6 +237,6 @@ def truths(value: float, *, spread: float) -> tuple[float, ...]:
 
 
 def length_that_fits(*, room: float, floor: float, at_longest: float, longest: int) -> float:
-    """Tokens of a row at which the peak meets the room, where memory grows in proportion to them."""
+    """Tokens of a row at which the peak reaches the limit, if memory grows in proportion to them."""
     a_token = (at_longest - floor) / max(longest, 1)
     return math.inf if a_token <= 0 else max((room - floor) / a_token, 0.0)

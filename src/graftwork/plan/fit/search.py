@@ -60,7 +60,7 @@ def streams(question: FitQuestion) -> bool:
 def streamed_candidate(
     question: FitQuestion, *, rates: StepRates, level: Level, correction: float = 1.0
 ) -> FitCandidate:
-    """The fastest that fits, or the one that lacks the least."""
+    """The fastest that fits, or the one closest to fitting."""
     run = plain_run(question, rates=rates, correction=correction)
     whole = question.adapted_layers == question.shape.layers
     work = StreamedWork(
@@ -111,7 +111,7 @@ UNKNOWN_CPU = Cpu(
 
 
 def cpu_candidate(question: FitQuestion) -> FitCandidate:
-    """As many rows at a time as host memory has room for."""
+    """As many rows per micro-batch as fit into host memory."""
     shape, cpu = question.shape, question.machine.cpu or UNKNOWN_CPU
     work, width = _cpu_work(question, cpu), ELEMENT_BYTES[half_precision(question)]
     limit = gpu_room(question, gpus=1).value
@@ -159,7 +159,7 @@ def cpu_candidate(question: FitQuestion) -> FitCandidate:
 
 
 def _cpu_work(question: FitQuestion, cpu: Cpu) -> Workload:
-    """The whole run, with graft's own step on CPUs where it takes that."""
+    """The whole run, with graft's own step on CPUs if it uses that."""
     count = max(min(question.rows, MOST_ROWS), question.batch_size)
     ordered = sorted(question.lengths)
     lengths = tuple(ordered[index * len(ordered) // count] for index in range(count))
@@ -201,9 +201,8 @@ def search(
     correction: float = 1.0,
     own_step: bool = True,
 ) -> tuple[list[FitCandidate], list[FitCandidate]]:
-    """Every way with as many rows at a time as fit; and the ways that do not, each with the least it needs.
-
-    `correction` is a traced peak over the computed one.
+    """All strategies with as many rows per micro-batch as fit; and those that do not fit, each with its
+    minimum. `correction` is a traced peak over the computed one.
     """
     fitting: list[FitCandidate] = []
     failing: list[FitCandidate] = []
@@ -235,13 +234,13 @@ def search(
 
 
 def takes_own_step(question: FitQuestion) -> bool:
-    """On a GPU."""
+    """Whether it uses graft's own step on a GPU."""
     is_ours = question.engine == "graft" and question.machine.gpu is not None
     return is_ours and why_plain(question) is None
 
 
 def _families(question: FitQuestion) -> Iterator[StrategyOption]:
-    """Ways of the plain step, before the number of rows is chosen."""
+    """Variants of the plain step, before the number of rows is chosen."""
     layers = question.shape.layers
     graft = question.engine == "graft"
     # Both engines checkpoint all blocks or none.
@@ -254,7 +253,7 @@ def _families(question: FitQuestion) -> Iterator[StrategyOption]:
 
 
 def _sharings(question: FitQuestion, *, graft: bool) -> Iterator[Distribution]:
-    """How GPUs can share it, with what may wait in host memory."""
+    """How GPUs can share it, and what may be offloaded to host memory."""
     gpus = question.machine.gpus
     yield Distribution("none", "none", 1)
     kinds: tuple[Sharding, ...] = ("zero2", "zero3", "fsdp2")
@@ -276,7 +275,7 @@ def _sharings(question: FitQuestion, *, graft: bool) -> Iterator[Distribution]:
 
 
 def _offloads(question: FitQuestion, kind: Sharding, *, graft: bool) -> Iterator[Offload]:
-    """What may wait in host memory: what was asked for, what the kind can, what is worth it."""
+    """What may be offloaded: what was requested, what the kind supports, what is worth it."""
     able: tuple[Offload, ...] = {
         "zero2": ("none", "optimizer"),
         # Our own setting moves both or nothing.

@@ -37,19 +37,19 @@ class Configuration(Record):
     file: str
     kind: Kind
     places: dict[str, ConfigLocation] = {}
-    """Where each field below was found."""
+    """Location of each field below."""
     unfilled: dict[str, str] = {}
     """Keys whose value is a placeholder of a template."""
     texts_for_numbers: dict[str, str] = {}
-    """Keys whose number YAML 1.1 reads as a text: `2e-4` lacks the point that it asks for."""
+    """Keys whose number YAML 1.1 reads as text: `2e-4` lacks the required decimal point."""
 
     model: str | None = None
     method: Method | None = None
     algorithm: str | None = None
     answers: int | None = None
-    """Answers sampled to a prompt."""
+    """Answers sampled per prompt."""
     reward_scale: str | None = None
-    """What rewards are divided by: `group` is the deviation of a group."""
+    """Divisor of rewards: `group` is the standard deviation of a group."""
     rank: int | None = None
     alpha: float | None = None
     use_rslora: bool = False
@@ -65,7 +65,7 @@ class Configuration(Record):
     accumulation: int | None = None
     gpus: int | None = None
     batch: int | None = None
-    """Rows of an optimizer step, where the file fixes them: DeepSpeed's train_batch_size, our batch_size."""
+    """Rows of an optimizer step, if the file states them: DeepSpeed's train_batch_size, our batch_size."""
     warmup_steps: int | None = None
     warmup_ratio: float | None = None
 
@@ -84,10 +84,10 @@ class Configuration(Record):
     both_halves: bool = False
     """bf16 and fp16 are both switched on."""
     weights_dtype: Precision | None = None
-    """What the frozen or trained weights are loaded in, where it is set separately from `precision`."""
+    """Type that the frozen or trained weights are loaded in, if it is set separately from `precision`."""
     bits: int | None = None
     compute_dtype: Precision | None = None
-    """What weights of four bits are multiplied in."""
+    """Type that 4-bit weights are multiplied in."""
     flash_attention: bool | None = None
     tf32: bool | None = None
     recompute: bool | None = None
@@ -113,7 +113,7 @@ class Configuration(Record):
     stated_trainable: int | None = None
     serving_gb: float | None = None
     target_rate: float | None = None
-    """A rate that held-out cases must prove."""
+    """A rate to be proven by held-out cases."""
     data_model: str | None = None
     deployed_model: str | None = None
 
@@ -132,7 +132,7 @@ class Configuration(Record):
 
 
 class Peaks(Record):
-    """GiB of a GPU at its largest micro-batch, computed: as it is set, and with gradient checkpointing."""
+    """GiB of a GPU at its largest micro-batch, computed: as configured, and with gradient checkpointing."""
 
     as_set: float
     recomputed: float
@@ -141,12 +141,12 @@ class Peaks(Record):
 
 
 class LintContext(Record):
-    """What is known besides the file: the model's shape, the GPU, the lengths of the rows."""
+    """Facts besides the file: the model's shape, the GPU, the lengths of the rows."""
 
     shape: ModelShape | None = None
     parameters: int | None = None
     trainable: int | None = None
-    """What the named adapter has on this shape."""
+    """Trainable parameters of the named adapter on this shape."""
     gpu: Gpu | None = None
     on_cpu: bool = False
     lengths: tuple[int, ...] = ()
@@ -172,14 +172,16 @@ PLACEHOLDER = re.compile(r"YOUR[_ -]|^<[^>]+>$|CHANGE[_ -]?ME|^TODO\b|^\.\.\.$",
 
 
 class WrittenConfig(NamedTuple):
-    """All leaves of a file by their path, lists whole, and the lines of its keys if they are known."""
+    """All leaves of a file by path, with lists as a whole, and the lines of its keys if known."""
 
     file: str
     leaves: dict[Path_, Any]
     lines: dict[Path_, int]
 
     def named(self, name: str) -> Path_ | None:
-        """The leaf whose path ends so: `save_steps`, or `lora.r` where the last part alone is too short."""
+        """The leaf whose path has this suffix: `save_steps`, or `lora.r` if the last part alone is
+        ambiguous.
+        """
         parts = tuple(name.split("."))
         return min((path for path in self.leaves if path[-len(parts) :] == parts), key=len, default=None)
 
@@ -236,7 +238,7 @@ def _leaves(content: dict[Any, Any], prefix: Path_ = ()) -> dict[Path_, Any]:
 
 
 class RuleHit(NamedTuple):
-    """What a rule found, and the fields that it concerns, the most relevant first."""
+    """A finding of a rule, and the fields that it concerns, the most relevant first."""
 
     what: str
     why: str
@@ -248,7 +250,7 @@ Check = Callable[[Configuration, LintContext], Iterator[RuleHit]]
 
 
 class LintRule(NamedTuple):
-    """A check with its name and how severe what it finds is."""
+    """A check with its name and severity."""
 
     id: str
     severity: Severity
@@ -257,7 +259,7 @@ class LintRule(NamedTuple):
 
 
 def rule(id_: str, severity: Severity, source: str = "") -> Callable[[Check], LintRule]:
-    """Makes a rule of the check below it; the rules of a module apply in the order in which they stand."""
+    """Register the function below as a rule; the rules of a module apply in order of definition."""
     return lambda check: LintRule(id_, severity, check, source)
 
 
@@ -277,7 +279,7 @@ class Steps(NamedTuple):
 
 
 def effective_batch(config: Configuration) -> int | None:
-    """Rows of one optimizer step; one GPU unless the number is set."""
+    """Rows of one optimizer step; assumes one GPU unless the number is set."""
     if config.kind == "graft":
         return config.batch
     if config.micro_batch is not None:
@@ -286,7 +288,9 @@ def effective_batch(config: Configuration) -> int | None:
 
 
 def count_steps(config: Configuration) -> Steps | None:
-    """As transformers counts: batches a GPU first, then those that make an update, the last one smaller."""
+    """Count as transformers does: batches per GPU first, then those that make an update, the last one
+    smaller.
+    """
     batch, epoch = effective_batch(config), None
     if config.rows is not None and batch:
         epoch = math.ceil(config.rows / batch)
@@ -307,7 +311,7 @@ def warmup_of(config: Configuration, total: int) -> int | None:
 
 
 def interval_of(when: str | None, steps: int | None) -> int | None:
-    """Steps between two events, where they are counted in steps."""
+    """Steps between two events, if they are counted in steps."""
     return steps if when in (None, "steps") else None
 
 
@@ -327,14 +331,14 @@ WHEN = {"steps": "steps", "epoch": "epoch", "no": "no", "best": "best"}
 
 
 class Names(NamedTuple):
-    """How a field is called, the usual name first, and how its value is read."""
+    """Names of a field, the usual name first, and its parser."""
 
     names: tuple[str, ...]
     read: Convert
 
 
 def number(value: Any) -> float | None:
-    """A number, also where YAML made a text of it."""
+    """A number, even if YAML read it as text."""
     if isinstance(value, bool) or value is None:
         return None
     try:
@@ -384,7 +388,7 @@ def names_list(value: Any) -> tuple[str, ...] | None:
 
 
 class FoundSettings:
-    """The settings of a file by field, each with its place."""
+    """The settings of a file by field, each with its location."""
 
     def __init__(self, source: WrittenConfig, fields: Mapping[str, Names]) -> None:
         self._written = source
@@ -400,17 +404,17 @@ class FoundSettings:
                     break
 
     def set(self, field: str, value: Any, *, from_field: str) -> None:
-        """A value that follows from that of another field stands at its place."""
+        """Set a value that follows from another field; it gets that field's location."""
         self.values[field] = value
         self.places[field] = self.places[from_field]
 
     def move(self, field: str, to: str, value: Any) -> None:
-        """What was read as `field` is meant as `to`."""
+        """Move what was read as `field` to `to`."""
         self.values.pop(field, None)
         self.values[to], self.places[to] = value, self.places.pop(field)
 
     def settle_precision(self) -> None:
-        """The switches `bf16` and `fp16` become one precision; both at once are remembered as such."""
+        """Turn the switches `bf16` and `fp16` into one precision; both at once are recorded."""
         on = [field for field in ("bf16", "fp16") if self.values.pop(field, None)]
         if len(on) == 2:
             self.set("both_halves", True, from_field="fp16")
@@ -519,7 +523,7 @@ def read_training(source: WrittenConfig) -> Configuration:
 
 
 def settle(settings: FoundSettings) -> None:
-    """Names that say the same thing in different ways become one field."""
+    """Merge names that mean the same thing into one field."""
     values = settings.values
     settings.settle_precision()
     warmup = values.get("warmup_steps")

@@ -72,7 +72,7 @@ def most_severe_first(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...
 
 
 TOO_LONG = re.compile(r"(\d+) tokens, (?:more than|data\.)\s?max_tokens")
-"""How preparing says that it left a row out for its length."""
+"""Message of the preparation about rows that were left out for their length."""
 _MOST_BYTES_OF_LENGTHS = 256 << 20
 CPU_NAMES = ("cpu", "none", "processor")
 
@@ -104,7 +104,7 @@ OPTIONS = {
 
 
 class Linted(Record):
-    """What was looked at, and what was found."""
+    """What was checked, and the findings."""
 
     file: str
     kind: str
@@ -112,7 +112,7 @@ class Linted(Record):
     gpu: str | None
     findings: tuple[LintFinding, ...]
     unknown: tuple[str, ...] = ()
-    """What could not be looked at for lack of a fact, and the option that gives it."""
+    """What could not be checked for lack of a fact, and the option that provides it."""
 
     @property
     def errors(self) -> int:
@@ -202,9 +202,8 @@ def _length(entry: Any) -> int:
 
 
 def _read_project(path: Path, source: WrittenConfig) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
-    """Each model of the project as it is resolved, and the lengths of its rows where they are prepared.
-
-    These are the rows of its newest dataset, those that were left out for their length too.
+    """Read each model of the project as resolved, and the lengths of its rows if they are prepared. These are
+    the rows of its newest dataset, including those that were left out for their length.
     """
     from graftwork.files.dataset import MANIFEST, iterate_drops, iterate_rows, read_manifest
     from graftwork.project.folder import ProjectFolder
@@ -251,7 +250,7 @@ def _add(config: Configuration, options: LintOptions) -> Configuration:
 
 
 def _find_model(name: str | None, *, near: Path, overlay: Path | None) -> CatalogModel | None:
-    """None if no catalog knows it: rules that need its size are skipped, and the result says so."""
+    """None if no catalog has it: rules that need its size are skipped, and the result notes that."""
     if name is None:
         return None
     folder = near / name

@@ -30,7 +30,7 @@ PLAIN = ("training", "axolotl", "llama-factory")
 
 
 def peaks_of(config: Configuration, model: CatalogModel, lengths: tuple[int, ...]) -> Peaks | None:
-    """GiB of one GPU at the longest row that the limit lets through."""
+    """GiB of one GPU at the longest row within the limit."""
     # The type of the weights: as they are loaded, else as the run multiplies.
     dtype = config.weights_dtype or config.precision
     sharded = config.zero_stage or config.offload_optimizer or config.offload_weights
@@ -66,7 +66,7 @@ def peaks_of(config: Configuration, model: CatalogModel, lengths: tuple[int, ...
 def least_minutes(
     config: Configuration, model: CatalogModel, gpu: Gpu, lengths: tuple[int, ...]
 ) -> float | None:
-    """The lower end of what the run takes on these GPUs, with the best settings that there are for it."""
+    """Lower bound of the run's minutes on these GPUs, with the best settings for it."""
     if config.rows is None or config.method is None or not lengths:
         return None
     clipped = [min(length, config.max_length or length) for length in lengths]
@@ -87,7 +87,7 @@ def least_minutes(
 HOST_OFFLOAD = 16.0
 """Bytes per parameter in host memory with the optimizer offloaded: fp32 weights, moments, gradients."""
 HOST_OFFLOAD_PADDED = 1.5
-"""What DeepSpeed's own estimate multiplies that by, for its buffers."""
+"""Factor of DeepSpeed's own estimate on that, for its buffers."""
 
 
 class LoadedWeights(NamedTuple):
@@ -116,7 +116,9 @@ def weights_of(config: Configuration, context: LintContext) -> LoadedWeights | N
 
 
 def full_floor(config: Configuration, context: LintContext) -> tuple[float, str] | None:
-    """GiB that a GPU holds at least where all weights are trained, without any activation; and of what."""
+    """GiB that a GPU needs at least if all weights are trained, without any activation; and what they consist
+    of.
+    """
     if config.method != "full" or context.parameters is None:
         return None
     gpus, stage = config.gpus or 1, config.zero_stage or 0
@@ -144,7 +146,7 @@ def full_floor(config: Configuration, context: LintContext) -> tuple[float, str]
 
 
 GENEROUS = 1.1
-"""A stated figure counts as right up to this ratio: GB and GiB differ by 7 %."""
+"""A stated figure counts as correct up to this ratio: GB and GiB differ by 7 %."""
 HARDLY = 0.7
 """Share of a GPU above which weights leave too little for activations, buffers and the context."""
 FIT = "`graft plan fit` shows what does fit"
@@ -356,7 +358,7 @@ def _micro(config: Configuration, context: LintContext) -> str:
 
 
 def _smaller(context: LintContext, room: float) -> str:
-    """What holds the weights within `room` GiB."""
+    """A format that fits the weights into `room` GiB."""
     parameters = context.parameters or 0
     for form, width in (("16 bits", 2.0), ("eight bits", 1.0), ("four bits", NF4_WITH_TABLES)):
         gib = parameters * width / GIB
@@ -366,7 +368,7 @@ def _smaller(context: LintContext, room: float) -> str:
 
 
 NF4_WITH_TABLES = 0.6
-"""Bytes a weight where embeddings and head stay in 16 bits, of a model of some billions."""
+"""Bytes per weight if embeddings and head stay in 16 bits, for a model of some billions."""
 
 
 def _billions(context: LintContext) -> str:
@@ -489,7 +491,7 @@ def four_bits_multiply_in_float32(config: Configuration, _context: LintContext) 
 
 @rule("gpu-unsupported", "warning", WHEELS)
 def gpu_is_unsupported(_said: Configuration, context: LintContext) -> Iterator[RuleHit]:
-    """A GPU that today's torch has no kernels for."""
+    """A GPU that current torch has no kernels for."""
     gpu = context.gpu
     if gpu is None or gpu.capability >= TURING:
         return

@@ -16,7 +16,7 @@ from graftwork.plan.lint.configuration import (
 )
 
 RATES = {"full": (1e-6, 5e-5), "lora": (5e-5, 1e-3), "qlora": (5e-5, 1e-3), "dora": (5e-5, 1e-3)}
-"""Full fine-tuning of models of billions; adapters want about ten times as much."""
+"""Full fine-tuning of models of billions; adapters need about ten times as much."""
 RATES_SOURCE = (
     "QLoRA, arXiv 2305.14314 (1e-4 to 2e-4); LoRA Without Regret, Thinking Machines 2025 (ten times full); "
     "Llama 2, arXiv 2307.09288 (full: 2e-5)"

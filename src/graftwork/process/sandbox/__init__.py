@@ -23,5 +23,5 @@ __all__ = [
 
 
 def run_python(source: str, *, limits: Limits, files: dict[str, str] | None = None) -> SandboxResult:
-    """Run it as `python file.py` would, in the strongest way that this machine has."""
+    """Run it like `python file.py`, in the strongest sandbox that this machine supports."""
     return Sandbox(available(), limits).run(source, files=files)

@@ -82,7 +82,7 @@ def shut_by_bubblewrap(
     environment: Mapping[str, str],
     extra_folders: Mapping[str, str],
 ) -> list[str]:
-    """Everything up to the command that it runs. `extra_folders` are shown besides the views, read-only."""
+    """Everything up to the command that it runs. `extra_folders` are added to the views, read-only."""
     command = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--new-session", "--as-pid-1"]
     command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if not as_root:
@@ -125,8 +125,7 @@ from graftwork.process.sandbox.inside.init import main
 main()
 """
 _FREE_UIDS = range(1_879_048_192, 1_879_048_192 + 2**28 - 2)
-"""User ids that no distribution assigns; one a run, so that nothing is shared or counted
-together with others."""
+"""User ids that no distribution assigns; one per run, so that nothing is shared or counted together."""
 _FREE_UIDS_OF_CONTAINER = range(61_000, 65_000)
 """The same for a container that maps 65,536 numbers, as many do."""
 
@@ -145,10 +144,9 @@ def command_for(
     jobs: int = 0,
     job_limits: Limits | None = None,
 ) -> list[str]:
-    """`pipes` are the far ends of channel and status, as the child knows them. `folder` is the code's own:
-    a place on this machine for those ways that can make none of their own.
-
-    With `job_limits` the sandbox runs this many jobs, each of which may take so much.
+    """Build the command. `pipes` are the far ends of channel and status, as the child knows them. `folder` is
+    the code's own: a folder on this machine for mechanisms without a file system of their own. With
+    `job_limits` the sandbox runs this many jobs, each within these limits.
     """
     views, mounts = list_views(packages), places_of(packages)
     described = {
@@ -208,12 +206,12 @@ def _mapped_numbers(path: Path) -> list[range]:
 
 
 def _interpret(packages: str, described: dict[str, Any]) -> list[str]:
-    """Isolated, without site-packages, in UTF-8 whatever the machine says."""
+    """Isolated, without site-packages, always in UTF-8."""
     return [interpreter(), "-I", "-S", "-X", "utf8", "-c", _START, packages, marshal.dumps(described).hex()]
 
 
 def scrubbed_environment(folder: str) -> dict[str, str]:
-    """The whole environment of the code: no keys, no proxy, no home folder."""
+    """The complete environment of the code: no keys, no proxy, no home folder."""
     return {
         "HOME": folder,
         "TMPDIR": folder,

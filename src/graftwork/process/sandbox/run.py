@@ -53,7 +53,7 @@ _PROC = Path("/proc")
 
 
 def memory_of_tree(root: int, *, most: int) -> int:
-    """At most a quick look; only when it seems to be more than `most`, the exact one."""
+    """A quick estimate; the exact value only if the estimate exceeds `most`."""
     tree = processes_below(root)
     used = sum(_resident(number) for number in tree)
     if used <= most:
@@ -87,9 +87,9 @@ def _resident(number: int) -> int:
 
 _HEAD = struct.Struct("!I")
 _LONGEST_REPLY = 256
-"""What the sandbox may send over the channel: a keyword or a nonce."""
+"""Limit on messages of the sandbox over the channel: a keyword or a nonce."""
 _MOST_MESSAGES = 8
-"""The protocol has two. A far side that sends more than these floods us, and is ended."""
+"""The protocol has two. A far side that sends more than this is flooding us, and is ended."""
 _LONGEST_STATUS = 65536
 _LOOK_EVERY = 0.05
 
@@ -120,9 +120,8 @@ def follow(
     limits: Limits,
     folder: str | None = None,
 ) -> None:
-    """Until every pipe has ended, or a limit is reached: then `talk.reason` says which.
-
-    `folder` is the code's own where no file system bounds it: it is measured from out here.
+    """Follow until every pipe has ended, or a limit is reached: then `talk.reason` says which. `folder` is
+    the code's own if no file system limits it: it is measured from outside.
     """
     talk.heard = {name: bytearray() for name in pipes}
     talk.channel.setblocking(False)
@@ -151,7 +150,7 @@ def follow(
 
 
 def _look(talk: Talk, process: int, *, limits: Limits, folder: str | None) -> None:
-    """What no limit of the kernel counts: memory of all processes together, files without a file system."""
+    """Check what the kernel does not limit: memory of all processes together, files without a file system."""
     used = memory_of_tree(process, most=limits.memory_bytes)
     talk.peak_bytes = max(talk.peak_bytes, used)
     if used > limits.memory_bytes:
@@ -193,7 +192,7 @@ def _converse(talk: Talk, selector: selectors.BaseSelector, events: int) -> None
 
 
 def _take_messages(talk: Talk) -> bool:
-    """False if the far side does not keep to the form: it is not listened to any more."""
+    """False if the far side violates the protocol: it is ignored from then on."""
     while len(talk.incoming) >= _HEAD.size:
         if talk.messages == _MOST_MESSAGES:
             talk.reason = "messages"
@@ -215,42 +214,41 @@ def _take_messages(talk: Talk) -> bool:
 log = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 5.0
-"""What the kernel gets to end a tree that has been killed."""
+"""Time for the kernel to end a tree that has been killed."""
 _NEARLY = 0.5
 """The kernel limits CPU time by counting ticks, which differs from what it reports afterwards."""
 _ON_THIS_MACHINE = (SandboxKind.LANDLOCK, SandboxKind.OFF)
-"""Ways without a file system of their own: the code's folder is in the temporary one."""
+"""Mechanisms without a file system of their own: the code's folder is in the temporary one."""
 _BY_USER = (SandboxKind.NAMESPACES, SandboxKind.LANDLOCK)
-"""Ways in which the code is kept from our own processes by the user that it runs as."""
+"""Mechanisms that isolate the code from our own processes by its user id."""
 
 
 class BoxNotMade(Exception):
-    """This way does not work here, and why."""
+    """This mechanism does not work here, and why."""
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A way that works on this machine, and what each run in it may use."""
+    """A mechanism that works on this machine, and the limits of each run."""
 
     kind: SandboxKind
     limits: Limits = field(default_factory=Limits)
     packages: tuple[str, ...] = ()
 
     def run(self, source: str, *, files: dict[str, str] | None = None) -> SandboxResult:
-        """As `python file.py` would."""
+        """Run it like `python file.py`."""
         return self.in_box({"action": "run", "name": "main.py", "source": source, "files": files or {}})
 
     def compile(self, source: str) -> SandboxResult:
-        """Whether it is Python at all; nothing of it is run."""
+        """Return whether it is valid Python; nothing of it is run."""
         messages: list[bytes] = []
         task = {"action": "compile", "name": "answer.py", "source": source, "files": {}}
         result = self.in_box(task, on_message=messages.append)
         return result if messages == [b"compiled"] else _without_nonce(result)
 
     def test(self, source: str, tests: str, *, files: dict[str, str] | None = None) -> SandboxResult:
-        """`ok` only if the tests ran to their end; leaving early, or printing what looks like success, is no.
-
-        The tests run in a process of their own, which uses the names of the source from there.
+        """`ok` only if the tests ran to their end; exiting early, or printing what looks like success, does
+        not count. The tests run in a separate process, which uses the names of the source from there.
         """
         nonce = secrets.token_hex(16)
         messages: list[bytes] = []
@@ -295,9 +293,8 @@ def run_in_box(
     jobs: Sequence[dict[str, Any]] = (),
     job_limits: Limits | None = None,
 ) -> SandboxResult:
-    """BoxNotMade where the walls could not be put up; then nothing was run.
-
-    With `jobs`, each within `job_limits`, `task` is their prelude: code of ours that is loaded once for all.
+    """Raises BoxNotMade if isolation failed; then nothing was run. With `jobs`, each within `job_limits`,
+    `task` is their prelude: code of ours that is loaded once for all.
     """
     kind, limits, tasks = sandbox.kind, sandbox.limits, (task, *jobs)
     for name in (name for message in tasks for name in message["files"]):
@@ -354,7 +351,7 @@ def run_in_box(
 
 @contextmanager
 def _own_folder() -> Iterator[str]:
-    """What the code leaves there is removed without following any link of it, however deep it is nested."""
+    """What the code leaves there is removed without following any of its links, however deep it is nested."""
     try:
         folder = tempfile.mkdtemp(prefix=f"graft-box-{os.getpid()}-")
     except OSError as error:
@@ -403,7 +400,9 @@ def _start(command: list[str], pipes: tuple[int, int], *, folder: str) -> "subpr
 
 
 def _end(process: "subprocess.Popen[bytes]", kind: SandboxKind) -> None:
-    """The whole tree. Ending the outermost process ends the first one of the box, and that one all others."""
+    """End the whole tree. Ending the outermost process ends the first one of the box, and that one all
+    others.
+    """
     if kind in _ON_THIS_MACHINE:
         process.send_signal(signal.SIGTERM)
         try:
@@ -451,7 +450,7 @@ def _result(
     peak_bytes: int,
     spent: bool,
 ) -> SandboxResult:
-    """`spent`: nearly all of the CPU time that it may take."""
+    """`spent`: nearly all of its CPU time."""
     reason = reason or reason_of(exit_code, stderr, spent=spent)
     return SandboxResult(
         ok=not reason,
@@ -477,7 +476,7 @@ def reason_of(exit_code: int | None, stderr: str, *, spent: bool) -> Reason:
 
 
 def _without_nonce(result: SandboxResult) -> SandboxResult:
-    """It did not get to the end, whatever its exit code says."""
+    """It did not run to the end, whatever its exit code says."""
     return result.model_copy(update={"ok": False, "reason": result.reason or "no_nonce"})
 
 
@@ -530,12 +529,12 @@ print(open("word").read())
 """
 _USUAL = Limits()
 _TRIAL_SECONDS = 60.0
-"""A busy machine is no reason to choose another way, or none: what was found out is kept."""
+"""A busy machine is no reason to choose another mechanism, or none: the result is cached."""
 
 
 @lru_cache(maxsize=8)
 def available(limits: Limits = _USUAL, packages: tuple[str, ...] = ()) -> SandboxKind:
-    """The strongest way that works with these limits and packages."""
+    """The strongest mechanism that works with these limits and packages."""
     reasons = []
     for kind in WAYS:
         lacking = why_not(kind, limits, packages)
@@ -551,7 +550,7 @@ def available(limits: Limits = _USUAL, packages: tuple[str, ...] = ()) -> Sandbo
 
 
 def open_sandbox(settings: SandboxSettings) -> Sandbox:
-    """The sandbox that graft.yaml asks for; EnvironmentFailure where it requires one and none can be had."""
+    """Open the sandbox of graft.yaml; EnvironmentFailure if it requires one and none is available."""
     off = settings.mode == "off"
     kind = SandboxKind.OFF if off else available(settings.limits, settings.packages)
     return Sandbox(kind, settings.limits, settings.packages)
@@ -607,7 +606,7 @@ def run_batch(
     by_number: dict[int, SandboxResult] = {}
 
     def run_part(part: range) -> dict[int, SandboxResult]:
-        """What a job does to the whole sandbox is not held against the others: those run again, alone."""
+        """Effects of a job on the whole sandbox do not count against the others: those run again, alone."""
         together = [jobs[number] for number in part] if can_share(sandbox) else []
         shared = dict(_run_box(together, sandbox, prelude)) if together else {}
         return {
@@ -622,7 +621,7 @@ def run_batch(
 
 
 def can_share(sandbox: Sandbox) -> bool:
-    """Whether one sandbox can run several jobs apart from each other."""
+    """Return whether one sandbox can run several jobs isolated from each other."""
     return sandbox.kind in _WITH_USERS and choose_uid() is not None
 
 

@@ -9,10 +9,10 @@ from graftwork.records.base import MIB, Record
 
 
 class Limits(Record):
-    """What one run may use. Whatever goes beyond ends it."""
+    """Resource limits of one run. A run that exceeds one is ended."""
 
     wall_seconds: float = Field(default=10.0, gt=0, le=3600)
-    """From the start to the end, sleeping counts."""
+    """Wall-clock time, including sleep."""
     cpu_seconds: int = Field(default=10, ge=1, le=3600)
     """Per process."""
     memory_bytes: int = Field(default=512 * MIB, ge=48 * MIB)
@@ -33,17 +33,17 @@ class SandboxSettings(Record):
     """How generated code is isolated, and its resource limits."""
 
     mode: Literal["require", "off"] = "require"
-    """`require` refuses where the code cannot be shut in; `off` runs it with limits alone, at your risk."""
+    """`require` refuses if the code cannot be isolated; `off` runs it with limits alone, at your risk."""
     seconds: float = Field(default=10.0, gt=0, le=3600)
-    """What one answer's tests may take, wall-clock."""
+    """Wall-clock time limit of one answer's tests."""
     memory_mib: int = Field(default=512, ge=48)
-    """What all its processes may use together."""
+    """Memory limit of all its processes together."""
     processes: int = Field(default=16, ge=1, le=4096)
     """Processes and threads together."""
     disk_mib: int = Field(default=16, ge=1)
-    """What it may write."""
+    """Limit on what it may write."""
     packages: tuple[str, ...] = ()
-    """Folders with packages that the code may import, read-only. Without it: the standard library."""
+    """Folders with packages that the code may import, read-only. Default: the standard library only."""
 
     @property
     def limits(self) -> Limits:
@@ -72,18 +72,18 @@ Reason = Literal[
 
 
 class SandboxKind(StrEnum):
-    """The ways to shut code in, the strongest first; docs/sandbox.md says what each guarantees."""
+    """Isolation mechanisms, the strongest first; docs/sandbox.md says what each guarantees."""
 
     BUBBLEWRAP = "bubblewrap"
     NAMESPACES = "namespaces"
     USER_NAMESPACES = "user_namespaces"
     LANDLOCK = "landlock"
     OFF = "off"
-    """Limits alone. Only where the user has asked for it by name."""
+    """Limits alone. Only if the user has asked for it by name."""
 
 
 class SandboxResult(Record):
-    """How a run ended. `ok` is the one answer; the rest explains it."""
+    """How a run ended. `ok` summarizes it; the rest explains it."""
 
     ok: bool
     exit_code: int | None
@@ -94,4 +94,4 @@ class SandboxResult(Record):
     """Empty if all went well."""
     seconds: float
     peak_bytes: int
-    """The largest process, as far as it was seen."""
+    """Memory of the largest process, as far as observed."""

@@ -59,7 +59,7 @@ def _apply(function: Any, *arguments: Any) -> Tensor:
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """y = W x. Keeps nothing."""
+    """y = W x. Saves nothing."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Product, turned: Product) -> Tensor:
@@ -72,7 +72,7 @@ class _FrozenProduct(torch.autograd.Function):
 
 
 class _LoraProduct(torch.autograd.Function):
-    """y = W x + s · B (A x), added up in place; keeps x and A x."""
+    """y = W x + s · B (A x), accumulated in place; saves x and A x."""
 
     @staticmethod
     def forward(

@@ -72,7 +72,7 @@ class CpuBlock:
         }
 
     def read(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, KeysValues]:
-        """What queries are made of, and keys and values of all tokens."""
+        """Return the inputs of queries, and the keys and values of all tokens."""
         asking = self._norm(self._layout.before_attention, x)
         if len(self._layout.qkv) == 1:
             qkv, kv = self._product[self._layout.qkv[0]](asking), self._groups * self._width
@@ -86,7 +86,7 @@ class CpuBlock:
         return self._turned(asking if fused else self._product[self._layout.qkv[0]](asking), "q_norm", turn)
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """From mixed values to the block's output."""
+        """From attention output to the block's output."""
         layout = self._layout
         attended = self._norm(layout.after_attention, self._product[layout.out](mixed.flatten(1)))
         middle = x + self._scaled(attended)
@@ -126,7 +126,7 @@ def attend(
     shared: KeysValues | None,
     rule: AttentionRule,
 ) -> Tensor:
-    """Each row's last tokens look at the shared beginning and at their own row up to themselves."""
+    """Each row's last tokens attend to the shared prefix and to their own row up to themselves."""
     mixed = []
     for query, row in zip(queries, keys_values, strict=True):
         keys, values = row.keys, row.values
@@ -137,7 +137,7 @@ def attend(
 
 
 class HiddenStateCache:
-    """Keeps nothing; subclasses keep the states of rows by number."""
+    """Stores nothing; subclasses store the states of rows by number."""
 
     def get(self, number: int) -> Tensor | None:
         return None
@@ -157,7 +157,7 @@ class MemoryCache(HiddenStateCache):
 
 
 class FileCache(HiddenStateCache):
-    """A mapped file that has no name any more: whatever ends the process also frees the disk."""
+    """A memory-mapped file without a name: when the process ends, the disk space is freed."""
 
     def __init__(self, folder: Path, *, lengths: tuple[int, ...], width: int, dtype: torch.dtype) -> None:
         make_folder(folder)
@@ -214,7 +214,7 @@ class FrozenLayers:
     def _pass(
         self, tokens: tuple[int, ...], before: list[KeysValues] | None
     ) -> tuple[Tensor, list[KeysValues]]:
-        """Through the frozen blocks, after what was read before."""
+        """Run the frozen blocks, after the prefix that was read before."""
         past = before[0].keys.shape[0] if before else 0
         x: Tensor = self._embed(torch.tensor(tokens, dtype=torch.long))
         if self._multiplier != 1:
@@ -310,13 +310,13 @@ class CpuStep:
         return logits if self._ending.plain else self._ending.of(logits)
 
     def _enter(self, rows: Sequence[Row], layout: TokenLayout) -> Tensor:
-        """What enters the first adapted block. The shared beginning is that of the first row."""
+        """Return the input of the first adapted block. The shared prefix is that of the first row."""
         states = [self._trunk.read(row) for row in rows]
         return torch.cat([states[0][: layout.shared], *(state[layout.shared :] for state in states)])
 
 
 def _cut(keys_values: KeysValues, layout: TokenLayout) -> tuple[KeysValues | None, list[KeysValues]]:
-    """The shared beginning's keys and values, and each row's own."""
+    """Split into the shared prefix's keys and values, and each row's own."""
     parts = [
         KeysValues(keys, values)
         for keys, values in zip(
@@ -339,7 +339,7 @@ def _pick(x: Tensor, layout: TokenLayout) -> Tensor:
 def make_cpu_step(
     model: Any, rows: Sequence[Row], *, settings: TrainSettings, shape: ModelShape, folder: Path
 ) -> tuple[CpuStep, str]:
-    """The step of a model that it is written for (`costmodel/run.py`), and where it caches what."""
+    """The step of a supported model (`costmodel/run.py`), and where it caches what."""
     first = first_trained_block(model)
     adapted = shape.layers - first
     memory = machine_memory().get("limit", 0.0) * GIB
@@ -383,7 +383,7 @@ def make_cpu_step(
 
 
 def first_trained_block(model: Any) -> int:
-    """The lowest block with something to learn."""
+    """The lowest block with trainable weights."""
     blocks = enumerate(decoder_parts(model).blocks)
     return next(index for index, block in blocks if any(p.requires_grad for p in block.parameters()))
 

@@ -80,9 +80,8 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def combined_exit_code(codes: dict[int, int]) -> int:
-    """How a strategy ended whose processes ended so, by rank: by what really happened, not by what followed.
-
-    One that is killed takes the others with it: they fail too, or are asked to stop.
+    """The combined exit code of a strategy's processes, by rank: the actual cause, not what followed. One
+    that is killed takes the others with it: they fail too, or are asked to stop.
     """
     failed = {rank: code for rank, code in sorted(codes.items()) if code}
     killed = [code for code in failed.values() if code < 0 and code != -15]
@@ -96,8 +95,9 @@ def is_main_process() -> bool:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process. One of a group skips the interpreter's shutdown, which can abort it: a thread of the
-    group that drops its last tensor at that moment needs the interpreter."""
+    """End this process. In a group it skips the interpreter's shutdown, which can abort: a thread of the
+    group that drops its last tensor at that moment needs the interpreter.
+    """
     if "RANK" not in os.environ:
         sys.exit(code)
     atexit._run_exitfuncs()
@@ -107,7 +107,7 @@ def leave(code: int) -> NoReturn:
 
 
 def threads_per_process() -> int | None:
-    """A fair share of the cores where several processes share them; None: all."""
+    """A fair share of the cores if several processes share them; None: all."""
     local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(count_cores() // local_processes, 1) if local_processes > 1 else None
 
@@ -147,7 +147,7 @@ def make_strategy(settings: TrainSettings, *, device: str, dtype: str) -> "Singl
 
 
 SHARE_VARIABLE = "GRAFT_SHARE_GPU"
-"""Set, several processes may share a GPU, by gloo: to try a strategy out where there is only one."""
+"""If set, several processes may share a GPU through gloo: to try a strategy with a single GPU."""
 
 
 def _require_possible(settings: TrainSettings, dtype: str, *, on_cpu: bool) -> None:
@@ -184,11 +184,11 @@ def _require_possible(settings: TrainSettings, dtype: str, *, on_cpu: bool) -> N
 
 
 LEAVE_SECONDS = 60.0
-"""Seconds in which the others learn that all have met: they have nothing else to do."""
+"""Seconds in which the others learn that all have finished: they have nothing else to do."""
 POLL_SECONDS = 0.1
 """Between two checks for processes that left: a store that is waited for logs a warning at each timeout."""
 STORE_TIMEOUT = timedelta(seconds=20)
-"""For the store to answer. It may try twice, and is then still within all timeouts."""
+"""Timeout of the store. It may try twice, and is then still within all timeouts."""
 CONNECT_SECONDS = 2.0
 """The first machine's port is open, or it has left and cannot be notified."""
 
@@ -248,7 +248,7 @@ def _departure_key(rank: int) -> str:
 
 
 SHUTDOWN_SECONDS = 600
-"""Seconds for a step and its checkpoint to find their end; the supervisor loses patience earlier."""
+"""Seconds for a step and its checkpoint to finish; the supervisor gives up earlier."""
 
 
 def main(arguments: list[str]) -> int:

@@ -44,11 +44,11 @@ from graftwork.train.settings import TrainSettings
 WORKER = "graftwork.train.worker_process"
 CALL_FILE = "call.json"
 LEAVING_SECONDS = 60.0
-"""For a part to end whose work is done; one that still works belongs to a run that is no more."""
+"""Time for a finished part to end; one that still works belongs to an obsolete run."""
 
 
 class Call(Record):
-    """What the first machine asks of the others: one for each attempt. `over`: no more will come."""
+    """The first machine's call to the others: one for each attempt. `over`: no more will come."""
 
     id: str
     job_file: str
@@ -81,7 +81,7 @@ class Launch:
 
 
 def launch_of(work: OpenProject, folder: Path) -> Launch:
-    """The worker itself, or torchrun around it where several processes share the work."""
+    """The worker itself, or torchrun around it if several processes share the work."""
     settings, job_file = work.settings.train, str(folder / JOB_FILE)
     nodes, file = settings.run.nodes, work.project.state / CALL_FILE
     if settings.strategy == "single":
@@ -95,7 +95,7 @@ def launch_of(work: OpenProject, folder: Path) -> Launch:
 
 
 def require_strategy(settings: TrainSettings) -> None:
-    """Several devices are of no use to a run that one process trains."""
+    """Refuse several devices for a run that one process trains."""
     if settings.strategy == "single" and (settings.processes > 1 or settings.run.nodes > 1):
         raise UserError(
             "`train.strategy: single` cannot use several processes",
@@ -126,7 +126,7 @@ def with_machines(settings: ProjectSettings, *, nodes: int, main_address: str | 
 
 
 def machine_commands(project: ProjectFolder, *, model: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The exact command for every machine, in their order, and what they must have in common."""
+    """The exact command for every machine, in order, and what they must have in common."""
     settings = project.settings.of_model(model or project.settings.main_model).train
     require_strategy(settings)
     nodes, address = settings.run.nodes, settings.run.main_address or f"MACHINE_0:{DEFAULT_PORT}"

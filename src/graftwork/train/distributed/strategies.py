@@ -35,13 +35,13 @@ class MicroBatch:
     rows: Sequence[Row]
     counts: bool = True
     last: bool = True
-    """No other portion follows: the gradients can be added up over all processes."""
+    """No other micro-batch follows: the gradients can be summed over all processes."""
 
 
 def split_into_micro_batches(
     rows: Sequence[Row], *, size: int, micro_rows: int | None = None
 ) -> list[list[MicroBatch]]:
-    """The portions of each process, by rank. Every row is in exactly one that counts."""
+    """The micro-batches of each process, by rank. Every row counts in exactly one."""
     hands = balance_rows([len(row.tokens) for row in rows], size=size)
     most = max(len(hand) for hand in hands)
     rounds = -(-most // max(micro_rows or most, 1))
@@ -74,7 +74,7 @@ OptimizerState = dict[str, Tensor]
 
 
 class SingleProcess:
-    """Trains alone. Subclasses share the work of a step, or hold weights and optimizer in another way."""
+    """Trains alone. Subclasses share the work of a step, or hold weights and optimizer differently."""
 
     rank = 0
     size = 1
@@ -88,13 +88,13 @@ class SingleProcess:
     def prepare(
         self, model: Any, parameters: Sequence[nn.Parameter], optimizer: Optimizer, loss: BatchLoss
     ) -> list[nn.Parameter]:
-        """Take over the model; returns the parameters as they are from now on, in the same order."""
+        """Take over the model; returns the parameters in their new form, in the same order."""
         del model
         self._parameters, self._optimizer, self._loss = list(parameters), optimizer, loss
         return self._parameters
 
     def micro_batches(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
-        """The portions of a step that this process works on, one forward and backward each."""
+        """The micro-batches of a step for this process, one forward and backward pass each."""
         return split_into_micro_batches(rows, size=1, micro_rows=micro_rows)[0]
 
     def loss(self, batch: Any) -> Tensor:
@@ -102,7 +102,7 @@ class SingleProcess:
         return self._loss(batch)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add this portion's gradient; after the last one it is that of all processes."""
+        """Accumulate the gradient of this micro-batch; after the last one it is that of all processes."""
         del last
         loss.backward()  # type: ignore[no-untyped-call]
 
@@ -111,11 +111,11 @@ class SingleProcess:
         return value
 
     def clip_gradients(self, most: float) -> float:
-        """The length of the whole gradient; if it is longer than `most`, it is shortened to that."""
+        """Return the norm of the whole gradient; it is clipped to `most`."""
         return float(nn.utils.clip_grad_norm_(self._parameters, most))
 
     def step(self, rate: float) -> None:
-        """Take the step that the gradient points to, and forget it."""
+        """Apply the gradient, and clear it."""
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
@@ -129,7 +129,7 @@ class SingleProcess:
         self._optimizer.zero_grad(set_to_none=True)
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """A whole parameter, or anything shaped like it, gathered from wherever its parts are."""
+        """Gather a whole parameter, or a tensor of its shape, from its shards."""
         return tensor
 
     @torch.no_grad()
@@ -157,7 +157,7 @@ class SingleProcess:
 
 
 SYNC_TIMEOUT = timedelta(hours=1)
-"""A process may write a large checkpoint or look at the model while the others wait."""
+"""A process may write a large checkpoint or evaluate the model while the others wait."""
 
 
 class LossModule(nn.Module):
@@ -322,7 +322,7 @@ class FullyShardedDataParallel(DataParallel):
 
 
 def _local(tensor: Any) -> Tensor:
-    """What this process holds of a tensor."""
+    """This process's shard of a tensor."""
     to_local = getattr(tensor, "to_local", None)
     local: Tensor = tensor if to_local is None else to_local()
     return local
@@ -485,7 +485,7 @@ class ZeroStrategy(DataParallel):
             step.fill_(float(held["step"]))
 
     def _begin_states(self) -> None:
-        """The optimizer makes its states in its first step; to be given some, it must have them before."""
+        """The optimizer creates its states in its first step; to restore some, they must exist before."""
         zero, optimizer = self._zero, self._zero.optimizer
         flat = zero.single_partition_of_fp32_groups if self._stage == 2 else zero.fp32_partitioned_groups_flat
         for part in flat:
@@ -504,7 +504,7 @@ class ZeroStrategy(DataParallel):
         return nn.functional.pad(mine, (0, size - mine.numel())).to(self.device)
 
     def _steps(self) -> list[Tensor]:
-        """The optimizer's counts, one for each part that it keeps together."""
+        """The optimizer's step counts, one for each of its parts."""
         return [state["step"] for state in self._zero.optimizer.state.values() if "step" in state]
 
 

@@ -25,7 +25,9 @@ class Documents:
     """Cumulative lengths, int32, one more than documents."""
     lengths: tuple[int, ...]
     at_most: int = 0
-    """No document is longer: a round number, so that few different ones occur. 0: the longest itself."""
+    """Upper bound of document lengths: a round number, so that few different ones occur. 0: the longest
+    itself.
+    """
 
     @property
     def longest(self) -> int:
@@ -33,13 +35,13 @@ class Documents:
 
     @property
     def even(self) -> bool:
-        """All of one length."""
+        """All of the same length."""
         return min(self.lengths) == max(self.lengths)
 
 
 @dataclass(frozen=True)
 class Island:
-    """One attention with its own small graph, cut off from everything around it."""
+    """One attention with its own small autograd graph, detached from everything around it."""
 
     inputs: tuple[Tensor, Tensor, Tensor]
     mixed: Tensor
@@ -50,7 +52,7 @@ class Island:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: AttentionRule) -> Tensor:
-    """[tokens, heads, width] of mixed values."""
+    """Return the attention output [tokens, heads, width]."""
     window = None if rule.window is None or rule.window >= documents.longest else rule.window
     # For rows of one length cuDNN's kernels are faster; they may add up in another order each time.
     own_kernels = window is not None or not documents.even or torch.are_deterministic_algorithms_enabled()
@@ -70,7 +72,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: Attentio
 
 
 def attend_keeping(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: AttentionRule) -> Island:
-    """The same, with what its backward pass needs."""
+    """The same, with the tensors for its backward pass."""
     inputs = (q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_())
     with torch.enable_grad():
         return Island(inputs, attend(*inputs, documents, rule))
@@ -100,7 +102,7 @@ def _attend_evenly(q: Tensor, k: Tensor, v: Tensor, documents: Documents, rule: 
 
 
 TILE = 256
-"""Queries of one tile, where attention with capped scores is computed by plain operations."""
+"""Queries of one tile, if attention with capped scores is computed without kernels."""
 
 
 class _Reach(NamedTuple):
@@ -108,7 +110,7 @@ class _Reach(NamedTuple):
     cap: float
     """0: scores are not capped; only the kernels of a GPU can do without."""
     back: int
-    """Tokens that any token may see at most: a bound, so that shapes do not depend on the documents."""
+    """Upper bound of the tokens that any token attends to, so that shapes do not depend on the documents."""
     window: int | None
 
     @classmethod
@@ -122,12 +124,12 @@ class _Reach(NamedTuple):
 
     @property
     def flash(self) -> tuple[float, float, int]:
-        """Scale, cap and window as the kernels take them."""
+        """Scale, cap and window in the form for the kernels."""
         return self.scale, self.cap, self.window or self.back
 
 
 def _tiles(tokens: int, starts: Tensor, reach: _Reach) -> list[tuple[slice, slice, Tensor]]:
-    """Some queries, the keys that they may see, and which of them they do."""
+    """Some queries, the keys that they may attend to, and the mask."""
     positions = torch.arange(tokens, device=starts.device)
     document = torch.bucketize(positions, starts[1:].long(), right=True)
     tiles = []
@@ -168,7 +170,7 @@ def _capped_scores(q: Tensor, k: Tensor, reach: _Reach) -> Tensor:
 
 
 class _PackedAttention(torch.autograd.Function):
-    """softmax(cap · tanh(q k / cap)) v, or without a cap; scores are computed again on the way back."""
+    """softmax(cap · tanh(q k / cap)) v, or without a cap; scores are recomputed in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, reach: _Reach) -> Tensor:
@@ -188,7 +190,7 @@ class _PackedAttention(torch.autograd.Function):
 def _attend_packed(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor, rule: list[float]
 ) -> tuple[Tensor, Tensor]:
-    """Mixed values, and the logarithm of each row's sum: a tile of queries at a time."""
+    """Attention output, and the log-sum-exp of each row: a tile of queries at a time."""
     reach = _Reach.of(rule)
     tokens, heads, _ = q.shape
     mixed = torch.empty_like(q, memory_format=torch.contiguous_format)

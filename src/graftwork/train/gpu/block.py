@@ -38,16 +38,16 @@ class BlockShape(NamedTuple):
     """Attention and MLP read the same normed input, and both are added to it."""
     interleaved: bool = False
     residual: float = 1.0
-    """What attention and MLP add is multiplied with it."""
+    """Factor on the output of attention and MLP."""
     attention: AttentionRule = AttentionRule()
     turn: int = 0
-    """Which of the decoder's rotary positions it takes."""
+    """Index of the decoder's rotary positions."""
 
 
 class BlockWeights(NamedTuple):
-    """What a block holds. Norms that a family has not are absent: most norm what goes into attention and
-    MLP, OLMo2 what comes out of them, Gemma 2 and 3 both; Qwen3 norms each head's queries and keys, OLMo2
-    those of all heads."""
+    """Weights of a block. Missing norms are None: most families norm the inputs of attention and MLP, OLMo2
+    their outputs, Gemma 2 and 3 both; Qwen3 norms each head's queries and keys, OLMo2 those of all heads.
+    """
 
     before_attention: NormWeights | None
     before_mlp: NormWeights | None
@@ -78,14 +78,14 @@ def norm_if_backward(
 
 
 def _wide(heads: Tensor, norm: NormWeights) -> Tensor:
-    """Heads as their norm sees them: each by itself, or all of a token at once."""
+    """Heads in the layout of their norm: separately, or all of a token at once."""
     return heads if norm.weight.numel() == heads.shape[-1] else heads.reshape(heads.shape[0], -1)
 
 
 def before_attention(
     x: Tensor, cos: Tensor, sin: Tensor, w: BlockWeights, shape: BlockShape
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Queries, keys, values; the thin product; and what heads were before their norm, where they have one."""
+    """Queries, keys, values; the thin product; and heads before their norm, if they have one."""
     qkv, low = lora_product(w.qkv, w.qkv_graft, norm_if(x, w.before_attention, shape.epsilon))
     q, k, v = _split(qkv, shape)
     raw = None

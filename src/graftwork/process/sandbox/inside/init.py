@@ -62,7 +62,7 @@ COMPILED = b"compiled"
 
 
 def run_task(task: dict[str, Any], channel: int, *, folder: str, search: list[str]) -> int:
-    """The exit code. Leaves through an exception where the code raises one."""
+    """Return the exit code. Propagates an exception of the code."""
     for name, text in task["files"].items():
         path = os.path.join(folder, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -85,8 +85,7 @@ def run_task(task: dict[str, Any], channel: int, *, folder: str, search: list[st
 
 
 def _run_tested(channel: int, task: dict[str, Any], folder: str) -> NoReturn:
-    """Load the answer in a process of its own, then fetch the tests, run them here, and send the nonce back.
-
+    """Load the answer in a separate process, then fetch the tests, run them here, and send the nonce back.
     The answer never shares a process with the tests or the nonce: it serves its names over a pipe.
     """
     ask_read, ask_write = os.pipe()
@@ -150,7 +149,7 @@ def _be_the_answer(task: dict[str, Any], peer: Peer) -> NoReturn:
 
 
 def _module(name: str) -> dict[str, Any]:
-    """A module that the code runs in, so that dataclasses and similar find it by its name."""
+    """A module that the code runs in, so that dataclasses, for example, find it by its name."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     return vars(module)
@@ -245,7 +244,9 @@ def _go_on_as_first_process(box: dict[str, Any]) -> None:
 
 
 def _start_code(box: dict[str, Any]) -> int:
-    """The child's number. It reports through a pipe that it is isolated; only then it gets code to run."""
+    """Start the code and return the child's pid. The child reports through a pipe that it is isolated; only
+    then it gets code to run.
+    """
     report_read, report_write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -260,7 +261,7 @@ def _start_code(box: dict[str, Any]) -> int:
 
 
 def raise_failure(report: int) -> None:
-    """What a child that could not shut itself in reports, once it has closed the pipe."""
+    """Raise the error of a child that could not isolate itself, once it has closed the pipe."""
     failure = b""
     while piece := os.read(report, 4096):
         failure += piece
@@ -299,7 +300,9 @@ def run_to_end(work: Callable[[], int]) -> int:
 
 
 def shut_in(box: dict[str, Any]) -> None:
-    """What the code can no longer undo. The order matters: each step needs a right that a later one ends."""
+    """Isolation that the code cannot undo. The order matters: each step needs a right that a later one
+    drops.
+    """
     uid, way, limits = box["uid"], box["way"], box["limits"]
     walls.no_new_privileges()
     if way == "off":
@@ -330,7 +333,7 @@ def shut_in(box: dict[str, Any]) -> None:
 
 
 def _landlock_rules(box: dict[str, Any]) -> tuple[int, int | None]:
-    """The rules; and the right to pass folders shut for others, where the interpreter is in one."""
+    """The rules, and the right to pass private folders if the interpreter is in one."""
     readable = [source for kind, source, _ in box["views"] if kind in ("folder", "file")]
     devices = [source for kind, source, _ in box["views"] if kind == "device"]
     rules = write_rules(readable=readable, devices=devices, writable=box["folder"])
@@ -353,7 +356,7 @@ def become(uid: int) -> None:
 
 
 def _watch(box: dict[str, Any], child: int) -> NoReturn:
-    """Until the code's own process ends; then everything that it left behind ends too."""
+    """Wait for the code's own process to end; then everything that it left behind ends too."""
     while True:
         ended, status, used = os.wait4(-1, 0)
         if ended == child:
@@ -367,7 +370,7 @@ def _watch(box: dict[str, Any], child: int) -> NoReturn:
 
 
 def _end_everything(box: dict[str, Any]) -> NoReturn:
-    """On request, or because the parent is gone and cannot remove the folder."""
+    """End everything on request, or because the parent is gone and cannot remove the folder."""
     _end_leftovers(box)
     try:
         remove_folder(box["folder"])
@@ -392,7 +395,7 @@ def _end_leftovers(box: dict[str, Any]) -> None:
 
 
 def _end_all_of(uid: int) -> None:
-    """Every process of this user at one stroke: such a signal goes to all that exist at that moment."""
+    """Kill every process of this user at once: such a signal reaches all that exist at that moment."""
     for _ in range(100):
         killer = os.fork()
         if killer == 0:
@@ -439,7 +442,7 @@ def exit_code_of(leaving: SystemExit) -> int:
 
 
 def print_raised() -> None:
-    """As the interpreter would, without the lines of ours above the code's own."""
+    """Print it like the interpreter, without our own lines above the code's."""
     import traceback
 
     kind, error, steps = sys.exc_info()
@@ -452,7 +455,7 @@ _PIECE = 65536
 
 
 def _run_batch(box: dict[str, Any]) -> NoReturn:
-    """Several jobs, one after the other, each as a user of its own."""
+    """Run several jobs, one after the other, each as a separate user."""
     # Our own code and what it imports, loaded once for all jobs.
     prelude = marshal.loads(receive(box["channel"]))
     for name in prelude["modules"]:
@@ -503,7 +506,7 @@ def _run_one(box: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def _follow(child: int, pipes: list[int], most_output: int, deadline: float) -> tuple[str, list[bytearray]]:
-    """Until the job's own process ends or a limit is reached. Leftovers may hold the pipes open."""
+    """Follow until the job's own process ends or a limit is reached. Leftovers may hold the pipes open."""
     heard, reason = [bytearray(), bytearray()], ""
     ends = os.pidfd_open(child)
     waiting = {*pipes, ends}
@@ -531,7 +534,7 @@ def _follow(child: int, pipes: list[int], most_output: int, deadline: float) -> 
 
 
 def clean_up(uid: int, folder: str) -> None:
-    """Kill every process of a user and remove what it wrote; only that user itself has the right to both."""
+    """Kill every process of a user and remove its files; only that user itself has the right to both."""
     for _ in range(100):
         cleaner = os.fork()
         if cleaner == 0:

@@ -44,17 +44,17 @@ _ARITHMETIC = tuple(f"__{side}{name}__" for name in (*_OPERATORS, "divmod") for 
 _IN_PLACE = tuple(f"__i{name}__" for name in _OPERATORS)
 _ORDER = ("__lt__", "__le__", "__gt__", "__ge__")
 _WITH_OTHERS = frozenset((*_ARITHMETIC, *_IN_PLACE, *_ORDER, "__contains__", "__eq__"))
-"""What an object could do to please whatever it meets."""
+"""Operations that an object could define to pass any comparison."""
 _SPECIALS = (*_READING, *_UNARY, *_ARITHMETIC, *_IN_PLACE, *_ORDER, "__contains__", "__eq__")
 _HIDDEN = ("_", "gi_", "cr_", "ag_", "f_", "tb_", "co_")
-"""Attributes of the tests' own objects that the answer does not get: they lead to frames and globals."""
+"""Attributes of the tests' own objects that the answer cannot access: they lead to frames and globals."""
 _COPIED_TYPES = frozenset(
     (int, float, complex, str, bytes, tuple, frozenset, list, dict, set, bytearray, bool, object, type(None))
 )
 
 
 class Lost(BaseException):
-    """The other process has ended, or does not keep to the form."""
+    """The other process has ended, or violates the protocol."""
 
 
 class NotSupported(BaseException):
@@ -65,7 +65,7 @@ _values: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {}
 
 
 def _parts_and_maker(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Values of the standard library that travel by content: how they are taken apart and made again."""
+    """Values of the standard library that are passed by value: how they are decomposed and rebuilt."""
     if _values:
         return _values[name]
     import collections
@@ -142,7 +142,7 @@ def _special(kind: type, name: str) -> Any:
 
 
 class _Writer:
-    """One message. `containers` are those that may change, in the order in which they occur."""
+    """Writes one message. `containers` are the mutable ones, in order of occurrence."""
 
     def __init__(self, peer: Peer, containers: list[Any]) -> None:
         self._peer, self.out, self.containers = peer, bytearray(), list(containers)
@@ -395,7 +395,7 @@ def _ask(remote: Remote, action: str, *args: Any) -> Any:
 
 
 def _is_trusted(remote: Remote) -> bool:
-    """Whether the object may judge a plain value: the tests name its class themselves."""
+    """Return whether the object may be compared with a plain value: the tests name its class themselves."""
     peer: Peer = object.__getattribute__(remote, "_peer")
     return not peer.guards or any(cls in peer.named for cls in object.__getattribute__(remote, "_classes"))
 
@@ -421,7 +421,9 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 class Peer:
-    """One end. `guards`: this one runs the tests, and grants the other no more than it needs."""
+    """One end of the connection. `guards`: this one runs the tests, and grants the other no more than it
+    needs.
+    """
 
     def __init__(self, reads: int, writes: int, *, guards: bool) -> None:
         self._reads, self._writes, self.guards = reads, writes, guards
@@ -655,7 +657,7 @@ class Peer:
 
 
 class Printed(io.BytesIO):
-    """What the answer prints, until the next reply takes it along; floods go where they are counted."""
+    """Output of the answer, sent along with the next reply; floods are passed on, where they are counted."""
 
     def write(self, piece: Any) -> int:
         count = super().write(piece)
@@ -673,7 +675,7 @@ class Printed(io.BytesIO):
 
 
 class AnswerNames(dict["str", "Any"]):
-    """The globals of the tests: names that they do not define are those of the answer."""
+    """The globals of the tests: names that they do not define are looked up in the answer."""
 
     def __init__(self, peer: Peer, names: frozenset[str]) -> None:
         super().__init__(__name__="answer", __builtins__=builtins)

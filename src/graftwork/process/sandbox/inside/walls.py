@@ -64,7 +64,7 @@ def mount(source: str, target: str, *, kind: str = "", flags: int = 0, options: 
 
 
 def bind_read_only(source: str, target: str) -> None:
-    """The source as it is, with what is mounted below it, and nothing of it can be changed."""
+    """Bind the source with everything mounted below it, all of it read-only."""
     mount(source, target, flags=MS_BIND | MS_REC)
     attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, 0, 0)
     path = target.encode()
@@ -87,7 +87,7 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def die_with_parent(parent: int | None = None, *, by: int = SIGKILL) -> None:
-    """A signal when the parent ends, however it ends. A change of user undoes it: call it again."""
+    """Request a signal when the parent ends. A change of user resets it: call it again."""
     check(libc.prctl(_PR_SET_PDEATHSIG, by), "prctl")
     if parent is not None and os.getppid() != parent:
         os._exit(125)
@@ -106,7 +106,7 @@ def no_new_privileges() -> None:
 
 
 def shut_capabilities() -> None:
-    """None can be had again, not even by a program with such a bit. Needs a capability itself."""
+    """None can be regained, not even by a program with file capabilities. Needs a capability itself."""
     for capability in range(_LAST_CAPABILITY + 1):
         # Fails beyond the last one that this kernel knows, and where nothing may be dropped: then
         # `no_new_privileges` alone keeps them away.
@@ -116,12 +116,12 @@ def shut_capabilities() -> None:
 
 
 def keep_capabilities() -> None:
-    """Over the next change of user, so that some can be chosen after it."""
+    """Keep capabilities over the next change of user, so that some can be chosen after it."""
     check(libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0), "prctl")
 
 
 def drop_capabilities(*, but: tuple[int, ...] = ()) -> None:
-    """All of them, `but` for these."""
+    """Drop all of them, except these."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     mask = sum(1 << capability for capability in but)
     check(libc.capset(header, (ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)), "capset")
@@ -248,7 +248,7 @@ def build_filter(machine: str) -> bytes | None:
 
 
 def install_filter() -> bool:
-    """From here on and forever. `no_new_privileges` must come first."""
+    """Install the filter permanently. `no_new_privileges` must come first."""
     program = build_filter(os.uname().machine)
     if program is None:
         return False
@@ -276,7 +276,9 @@ _ALL_NOW = 0xFFFF
 
 
 def write_rules(*, readable: list[str], devices: list[str], writable: str) -> int:
-    """The rules, opened and not yet in force: who has given up root may not find all these paths."""
+    """Open the rules without enforcing them: a process that has given up root may not find all these
+    paths.
+    """
     version = check(libc.syscall(_CREATE, None, ctypes.c_size_t(0), 1), "landlock")
     everything = _ALL_BY_VERSION.get(version, _ALL_NOW)
     handled = struct.pack("Q", everything)
@@ -291,7 +293,7 @@ def write_rules(*, readable: list[str], devices: list[str], writable: str) -> in
 
 
 def shut_files(rules: int) -> None:
-    """From here on and forever. `no_new_privileges` must come first."""
+    """Enforce the rules permanently. `no_new_privileges` must come first."""
     check(libc.syscall(_RESTRICT, rules, 0), "landlock_restrict_self")
     os.close(rules)
 
@@ -306,7 +308,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 
 def set_limits(limits: dict[str, Any], *, processes: int | None) -> None:
-    """`processes` is None if those of the same user that run anyway would count."""
+    """Set limits; `processes` is None if other processes of the same user would count."""
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
@@ -327,12 +329,12 @@ def set_limits(limits: dict[str, Any], *, processes: int | None) -> None:
 
 
 _PLACE = "/tmp"
-"""Where the new root is put together; seen by this process alone."""
+"""Where the new root is assembled; visible to this process alone."""
 _OLD = "/.old"
 
 
 def leave_namespaces(*, user: bool) -> None:
-    """New ones of every kind; the next child is the first process of its own world."""
+    """Create new ones of every kind; the next child is the first process in its PID namespace."""
     flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET
     flags |= CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
     if not user:
@@ -348,9 +350,8 @@ def leave_namespaces(*, user: bool) -> None:
 def build_root(
     views: list[list[str]], *, folder: str, owner: int | None, size: int, files: int, shared: bool = False
 ) -> None:
-    """From here on there is nothing but this. The working folder is `folder`, empty.
-
-    `shared` lets several users make folders of their own in it.
+    """Switch to the new root. The working folder is `folder`, empty. `shared` lets several users create their
+    own folders in it.
     """
     mount("", "/", flags=MS_REC | MS_PRIVATE)
     fixed = MS_NOSUID | MS_NODEV
@@ -377,7 +378,7 @@ def bound_folder(folder: str, *, size: int, files: int) -> None:
 
 
 def hide_host_name() -> None:
-    """In a host name space of its own, which begins with the names of the machine."""
+    """Use a separate UTS namespace, which starts with the names of the machine."""
     check(libc.sethostname(b"box", 3), "sethostname")
     check(libc.setdomainname(b"(none)", 6), "setdomainname")
 
@@ -414,10 +415,9 @@ _BLOCK = 512
 
 
 def measure_folder(folder: str, *, most_files: int) -> tuple[int, int]:
-    """The number of files, folders and links below it, and the bytes that they occupy.
-
-    Stops counting beyond `most_files`. A folder nested deeper than a path can name counts as beyond it, for
-    whatever is below it could not be seen.
+    """The number of files, folders and links below it, and the bytes that they occupy. Stops counting beyond
+    `most_files`. A folder nested deeper than a path can name counts as beyond it, since its content could not
+    be seen.
     """
     files = size = 0
     waiting = [folder]
@@ -459,7 +459,7 @@ def measure_deleted(processes: Iterable[int]) -> int:
 
 
 def remove_folder(folder: str) -> None:
-    """All of it. What is nested is moved up first, so that no path grows long and nothing recurses."""
+    """Remove all of it. Nested content is moved up first, so that no path grows long and nothing recurses."""
     moved = 0
     while names := os.listdir(folder):
         for name in names:
