@@ -94,10 +94,6 @@ def read_run(project: Project, run_id: str) -> RunView:
     if entry.state == "done" and not steps and not missing:
         missing.append("its journal of steps is gone")
     plan, outcome = _read_plan(entry), _read_outcome(entry)
-    looks = [] if outcome is None else list(outcome.looks)
-    for line in Journal(folder / EVALUATIONS).read() if outcome is None else ():
-        with suppress(ValidationError, KeyError):
-            looks.append(TrainingEvaluation.model_validate(line["evaluation"]))
     checkpoints = (folder / CHECKPOINTS).iterdir() if (folder / CHECKPOINTS).is_dir() else ()
     log_tail = ""
     with suppress(OSError), (folder / LOG_FILE).open("rb") as handle:
@@ -113,7 +109,7 @@ def read_run(project: Project, run_id: str) -> RunView:
         plan=plan,
         outcome=outcome,
         steps=steps,
-        looks=tuple(looks),
+        looks=_read_evaluations(folder, outcome),
         vitals=read_vitals(folder),
         checkpoints=tuple(sorted(path.name for path in checkpoints if path.is_dir())),
         log_tail=log_tail,
@@ -134,10 +130,24 @@ def read_curve(folder: Path, *, after: int = 0) -> tuple[TrainStep, ...]:
     return tuple(found)
 
 
-def read_run_curve(project: Project, run_id: str, *, after: int = 0) -> tuple[TrainStep, ...]:
+def _read_evaluations(folder: Path, outcome: TrainOutcome | None) -> tuple[TrainingEvaluation, ...]:
+    if outcome is not None:
+        return outcome.looks
+    evaluations = []
+    for line in Journal(folder / EVALUATIONS).read():
+        with suppress(ValidationError, KeyError):
+            evaluations.append(TrainingEvaluation.model_validate(line["evaluation"]))
+    return tuple(evaluations)
+
+
+def read_run_curve(
+    project: Project, run_id: str, *, after: int = 0
+) -> tuple[tuple[TrainStep, ...], tuple[TrainingEvaluation, ...]]:
+    """The steps after this one, and all evaluations during the training."""
     with project.open() as work:
         entry = _require_run(work, run_id)
-    return read_curve(Path(entry.folder), after=after)
+    folder = Path(entry.folder)
+    return read_curve(folder, after=after), _read_evaluations(folder, _read_outcome(entry))
 
 
 def list_events(project: Project, run_id: str, *, kind: str = "") -> tuple[Event, ...]:

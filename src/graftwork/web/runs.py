@@ -15,6 +15,7 @@ from graftwork.records.run import TrainStep
 from graftwork.views import charts
 from graftwork.views.plan import view_residuals
 from graftwork.views.training import (
+    LOSS,
     draw_both_losses,
     draw_evaluations,
     draw_loss,
@@ -75,22 +76,33 @@ def run(request: Request) -> Response:
 
 
 def curve(request: Request) -> Response:
-    """The steps of a run as columns, for the chart in the browser; after a step, what is new."""
-    steps = runs.read_run_curve(
+    """The steps of a run as columns, for the chart in the browser; after a step, only the new ones.
+    `validation` is always whole: an evaluation ends after its step was sent."""
+    steps, evaluations = runs.read_run_curve(
         project_of(request), request.path_params["run"], after=number_in(request, "after", 0)
     )
-    return JSONResponse(to_columns(steps), headers={"cache-control": "no-store"})
+    validation = [point for point in evaluations if point.metric == LOSS]
+    columns = {
+        **to_columns(steps),
+        "validation": {
+            "step": [point.step for point in validation],
+            "loss": [_finite(point.value) for point in validation],
+        },
+    }
+    return JSONResponse(columns, headers={"cache-control": "no-store"})
 
 
 def to_columns(steps: Sequence[TrainStep]) -> dict[str, list[float | None]]:
-    """Each step once, as it was last done; long runs are thinned."""
+    """Each step once, as it was last done; long runs are thinned, but keep the steps that were skipped."""
     last = {step.step: step for step in steps}
     ordered = [last[number] for number in sorted(last)]
-    ordered = ordered[:: max(len(ordered) // MOST_CURVE_POINTS, 1)]
+    every = max(len(ordered) // MOST_CURVE_POINTS, 1)
+    ordered = [step for position, step in enumerate(ordered) if position % every == 0 or step.skipped]
     measured = dict.fromkeys(name for step in ordered for name in step.measures)
     return {
         "step": [float(step.step) for step in ordered],
         "loss": [_finite(step.loss) for step in ordered],
+        "skipped": [float(step.skipped) for step in ordered],
         "learning rate": [_finite(step.learning_rate) for step in ordered],
         "gradient norm": [_finite(step.gradient_norm) for step in ordered],
         "tokens/s": [_finite(step.tokens / step.seconds) if step.seconds else None for step in ordered],
@@ -141,7 +153,7 @@ def compare(request: Request) -> Response:
 
 def _draw_comparison(project: Project, names: Sequence[str]) -> Markup | None:
     """None if one of the runs has no step."""
-    curves = [runs.read_run_curve(project, name) for name in names]
+    curves = [runs.read_run_curve(project, name)[0] for name in names]
     return charts.draw_both(lambda width: draw_both_losses(curves, width=width)) if all(curves) else None
 
 

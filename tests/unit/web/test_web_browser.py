@@ -266,6 +266,26 @@ def test_changes_in_quick_succession_bring_no_step_twice(tab, made_project):
     assert not tab.trouble
 
 
+def test_the_loss_has_its_validation_and_its_skipped_steps(tab, made_project):
+    steps = list(range(1, 41))
+    curve = {
+        "step": steps,
+        "loss": [None if step == 20 else 2 / step for step in steps],
+        "skipped": [float(step == 20) for step in steps],
+        "gradient norm": [1.0] * 40,
+        "validation": {"step": [10, 40], "loss": [0.4, 0.3]},
+    }
+    tab.page.route("**/curve.json?after=*", lambda route: route.fulfill(json=curve))
+    page = tab.open(list_views(made_project)["run"])
+    page.wait_for_selector("#run-chart canvas")
+    legend = page.locator("#run-chart .u-legend .u-label")
+    assert legend.all_inner_texts() == ["step", "loss", "trend", "validation", "skipped"]
+    assert page.locator("#chart-choices button").all_inner_texts() == ["loss", "gradient norm"]
+    page.locator("#chart-choices button", has_text="gradient norm").click()
+    assert legend.all_inner_texts() == ["step", "gradient norm", "trend"]
+    assert not tab.trouble
+
+
 def follow(page, link) -> None:
     """Click and wait until the page behind the link is loaded as a whole."""
     with page.expect_navigation():

@@ -1,12 +1,15 @@
 """Events: a change is reported, a browser that comes back misses nothing, streams end with their reader."""
 
 import http.client
+from random import Random
 
 import pytest
 from served_page import serve
+from web_project import make_step
 
 from graftwork.api.overview import mark_project
 from graftwork.api.project import open_project
+from graftwork.web.runs import MOST_CURVE_POINTS, to_columns
 
 
 class Stream:
@@ -118,3 +121,14 @@ def test_new_steps_of_a_curve_are_those_after_the_last(page, made_project):
     assert len(whole["step"]) == 72
     assert rest["step"] == [71, 72]
     assert rest["loss"] == whole["loss"][-2:]
+    assert rest["validation"] == whole["validation"], "an evaluation may end after its step was sent"
+
+
+def test_a_long_curve_keeps_its_skipped_steps():
+    random = Random(0)
+    steps = [make_step(number, random, 0.0) for number in range(1, 10 * MOST_CURVE_POINTS)]
+    steps[102] = steps[102].model_copy(update={"skipped": True})
+    columns = to_columns(steps)
+    assert len(columns["step"]) <= 2 * MOST_CURVE_POINTS
+    assert dict(zip(columns["step"], columns["skipped"], strict=True))[103.0] == 1.0
+    assert sum(columns["skipped"]) == 1

@@ -88,7 +88,7 @@
       if (!answer.ok) return;
       const found = await answer.json();
       if (!this.columns) this.columns = found;
-      else for (const name of Object.keys(found)) this.columns[name] = (this.columns[name] || []).concat(found[name]);
+      else for (const [name, values] of Object.entries(found)) this.columns[name] = Array.isArray(values) ? (this.columns[name] || []).concat(values) : values;
       if (this.columns.step.length < 2) return;
       if (this.plot) this.plot.setData(this.data());
       else this.draw();
@@ -96,7 +96,12 @@
 
     data() {
       const values = this.columns[this.series] || [];
-      return [this.columns.step, values, smooth(values)];
+      if (this.series !== "loss") return [this.columns.step, values, smooth(values)];
+      const { step, validation, skipped = [] } = this.columns;
+      const held = new Map((validation ? validation.step : []).map((number, at) => [number, validation.loss[at]]));
+      const trend = smooth(values);
+      // A skipped step has no loss that means anything: its mark stands on the trend.
+      return [step, values, trend, step.map((number) => held.get(number) ?? null), step.map((_, at) => (skipped[at] ? trend[at] : null))];
     }
 
     draw() {
@@ -120,6 +125,10 @@
           { label: "step" },
           { label: this.series, stroke: main, width: 1, alpha: 0.4, points: { show: false }, value: (_, v) => formats(v) },
           { label: "trend", stroke: main, width: 2.4, points: { show: false }, value: (_, v) => formats(v) },
+          ...(this.series === "loss" ? [
+            { label: "validation", stroke: colour("--info"), width: 1.6, spanGaps: true, points: { show: true, size: 6 }, value: (_, v) => formats(v) },
+            { label: "skipped", stroke: colour("--warn"), paths: () => null, points: { show: true, size: 8 }, value: (_, v) => (v == null ? "–" : "yes") },
+          ] : []),
         ],
       }, this.data(), box);
       this.box = box;
@@ -131,7 +140,7 @@
       const choices = document.getElementById("chart-choices");
       if (!choices || choices.childElementCount) return;
       for (const name of Object.keys(this.columns)) {
-        if (name === "step") continue;
+        if (["step", "validation", "skipped"].includes(name)) continue;
         const button = document.createElement("button");
         button.type = "button";
         button.textContent = name;
