@@ -8,7 +8,13 @@ import sys
 import pytest
 import yaml
 
+from graftwork.evaluate.project import Evaluated
 from graftwork.model.base import EMBEDDED
+from graftwork.pipeline.quick import run_quick
+from graftwork.pipeline.table import run_pipeline
+from graftwork.project.folder import open_project
+from graftwork.project.open_project import use_project
+from graftwork.project.reporter import NullReporter
 from tickets import write_tickets
 
 
@@ -72,3 +78,16 @@ def test_a_base_that_cannot_work_is_refused_before_anything_is_written(tmp_path,
     assert error["why"]
     assert fix in error["fix"]
     assert not (tmp_path / "graft.yaml").exists()
+
+
+def test_a_quick_run_says_that_it_is_one_and_is_never_released(small_project, change_settings):
+    change_settings(small_project, train={"threads": 1})
+    with use_project(open_project(small_project), NullReporter()) as work:
+        outputs = run_quick(work)
+        report = outputs.get("evaluate", Evaluated).report
+        assert report.remarks[0].startswith("quick trial")
+        assert report.cases <= 40
+        assert not {"gate", "release"} & set(outputs.outputs)
+        assert not work.releases.list()
+        full = run_pipeline(work, upto="evaluate").get("evaluate", Evaluated).report
+    assert not any(remark.startswith("quick") for remark in full.remarks)

@@ -38,12 +38,20 @@ def run(
             "means an error.",
         ),
     ] = False,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="Train on a part of the rows and evaluate a part of the cases, in minutes. Never released.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run the whole pipeline, from logs to a gated, served adapter. Steps that are up to date are skipped.
 
     Before training, every metric is tried on replies from the log and on corrupted ones, each rule is shown
-    to be able to pass and to fail, and every step is estimated. `--dry-run` stops there.
+    to be able to pass and to fail, and every step is estimated. `--dry-run` stops there. `--quick` shows in
+    minutes whether the base learns the task; gate, release and report are left out.
 
     Example:  graft run -C examples/cited_answers
     """
@@ -52,8 +60,13 @@ def run(
             checked = opened_project.dry_run()
         print_record(checked, as_json=json)
         raise typer.Exit(EXIT_USER_ERROR if checked.errors else 0)
+    if quick and detach:
+        raise typer.BadParameter("--quick takes minutes and runs here: leave --detach out")
     if detach:
         start_detached("run", project=project, model=None, as_json=json)
+        return
+    if quick:
+        _run_quick(project, as_json=json)
         return
     from graftwork.data.project import PreparedData
     from graftwork.records.report import Verdict
@@ -72,6 +85,19 @@ def run(
         stdout.print(f"report: {report}", highlight=False)
     print_document(stderr, view_unread(Path(prepared.folder), prepared.dataset))
     raise typer.Exit(verdict.exit_code)
+
+
+def _run_quick(project: Path | None, *, as_json: bool) -> None:
+    from graftwork.evaluate.project import Evaluated
+    from graftwork.records.run import TrainOutcome
+
+    with reporting(project, tables=not as_json) as found:
+        done = found.run_quick()
+    evaluated, outcome = done.get("evaluate", Evaluated), done.get("train", TrainOutcome)
+    if as_json:
+        print_json({name: output.model_dump(mode="json") for name, output in done.outputs.items()})
+        return
+    print_line(stdout, f"run [bold]{quote(outcome.run_id)}[/], {quote(evaluated.report.remarks[0])}")
 
 
 def _show_estimate(project: "Project") -> None:

@@ -128,6 +128,11 @@ def finish_run(work: OpenProject, outputs: StepOutputs) -> StepOutputs:
 def _require_ready(work: OpenProject, outputs: StepOutputs) -> None:
     from graftwork.pipeline.preflight import require_ready
 
+    if work.quick:
+        # A trial is not gated, and so few cases could prove no rule. Metrics are tried all the same.
+        gate = work.project.settings.gate.model_copy(update={"rules": ()})
+        settings = work.project.settings.model_copy(update={"gate": gate})
+        work = replace(work, project=replace(work.project, settings=settings))
     require_ready(work, outputs, plan_whole_run(work, outputs=outputs))
 
 

@@ -43,6 +43,8 @@ class OpenProject:
     """Where workers run."""
     publish_to: str | None = None
     """The alias that a new release gets first; None: the one that is live."""
+    quick: bool = False
+    """A trial over a part of the rows: its evaluation says so, and no rule of the gate has to be provable."""
 
     @property
     def model(self) -> str:

@@ -77,7 +77,8 @@ def view_bases(proposal: "BaseProposal", *, base: str) -> Document:
     if (option := proposal.option) is not None:
         viewed.line(f"good for: {quote(option.good_for)}", f"not for: {quote(option.not_for)}")
     viewed.line(
-        "[dim]other bases: `--base NAME`; for another machine: `--gpu NAME`. The grades are judged by size[/]"
+        "[dim]other bases: `--base NAME`; for another machine: `--gpu NAME`. The grades are judged by size; "
+        "`graft run --quick` measures one in minutes[/]"
     )
     return viewed
 
@@ -127,6 +128,8 @@ def view_run_plan(plan: RunPlan) -> Document:
         viewed.line(
             "[dim]rough estimate from the size of the logs: the dataset is not prepared yet[/]",
         )
+    if hint := _how_to_shorten(plan):
+        viewed.line(hint)
     return viewed
 
 
@@ -187,8 +190,6 @@ def view_preflight(found: "Preflight") -> Document:
         if problem.fix:
             viewed.line(f"  [dim]fix:[/] {quote(problem.fix)}")
     viewed.add(view_run_plan(found.run))
-    if hint := _how_to_shorten(found.run):
-        viewed.line(hint)
     if found.errors:
         viewed.line(f"[bold red]not ready[/]: {plural(len(found.errors), 'error')}")
     else:
@@ -204,20 +205,23 @@ def _trial(trial: "MetricTrial") -> tuple[str, ...]:
 
 LONG_RUN_MINUTES = 240.0
 SHORTER = {
-    "train": "fewer train.epochs or a smaller data.max_tokens",
-    "evaluate": "a smaller evaluate.max_new_tokens or data.test",
+    "train": "train.epochs, train.max_rows, train.upper_layers, data.max_tokens",
+    "evaluate": "evaluate.max_cases, evaluate.max_new_tokens, data.test",
 }
 """Settings that shorten a stage."""
 
 
 def _how_to_shorten(run: RunPlan) -> str | None:
-    """What shortens a run of many hours: the settings of its longest stage, or another machine."""
+    """The settings that shorten the longest stage, and the trial that takes minutes."""
     longest = max(run.stages, key=lambda stage: stage.seconds.value, default=None)
-    if longest is None or run.minutes.value < LONG_RUN_MINUTES:
+    if longest is None or not run.minutes.value:
         return None
-    here = SHORTER.get(longest.stage)
-    elsewhere = "`graft plan compare` estimates it on other machines"
-    return f"a long run: {here} shortens it here; {elsewhere}" if here else f"a long run: {elsewhere}"
+    settings = SHORTER.get(longest.stage)
+    lower = f"lower {settings} to shorten it; " if settings else ""
+    trial = "`graft run --quick` tries a part in minutes"
+    if run.minutes.value < LONG_RUN_MINUTES:
+        return f"[dim]{lower}{trial}[/]"
+    return f"a long run: {lower}{trial}; `graft plan compare` estimates it on other machines"
 
 
 WAYS_SHOWN, PARTS_SHOWN, SMALLEST_SHOWN = 4, 6, 0.005

@@ -71,6 +71,7 @@ from graftwork.records.report import Case, Verdict
 from graftwork.records.run import TrainOutcome
 from graftwork.train.run_folder import read_steps
 
+QUICK_NOTE = "too little to decide by, and never gated or released; `graft run` trains on all rows"
 BASE = "base"
 ADAPTER = "adapter"
 LOG = "log"
@@ -161,6 +162,11 @@ def _evaluate(work: OpenProject, outputs: StepOutputs) -> Evaluated:
     lineup = line_up(work, asking=asking, outcome=outcome)
     adapter = outcome.adapter_hash
     evaluated = measure_lineup(work, lineup, cases, asking=asking, subject=adapter, prepared=prepared)
+    if work.quick:
+        rows = f"{work.settings.train.max_rows} rows at most, {len(cases)} cases"
+        report = evaluated.report
+        remarks = (f"quick trial ({rows}): {QUICK_NOTE}", *report.remarks)
+        evaluated = evaluated.model_copy(update={"report": report.model_copy(update={"remarks": remarks})})
     return evaluated.model_copy(update={"champion": _champion_of(work, adapter), "adapter_hash": adapter})
 
 
@@ -216,6 +222,7 @@ def _evaluation_depends_on(work: OpenProject, _outputs: StepOutputs) -> Any:
         for name, path in zip(check.files, find_files(check.files, folder=work.project.root), strict=True):
             hashes[name] = sha256(path.read_bytes()).hexdigest()
     inputs = {**inputs, "own": hashes} if hashes else inputs
+    inputs = {**inputs, "quick": True} if work.quick else inputs
     if settings.cases is not None:
         inputs = {**inputs, "cases_hash": hash_case_file(work)}
     without = find_without_repaired(work)
