@@ -8,6 +8,8 @@ from served_page import serve
 from web_views import list_views
 
 from free_ports import free_port
+from graftwork.api import endpoint
+from graftwork.api.project import open_project
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -328,6 +330,41 @@ def test_a_form_is_sent_once_however_often_its_button_is_pressed(browser, acting
         page.evaluate(f"{send}; {send}")
     page.wait_for_function("document.querySelector('form[aria-busy=true] button').disabled")
     assert len(sent) == 1
+    assert not tab.trouble
+    tab.context.close()
+
+
+def test_the_playground_fills_in_a_case_shows_calls_and_takes_a_thumb(browser, acting, axe, monkeypatch):
+    project = open_project(acting.folder)
+    capture = endpoint.list_captures(project)[0].items[0].id
+    asked = []
+
+    def answer(_project, name, messages, **_options):
+        asked.append(messages)
+        text = 'Let me see.\n<tool_call>\n{"name": "lookup", "arguments": {"order": "A1"}}\n</tool_call>'
+        headers = {endpoint.CAPTURE_HEADER: capture}
+        return endpoint.EndpointAnswer(model=name, status=200, text=text, headers=headers)
+
+    monkeypatch.setattr(endpoint, "_ask_in_background", answer)
+    tab = Tab(browser, acting)
+    page = tab.open("/playground")
+    page.fill("#example", "2")
+    page.get_by_role("button", name="Fill in").click()
+    case = endpoint.read_chat_example(project, 2)
+    page.wait_for_function("document.getElementById('prompt').value !== ''")
+    assert page.input_value("#prompt").split() == case.messages[-1].content.split()
+    page.select_option("#left", "base")
+    page.select_option("#right", "")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    page.get_by_text('lookup(order="A1")').wait_for()
+    assert "<tool_call>" not in page.locator(".answer").inner_text()
+    assert [turn["role"] for turn in asked[0]] == [turn.role for turn in case.messages]
+    page.evaluate(axe)
+    assert not find_violations(tab, "playground answered", "light")
+    page.fill("#note1", "just right")
+    page.get_by_role("button", name="base: good answer").click()
+    page.wait_for_url(f"**/captures/{capture}*")
+    assert endpoint.read_capture(project, capture)[1][-1].comment == "just right"
     assert not tab.trouble
     tab.context.close()
 
