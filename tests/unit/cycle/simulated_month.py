@@ -409,13 +409,7 @@ def _settle(world: SimulatedProject) -> None:
 
 
 def _judge(
-    seed: int,
-    days: int,
-    world: SimulatedProject,
-    store: MemoryCycles,
-    *,
-    price: float,
-    first_quality: float,
+    seed: int, days: int, world: SimulatedProject, store: MemoryCycles, *, price: float, first_quality: float
 ) -> SimulatedMonth:
     ended = store.history(limit=10_000)
     summaries = [cycle.summary("gate") for cycle in ended]

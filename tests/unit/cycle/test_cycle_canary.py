@@ -90,10 +90,7 @@ def test_too_few_sessions_are_waited_for_three_times_as_long(work, pair):
 
 @pytest.mark.parametrize(
     ("harm", "why"),
-    [
-        ({"reply": "no JSON"}, "worse by json_valid"),
-        ({"failed_check": "other"}, "more failed requests"),
-    ],
+    [({"reply": "no JSON"}, "worse by json_valid"), ({"failed_check": "other"}, "more failed requests")],
 )
 def test_harm_rolls_back_before_the_time_is_over(work, pair, harm, why):
     for _ in range(20):

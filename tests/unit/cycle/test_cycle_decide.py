@@ -346,10 +346,7 @@ def test_a_bad_expression_names_its_field(expression, reason):
         parse_cron(expression)
 
 
-FIELD = st.one_of(
-    st.just("*"),
-    st.integers(2, 30).map(lambda step: f"*/{step}"),
-)
+FIELD = st.one_of(st.just("*"), st.integers(2, 30).map(lambda step: f"*/{step}"))
 
 
 @given(

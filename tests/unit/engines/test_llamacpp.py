@@ -14,13 +14,7 @@ from graftwork.records.interaction import Message
 pytest.importorskip("xllamacpp")
 
 from graftwork.engines.llamacpp import LlamaCppEngine, LlamaOptions, LlamaServer
-from graftwork.model.gguf import (
-    adapter_file,
-    base_file,
-    find_turn_texts,
-    write_merged,
-    write_modelfile,
-)
+from graftwork.model.gguf import adapter_file, base_file, find_turn_texts, write_merged, write_modelfile
 
 QUESTIONS = (
     "Which river is the longest?",

@@ -10,13 +10,7 @@ from torch import nn
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.families import family_or_llama
-from graftwork.model.parts import (
-    block_linears,
-    decoder_parts,
-    head_is_followed,
-    layer_sizes,
-    logits_reader,
-)
+from graftwork.model.parts import block_linears, decoder_parts, head_is_followed, layer_sizes, logits_reader
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin

@@ -60,9 +60,7 @@ def test_trained_parameters_are_counted_exactly(saved, kind, layers):
     names = linear_names(shape)
     ranks = {names[0]: 5}
     parameters = make_trainable(
-        model,
-        AdapterShape(rank=3, alpha=6, targets=names, layers=layers, ranks=ranks, kind=kind),
-        seed=1,
+        model, AdapterShape(rank=3, alpha=6, targets=names, layers=layers, ranks=ranks, kind=kind), seed=1
     )
     counted = adapter_parameters(shape, rank=3, targets=names, layers=len(layers), ranks=ranks, method=kind)
     assert counted == sum(parameter.numel() for parameter in parameters)

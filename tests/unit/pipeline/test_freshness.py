@@ -124,10 +124,7 @@ def test_another_result_of_a_step_before_is_named_once_that_is_done(project):
 def test_requiring_fresh_names_what_is_stale_and_the_command_that_updates_it(project):
     project.run()
     project.write(test=0.3)
-    with (
-        use_project(open_project(project.folder), NullReporter()) as work,
-        pytest.raises(Stale) as refused,
-    ):
+    with use_project(open_project(project.folder), NullReporter()) as work, pytest.raises(Stale) as refused:
         require_fresh(work, upto="gate", update="graft gate --update")
     assert "data.test was 0.2 and is 0.3" in refused.value.why
     assert "`graft gate --update` does them first" in refused.value.fix

@@ -462,8 +462,7 @@ def test_deepspeed_takes_its_file(sharding, offload, stage):
 
 
 @pytest.mark.parametrize(
-    ("sharding", "kind"),
-    [("none", "NO"), ("ddp", "MULTI_GPU"), ("zero3", "DEEPSPEED"), ("fsdp2", "FSDP")],
+    ("sharding", "kind"), [("none", "NO"), ("ddp", "MULTI_GPU"), ("zero3", "DEEPSPEED"), ("fsdp2", "FSDP")]
 )
 def test_accelerate_takes_its_file(tmp_path, sharding, kind):
     found = with_strategy(answer(engine="hf", method="lora"), sharding=sharding)

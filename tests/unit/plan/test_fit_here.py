@@ -44,10 +44,7 @@ def test_cards_are_read_as_the_driver_reports_them():
         "0, GPU-a, NVIDIA GeForce RTX 5060 Ti, 16311\n1, GPU-b, NVIDIA, Odd, 100\n"
         "no card\n\n2, GPU-c, H200, x\n"
     )
-    assert read_gpus(output) == [
-        ("NVIDIA GeForce RTX 5060 Ti", 16311 / 1024),
-        ("NVIDIA, Odd", 100 / 1024),
-    ]
+    assert read_gpus(output) == [("NVIDIA GeForce RTX 5060 Ti", 16311 / 1024), ("NVIDIA, Odd", 100 / 1024)]
 
 
 def test_cards_that_are_hidden_from_this_process_are_not_planned_with():

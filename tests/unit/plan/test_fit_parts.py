@@ -31,13 +31,7 @@ from graftwork.plan.fit.candidates import (
     rows_at_once,
     trained,
 )
-from graftwork.plan.fit.question import (
-    late_chance,
-    length_that_fits,
-    make_question,
-    share_above,
-    truths,
-)
+from graftwork.plan.fit.question import late_chance, length_that_fits, make_question, share_above, truths
 from graftwork.records.base import GIB
 from graftwork.records.errors import UserError
 from graftwork.records.hardware import Machine

@@ -198,10 +198,7 @@ def test_the_peak_of_a_tuned_card_includes_sampled_answers_and_fits_the_limit_it
     card = DEVICE.model_copy(update={"kind": "cuda", "memory_gib": 80.0})
     answers = RolloutLoad(prompts=5, answers=8, prompt_tokens=80, max_tokens=40, answer_tokens=26)
     made = plan(
-        workload(rollouts=answers),
-        device=card,
-        tuning=tuning,
-        settings=PlanSettings(memory_limit_gib=limit),
+        workload(rollouts=answers), device=card, tuning=tuning, settings=PlanSettings(memory_limit_gib=limit)
     )
     assert made.peak_memory_gib.value == pytest.approx(12.1)
     assert made.peak_memory_gib.high == pytest.approx(limit)
@@ -241,15 +238,7 @@ def resolve(shape=LLAMA, **settings):
 
 
 def test_all_means_every_linear_layer_of_the_base_at_hand():
-    assert resolve().targets == (
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    )
+    assert resolve().targets == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     assert resolve(NEOX).targets == ("query_key_value", "dense")
 
 

@@ -41,8 +41,7 @@ LOAD = Workload(
 def opened_project(tmp_path, *, limit=None, **train):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     settings = SimpleNamespace(
-        train=TrainSettings(method="dora", batch_size=8, **train),
-        plan=PlanSettings(memory_limit_gib=limit),
+        train=TrainSettings(method="dora", batch_size=8, **train), plan=PlanSettings(memory_limit_gib=limit)
     )
     return SimpleNamespace(
         settings=settings, base=SimpleNamespace(folder=str(tmp_path)), project=SimpleNamespace()

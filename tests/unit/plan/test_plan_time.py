@@ -56,13 +56,7 @@ P100 = Gpu(
     watts=250,
 )
 T4 = Gpu(
-    name="T4",
-    memory_gib=14.6,
-    capability=7.5,
-    half_tflops=65,
-    bandwidth_gb_s=320,
-    pcie_gb_s=15.75,
-    watts=70,
+    name="T4", memory_gib=14.6, capability=7.5, half_tflops=65, bandwidth_gb_s=320, pcie_gb_s=15.75, watts=70
 )
 
 

@@ -10,13 +10,7 @@ from graftwork.costmodel import gpu_tuning
 from graftwork.costmodel.gpu_memory import count, count_by_levels, gpu_peak, reserved_within
 from graftwork.costmodel.gpu_step import step_recipe
 from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_per_token
-from graftwork.costmodel.gpu_tuning import (
-    TuningOption,
-    TuningRequest,
-    _settings,
-    choose_tuning,
-    fastest,
-)
+from graftwork.costmodel.gpu_tuning import TuningOption, TuningRequest, _settings, choose_tuning, fastest
 from graftwork.plan.catalog.hardware import default_rates
 from graftwork.records.base import GIB
 from graftwork.records.plan import ModelShape

@@ -11,14 +11,7 @@ import pytest
 
 from graftwork import open_project
 from graftwork.grading.rewards import GradedParts, RewardQuestion, RewardRunner
-from graftwork.pipeline.preflight import (
-    GOLD,
-    check_rewards,
-    judge,
-    project_prompts,
-    require_sound,
-    spread,
-)
+from graftwork.pipeline.preflight import GOLD, check_rewards, judge, project_prompts, require_sound, spread
 from graftwork.pipeline.table import run_pipeline
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentFailure, NegativeResult, UserError
@@ -95,10 +88,7 @@ def test_rewards_of_another_model_are_pointed_out(tmp_path):
         "project: p\ndata: {logs: [log.jsonl]}\nmodels:\n  taught: {}\n"
         "  rewarded: {train: {objective: grpo, rewards: [{metric: task_success}]}}\n"
     )
-    with (
-        open_project(tmp_path).open() as work,
-        pytest.raises(UserError, match="taught has no rewards") as no,
-    ):
+    with open_project(tmp_path).open() as work, pytest.raises(UserError, match="taught has no rewards") as no:
         check_rewards(work)
     assert no.value.fix == "--model rewarded"
 

@@ -133,13 +133,7 @@ def test_the_plan_decides_unless_the_settings_do(tiny_base, tmp_path, asked, pla
     # Several processes train eagerly; a single one has the CPU step.
     settings = SETTINGS.model_copy(update={"gradient_checkpointing": asked, "strategy": "ddp"})
     engine, _ = assemble_engine(
-        job,
-        settings,
-        model,
-        learned,
-        make_rows(4),
-        strategy=SingleProcess(),
-        progress=lambda *_: None,
+        job, settings, model, learned, make_rows(4), strategy=SingleProcess(), progress=lambda *_: None
     )
     passes = 2 if plain else 1
     assert count_products(engine) == passes * (2 if expected else 1)

@@ -7,12 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from graftwork.records.errors import GracefulStop
-from graftwork.train.callbacks import (
-    SAVE_ALLOWANCE,
-    STEP_ALLOWANCE,
-    UNKNOWN_SAVE_SECONDS,
-    DeadlineCallback,
-)
+from graftwork.train.callbacks import SAVE_ALLOWANCE, STEP_ALLOWANCE, UNKNOWN_SAVE_SECONDS, DeadlineCallback
 
 STEPS = 100_000
 
@@ -53,13 +48,7 @@ class Place:
 
 
 @example(1, 1.0, 6.0, 0.0, 1.0)
-@given(
-    st.integers(0, 2**32),
-    st.floats(0.3, 5),
-    st.floats(0.01, 6),
-    st.floats(0, 20),
-    st.floats(1, 400),
-)
+@given(st.integers(0, 2**32), st.floats(0.3, 5), st.floats(0.01, 6), st.floats(0, 20), st.floats(1, 400))
 def test_the_deadline_is_never_missed_and_never_left_too_early(seed, step, save, margin, more):
     chance = random.Random(seed)
     step_times = lambda: chance.uniform(step, step * STEP_ALLOWANCE)  # noqa: E731

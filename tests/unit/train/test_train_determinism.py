@@ -9,12 +9,7 @@ import torch
 from graftwork.model.generate.sampling import any_order
 from graftwork.records.errors import UserError
 from graftwork.train.settings import TrainSettings
-from graftwork.train.worker import (
-    AUTO,
-    explain_missing_kernels,
-    is_deterministic,
-    use_deterministic_kernels,
-)
+from graftwork.train.worker import AUTO, explain_missing_kernels, is_deterministic, use_deterministic_kernels
 
 
 @pytest.fixture(autouse=True)

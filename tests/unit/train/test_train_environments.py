@@ -182,10 +182,7 @@ def test_a_command_answers_json_lines_and_its_end_is_named(environment):
     echo = environment(command=("python", "envs/echo.py"), files=("envs/echo.py",))
     assert echo.open([CASE])[0][0] == "begin case0"
     found = echo.answer([(CASE, ["a"]), (CASE, ["a", "b"]), (CASE, ["leave"])])
-    assert found[:2] == [
-        EnvironmentAnswer("A", reward=0.5),
-        EnvironmentAnswer("B", done=True, reward=0.5),
-    ]
+    assert found[:2] == [EnvironmentAnswer("A", reward=0.5), EnvironmentAnswer("B", done=True, reward=0.5)]
     assert "exit code 3" in found[2].failed
 
 

@@ -146,10 +146,7 @@ def test_a_first_evaluation_cut_short_sets_the_measure_and_a_shorter_one_is_not_
     loop.run()
     looks = read_evaluations(tmp_path)
     assert evaluator.asked[:2] == [6, 4]
-    assert [(look.cases, look.compared, look.better) for look in looks] == [
-        (4, True, True),
-        (4, True, False),
-    ]
+    assert [(look.cases, look.compared, look.better) for look in looks] == [(4, True, True), (4, True, False)]
     assert any("over 4 case(s) of 6, as many as the time allowed" in word for word in words)
 
 
@@ -158,11 +155,7 @@ def test_asked_to_stop_during_a_look_it_stops_and_the_look_is_not_lost(tiny_base
     whole, _ = make_loop(tiny_base, tmp_path / "a", settings=settings, evaluator=Scripted((0, 1), (1, 1)))
     whole.run()
     cut, _ = make_loop(
-        tiny_base,
-        tmp_path / "b",
-        settings=settings,
-        evaluator=Scripted((0, 1)),
-        stop_requested=lambda: True,
+        tiny_base, tmp_path / "b", settings=settings, evaluator=Scripted((0, 1)), stop_requested=lambda: True
     )
     with pytest.raises(GracefulStop, match="during the evaluation after step 4"):
         cut.run()

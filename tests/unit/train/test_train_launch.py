@@ -126,10 +126,7 @@ def test_offload_and_clipping_reach_deepspeed():
 
 @pytest.mark.parametrize(
     ("settings", "dtype"),
-    [
-        ({"strategy": "fsdp", "method": "qlora"}, "bfloat16"),
-        ({"strategy": "zero2"}, "float16"),
-    ],
+    [({"strategy": "fsdp", "method": "qlora"}, "bfloat16"), ({"strategy": "zero2"}, "float16")],
 )
 def test_incompatible_settings_are_refused_before_a_model_is_loaded(settings, dtype):
     with pytest.raises(UserError, match="strategy"):

@@ -281,12 +281,7 @@ def test_a_run_whose_prompts_are_all_too_long_is_refused():
     assert "100 positions" in refused.value.why
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"method": "full", "policy": {"kl": 0.05}}, "second copy"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "why"), [({"method": "full", "policy": {"kl": 0.05}}, "second copy")])
 def test_settings_that_would_be_ignored_or_biased_are_refused(changes, why):
     with pytest.raises(ValidationError, match=why):
         TrainSettings.model_validate(
@@ -549,10 +544,7 @@ def test_the_cost_of_each_part_of_the_reward_is_measured():
 
 def test_a_group_that_was_half_ranked_when_the_run_was_killed_is_ranked_to_its_end():
     answers = [answer(number, f"text {number}") for number in range(2)]
-    verdicts = {
-        "a/0": verdict(0, 0.5, parts={JUDGE.metric: 0.0}),
-        "a/1": verdict(1, 1.0),
-    }
+    verdicts = {"a/0": verdict(0, 0.5, parts={JUDGE.metric: 0.0}), "a/1": verdict(1, 1.0)}
     ranking = GroupRanking((OTHER, JUDGE), Judge(grades=(0.0, 0.6)))
     found = list(ranking.break_ties(answers, verdicts, {"a": (CASE, [1])}, report=lambda _message: None))
     assert [(item.key, item.reward) for item in found] == [("a/1", 0.8)]

@@ -15,12 +15,7 @@ from graftwork.records.report import Case
 from graftwork.train import worker
 from graftwork.train.objectives.advantages import group_advantages, is_dead
 from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
-from graftwork.train.rollouts.measures import (
-    PromptRecord,
-    choose_prompts,
-    measure_groups,
-    pass_rates,
-)
+from graftwork.train.rollouts.measures import PromptRecord, choose_prompts, measure_groups, pass_rates
 from graftwork.train.run_folder import read_steps
 from graftwork.train.run_source import with_prompts_at_once
 from graftwork.train.settings import RolloutSettings, TrainSettings
