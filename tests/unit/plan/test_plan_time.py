@@ -178,14 +178,6 @@ def test_no_estimate_of_a_plain_step_beats_peak_products_or_bandwidth(method, to
     assert is_possible(plain_seconds(setup, gpu), roof)
 
 
-def test_a_claim_that_needs_twice_the_card_is_found_out():
-    """A blog's 3,200 tokens per second for an 8B model on a card of 47 TFLOPS."""
-    eight = find_model("llama-3.1-8b").shape
-    card = find_gpu("RTX 5060 Ti 16GB")
-    roof = least_seconds(eight, tokens=3200, adapted=eight.layers, rates=rates_of(card))
-    assert not is_possible(1.0, roof)
-
-
 @given(st.sampled_from([512, 1024, 2048, 8192]), st.floats(64, 4096), st.floats(1.05, 4))
 @settings(max_examples=40, deadline=None)
 def test_longer_rows_and_more_computed_again_never_take_less(tokens, length, more):

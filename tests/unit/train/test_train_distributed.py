@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -146,7 +145,3 @@ def test_two_processes_resume_what_one_began(together, alone, strategy):
 def test_the_processes_hear_the_first_and_agree(together, strategy):
     assert together[strategy]["reported"] == {"from": 0, "word": "grüß"}
     assert together[strategy]["any"] == [True, False]
-
-
-def test_deepspeed_is_tried_where_it_is_installed():
-    assert ("zero3" in STRATEGIES) == (find_spec("deepspeed") is not None)

@@ -32,17 +32,17 @@ class ShuffledGrader(LocalGrader):
             yield GradedParts(found.key, reward, found.parts, {}, 0.0)
 
 
-def learn(base, folder, run):
+def learn(base, folder, run, *, steps=STEPS):
     """What the answers of each step are worth by the honest reward, whatever the run was paid."""
-    rollouts = {"steps": STEPS, "prompts": 2, "num_generations": 12, "max_completion_length": 4}
+    rollouts = {"steps": steps, "prompts": 2, "num_generations": 12, "max_completion_length": 4}
     run(
         make_grpo_job(
-            base, folder, reward="likes_er", learning_rate=5e-3, rollouts=rollouts, checkpoint_every=STEPS
+            base, folder, reward="likes_er", learning_rate=5e-3, rollouts=rollouts, checkpoint_every=steps
         )
     )
-    steps = read_steps(folder)
-    (part,) = [name for name in steps[0].measures if name.startswith("reward/")]
-    return [step.measures[part] for step in steps]
+    done = read_steps(folder)
+    (part,) = [name for name in done[0].measures if name.startswith("reward/")]
+    return [step.measures[part] for step in done]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_grpo_raises_the_reward_and_a_shuffled_reward_does_not(
     monkeypatch.setattr("graftwork.grading.rewards.RewardRunner", LocalGrader)
     honest = learn(decided_base, tmp_path / "honest", run_training)
     monkeypatch.setattr("graftwork.grading.rewards.RewardRunner", ShuffledGrader)
-    shuffled = learn(decided_base, tmp_path / "shuffled", run_training)
+    shuffled = learn(decided_base, tmp_path / "shuffled", run_training, steps=STEPS // 2)
     assert fmean(honest[:2]) < 0.2
     assert fmean(honest[-4:]) > 0.8
     assert fmean(shuffled[-4:]) < 0.3
