@@ -1,15 +1,10 @@
 """A cycle knows its job at a place by what it trains, not by an id that the device changes."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "plan"))
-
 from memory_cycles import MemoryCycles
-from residual_samples import make_plan
+from sample_plans import make_plan
 
 from graftwork import open_project
 from graftwork.cycle import runner, session
@@ -199,7 +194,7 @@ def test_a_run_that_is_at_a_place_is_not_started_at_a_second_one(work, monkeypat
     work.jobs.enter(make_job(THERE, 1))
     monkeypatch.setattr(fleet_jobs, "control", lambda *_words: None)
     request = fleet_jobs.FleetRequest("elsewhere")
-    with pytest.raises(Busy, match="is at there already"):
+    with pytest.raises(Busy, match="already at there"):
         fleet_jobs.start_run(work, request, lambda _quote: True, outputs=StepOutputs({"plan": HERE}))
 
 

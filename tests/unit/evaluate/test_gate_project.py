@@ -7,6 +7,7 @@ import pytest
 import yaml
 from gate_samples import new_generation
 from registry_samples import alias_move
+from sample_plans import make_outcome, make_plan
 
 from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.gate.decide import GateCandidate, decide
@@ -30,9 +31,7 @@ from graftwork.pipeline.steps.evaluate import gather_candidate, record_verdict
 from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
-from graftwork.records.base import Figure
 from graftwork.records.errors import Corrupted
-from graftwork.records.plan import DeviceFacts, Plan
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.report import Metric, Report, SubjectReport
 from graftwork.records.run import TrainOutcome
@@ -255,41 +254,8 @@ def test_reports_are_found_again_by_their_adapter(tmp_path):
 
 def enter_run(work, name, *, right, **settings) -> tuple[TrainOutcome, Report]:
     """A finished run with its plan and its report."""
-    figures = ("total_parameters", "trainable_parameters", "peak_memory_gib", "disk_gib", "tokens")
-    figures += ("trained_tokens", "steps", "tokens_per_second", "minutes")
-    plan = Plan(
-        base="b",
-        base_fingerprint="b",
-        dataset_hash="d",
-        method="lora",
-        dtype="float32",
-        device=DeviceFacts(kind="cpu", name="cpu", memory_gib=1, threads=1),
-        certainty="computed",
-        fits=True,
-        train={"settings": settings},
-        **dict.fromkeys(figures, Figure.exact(1)),
-    )
-    outcome = TrainOutcome(
-        run_id=name,
-        adapter_folder="adapter",
-        adapter_hash=hashlib.sha256(name.encode()).hexdigest(),
-        base_hash_before="b",
-        base_hash_after="b",
-        steps=1,
-        epochs=1,
-        first_loss=1,
-        final_loss=1,
-        validation_loss_before=None,
-        validation_loss_after=None,
-        seconds=1,
-        load_seconds=1,
-        tokens_per_second=1,
-        peak_memory_gib=1,
-        trainable_parameters=1,
-        restarts=0,
-        replayed_steps=0,
-        replay_identical=None,
-    )
+    plan = make_plan(train={"settings": settings})
+    outcome = make_outcome(run_id=name, adapter_hash=hashlib.sha256(name.encode()).hexdigest())
     when = "2025-03-01T12:00:00Z"
     work.runs.create(name, folder=name, plan=plan.model_dump(mode="json"), when=when)
     work.runs.update(name, state="done", when=when, outcome=outcome.model_dump(mode="json"))

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 import transformers as t
+from sample_rows import make_row
 
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.lora import LoraExperts, expert_modules, weights_of_adapter
@@ -21,9 +22,7 @@ from graftwork.model.shape import (
     shape_of,
     total_parameters,
 )
-from graftwork.records.dataset import Row
 from graftwork.records.errors import UserError
-from graftwork.records.interaction import Message, Origin
 from graftwork.train.engine import TrainingEngine
 from graftwork.train.settings import TrainSettings
 
@@ -193,14 +192,7 @@ def test_the_plain_step_trains_experts_and_leaves_the_base_as_it_was(family):
     before = base_digest(model)
     parameters = attach(model, shape_with_experts(), seed=1)
     engine = TrainingEngine(model, parameters, settings=TrainSettings(experts=True))
-    row = Row(
-        id="1",
-        origin=Origin(file="log.jsonl", line=1),
-        messages=(Message(role="user", content="x"),),
-        reply="y",
-        tokens=tuple(range(3, 23)),
-        trained_from=4,
-    )
+    row = make_row("1", range(3, 23), 4)
     losses = []
     for _ in range(4):
         losses.append(engine.backward([row]).loss)

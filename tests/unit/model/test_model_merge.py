@@ -6,15 +6,14 @@ import random
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sample_rows import make_row
 
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.merge import compare_logits, merge_into, reply_logits
 from graftwork.model.adapters.peft import adapter_tensors, attach, load_adapter, save_adapter
 from graftwork.model.gguf import find_converter, read_back
 from graftwork.model.load import load_base
-from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentFailure, NegativeResult, UserError
-from graftwork.records.interaction import Message, Origin
 
 SHAPES = {
     "lora": AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1)),
@@ -40,17 +39,7 @@ def _one_thread():
 @pytest.fixture
 def rows():
     chance = random.Random(2)
-    return [
-        Row(
-            id=str(number),
-            origin=Origin(file="log.jsonl", line=number + 1),
-            messages=(Message(role="user", content="x"),),
-            reply="y",
-            tokens=tuple(chance.randrange(100, 9000) for _ in range(12)),
-            trained_from=6,
-        )
-        for number in range(3)
-    ]
+    return [make_row(str(number), (chance.randrange(100, 9000) for _ in range(12)), 6) for number in range(3)]
 
 
 def make_adapter(tiny_base, folder, shape):

@@ -5,15 +5,14 @@ import random
 import model_families
 import pytest
 import torch
+from sample_rows import make_row
 from torch import nn
 
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.families import family_or_llama
 from graftwork.model.parts import block_linears, decoder_parts, head_is_followed, layer_sizes, logits_reader
-from graftwork.records.dataset import Row
 from graftwork.records.errors import UserError
-from graftwork.records.interaction import Message, Origin
 from graftwork.train.loss import TokenBatch, summed_loss
 
 LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -31,16 +30,7 @@ def make_rows(*, beginning, count=3):
     for number in range(count):
         prompt = [*begun, *(chance.randrange(3, 300) for _ in range(3 + 2 * number))]
         reply = [chance.randrange(3, 300) for _ in range(4 + number)]
-        rows.append(
-            Row(
-                id=str(number),
-                origin=Origin(file="log.jsonl", line=number + 1),
-                messages=(Message(role="user", content="x"),),
-                reply="y",
-                tokens=(*prompt, *reply),
-                trained_from=len(prompt),
-            )
-        )
+        rows.append(make_row(str(number), (*prompt, *reply), len(prompt)))
     return rows
 
 

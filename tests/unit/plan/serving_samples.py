@@ -2,72 +2,18 @@
 
 from typing import Any
 
+from graftwork.plan.catalog.models import find_model
 from graftwork.plan.serving_question import ServeQuestion
 from graftwork.records.hardware import Cpu, Gpu, Machine
 from graftwork.records.plan import ModelShape
 
-SMOLLM2 = ModelShape(
-    name="smollm2-135m",
-    hidden_size=576,
-    layers=30,
-    heads=9,
-    kv_heads=3,
-    head_dim=64,
-    intermediate_size=1536,
-    vocab_size=49152,
-    tied_embeddings=True,
-    max_positions=8192,
-)
-DEEPSEEK = ModelShape(
-    name="deepseek-coder-6.7b",
-    hidden_size=4096,
-    layers=32,
-    heads=32,
-    kv_heads=32,
-    head_dim=128,
-    intermediate_size=11008,
-    vocab_size=32256,
-    tied_embeddings=False,
-    max_positions=16384,
-)
+SMOLLM2 = find_model("smollm2-135m").shape
+DEEPSEEK = find_model("deepseek-coder-6.7b").shape
 LLAMA_2_7B = DEEPSEEK.model_copy(update={"name": "llama-2-7b", "vocab_size": 32000})
-QWEN = ModelShape(
-    name="qwen2.5-coder-7b",
-    hidden_size=3584,
-    layers=28,
-    heads=28,
-    kv_heads=4,
-    head_dim=128,
-    intermediate_size=18944,
-    vocab_size=152064,
-    tied_embeddings=False,
-    max_positions=32768,
-)
-LLAMA_8B = ModelShape(
-    name="llama-3.1-8b",
-    hidden_size=4096,
-    layers=32,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    intermediate_size=14336,
-    vocab_size=128256,
-    tied_embeddings=False,
-    max_positions=131072,
-)
+QWEN = find_model("qwen2.5-coder-7b").shape
+LLAMA_8B = find_model("llama-3.1-8b").shape
 MISTRAL = LLAMA_8B.model_copy(update={"name": "mistral-7b", "vocab_size": 32768})
-PHI_4 = ModelShape(
-    name="phi-4",
-    hidden_size=5120,
-    layers=40,
-    heads=40,
-    kv_heads=10,
-    head_dim=128,
-    intermediate_size=17920,
-    vocab_size=100352,
-    tied_embeddings=False,
-    max_positions=16384,
-)
+PHI_4 = find_model("phi-4").shape
 
 
 def card(name: str, *, gib: float, gb_s: float, tflops: float, capability: float = 8.9, **more: Any) -> Gpu:

@@ -3,6 +3,7 @@
 import weakref
 
 import pytest
+import sample_plans
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,7 +35,7 @@ from graftwork.model.shape import adapter_parameters, linear_names, linear_sizes
 from graftwork.records.base import GIB
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
-from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.plan import ModelShape
 from graftwork.train.gpu.engine import GpuEngine
 from graftwork.train.gpu.load import load_quantized
 from graftwork.train.settings import TrainSettings
@@ -55,20 +56,9 @@ FORMS = st.sampled_from([("whole", "whole"), ("four", "whole"), ("eight", "eight
 
 
 def tuned(*, form=("whole", "whole"), tokens=1024, keep=0, lean=0, limit=100.0, **other):
-    settled = {"chunk_tokens": min(512, tokens), "head_tokens": min(256, tokens)}
-    settled |= {"turned": False, "host_embedding": False, "compiled": False, **other}
-    return Tuning(
-        form=form[0],
-        head=form[1],
-        micro_tokens=tokens,
-        longest=tokens,
-        keep=keep,
-        lean=lean,
-        limit_gib=limit,
-        peak_gib=0.0,
-        seconds_per_token=0.0,
-        **settled,
-    )
+    chunks = {"micro_tokens": tokens, "chunk_tokens": min(512, tokens), "head_tokens": min(256, tokens)}
+    levels = {"longest": tokens, "keep": keep, "lean": lean, "compiled": False, "limit_gib": limit}
+    return sample_plans.make_tuning(form=form[0], head=form[1], **{**chunks, **levels, **other})
 
 
 def learned(shape=SMALL, *, rank=8):
@@ -224,22 +214,8 @@ def _storage(tensor):
 
 
 def make_tuning(form, keep, lean, *, chunk=128, head=64):
-    return Tuning(
-        form=form,
-        head="whole",
-        micro_tokens=TOKENS,
-        longest=TOKENS,
-        keep=keep,
-        lean=lean,
-        chunk_tokens=chunk,
-        head_tokens=head,
-        turned=False,
-        host_embedding=False,
-        compiled=False,
-        limit_gib=8.0,
-        peak_gib=0.0,
-        seconds_per_token=0.0,
-    )
+    chunks = {"micro_tokens": TOKENS, "longest": TOKENS, "chunk_tokens": chunk, "head_tokens": head}
+    return sample_plans.make_tuning(form=form, keep=keep, lean=lean, compiled=False, limit_gib=8.0, **chunks)
 
 
 def make_config(config):

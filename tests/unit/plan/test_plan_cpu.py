@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_rows import make_row
 
 from graftwork.costmodel.cpu_step import (
     DISK_SHARE,
@@ -28,7 +29,6 @@ from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import PlanInputs, correct_memory, learned_memory, make_plan
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.dataset import Row
-from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import CpuStepPlan, DeviceFacts, Residual, RolloutLoad, Workload
 from graftwork.train.settings import TrainSettings
 
@@ -348,14 +348,7 @@ SHARED, REPLY = 10, 3
 def row(number: int, length: int, *, same_as: int | None = None) -> Row:
     own = number if same_as is None else same_as
     tokens = (*range(SHARED), 100 + own, *range(200, 200 + length - SHARED - 1))
-    return Row(
-        id=str(number),
-        origin=Origin(file="log.jsonl", line=number + 1),
-        messages=(Message(role="user", content="x"),),
-        reply="y",
-        tokens=tokens,
-        trained_from=length - REPLY,
-    )
+    return make_row(str(number), tokens, length - REPLY)
 
 
 @pytest.fixture

@@ -23,18 +23,7 @@ from graftwork.records.hardware import Machine
 from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, RolloutLoad, Tuning, Workload
 from graftwork.train.settings import TrainSettings
 
-SMOL = ModelShape(
-    name="smollm2",
-    hidden_size=576,
-    layers=30,
-    heads=9,
-    kv_heads=3,
-    head_dim=64,
-    intermediate_size=1536,
-    vocab_size=49152,
-    tied_embeddings=True,
-    max_positions=8192,
-)
+SMOL = find_model("smollm2-135m").shape
 DEVICE = DeviceFacts(kind="cpu", name="test", memory_gib=16, threads=2, gflops=100, certainty="probed")
 TARGETS = ("q_proj", "v_proj")
 
@@ -70,7 +59,7 @@ def plan(work=None, **changes):
 def test_parameters_are_counted_as_the_real_model_counts_them(embedded_base):
     shape = read_shape(Path(embedded_base.folder))
     assert total_parameters(shape) == 134_515_008
-    assert shape.model_copy(update={"name": "smollm2"}) == SMOL
+    assert shape.model_copy(update={"name": SMOL.name}) == SMOL
 
 
 def test_adapter_parameters_are_those_that_are_trained(tiny_base):

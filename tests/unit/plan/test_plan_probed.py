@@ -1,6 +1,7 @@
 """What a probe measured decides; what it could not have measured is not invented."""
 
 import pytest
+import sample_plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -8,41 +9,19 @@ from graftwork.costmodel.gpu_time import RowStatistics, TrainedPart, gpu_step_ti
 from graftwork.costmodel.probed_rates import probe_figures, rates_of_probe, whole_model_speed
 from graftwork.costmodel.rates import StepRates, rates_of
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.records.plan import DeviceName, ModelShape, ProbedStep, ProbeFacts, ProductRate, Tuning
+from graftwork.plan.catalog.models import find_model
+from graftwork.records.plan import DeviceName, ProbedStep, ProbeFacts, ProductRate, Tuning
 
-SHAPE = ModelShape(
-    name="seven",
-    hidden_size=3584,
-    layers=28,
-    heads=28,
-    kv_heads=4,
-    head_dim=128,
-    intermediate_size=18944,
-    vocab_size=152_064,
-    tied_embeddings=False,
-    max_positions=32_768,
-)
+SHAPE = find_model("qwen2.5-7b").shape
 TRAINABLE_A_LAYER = 40_370_176 // 28
 CARD = DeviceName(kind="cuda", name="NVIDIA Some Card", driver="580.1", torch="2.11.0")
 PROCESSOR = DeviceName(kind="cpu", name="Some Processor", torch="2.13.0")
 
 
 def make_tuning(layers, tokens, form="whole") -> Tuning:
-    return Tuning(
-        form=form,
-        head="eight" if form == "eight" else "whole",
-        micro_tokens=tokens,
-        longest=2048,
-        keep=layers,
-        lean=0,
-        chunk_tokens=min(tokens, 4096),
-        head_tokens=2048,
-        turned=False,
-        host_embedding=False,
-        limit_gib=80,
-        peak_gib=20,
-        seconds_per_token=0,
-    )
+    chunks = {"micro_tokens": tokens, "chunk_tokens": min(tokens, 4096), "head_tokens": 2048, "longest": 2048}
+    head = "eight" if form == "eight" else "whole"
+    return sample_plans.make_tuning(form=form, head=head, keep=layers, limit_gib=80, peak_gib=20, **chunks)
 
 
 def seconds_on(rates: StepRates, layers, tokens, form="whole") -> float:

@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from residual_samples import make_outcome, make_plan
+from sample_plans import make_outcome, make_plan
 from test_plan_estimate import plan
 
 from graftwork.plan.estimate import (

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+import sample_plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from published_rates import PUBLISHED, compare_published
@@ -18,65 +19,18 @@ from graftwork.costmodel.rates import rates_of
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu, list_gpus
 from graftwork.plan.catalog.models import find_model
-from graftwork.records.hardware import Gpu
-from graftwork.records.plan import ModelShape, PlainSetup, Tuning, Workload
+from graftwork.records.plan import PlainSetup, Tuning, Workload
 
 MEASURED = Path(__file__).parents[3] / "benchmarks" / "results" / "train_gpu.json"
-SEVEN = ModelShape(
-    name="qwen2.5-7b",
-    hidden_size=3584,
-    layers=28,
-    heads=28,
-    kv_heads=4,
-    head_dim=128,
-    intermediate_size=18944,
-    vocab_size=152_064,
-    tied_embeddings=False,
-    max_positions=32_768,
-)
+SEVEN = find_model("qwen2.5-7b").shape
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TRAINABLE = 40_370_176
-H200 = Gpu(
-    name="H200 SXM",
-    memory_gib=139.8,
-    capability=9.0,
-    half_tflops=989,
-    eight_tflops=1979,
-    bandwidth_gb_s=4800,
-    pcie_gb_s=63,
-    watts=700,
-)
-P100 = Gpu(
-    name="P100",
-    memory_gib=15.9,
-    capability=6.0,
-    half_tflops=21,
-    bandwidth_gb_s=732,
-    pcie_gb_s=15.75,
-    watts=250,
-)
-T4 = Gpu(
-    name="T4", memory_gib=14.6, capability=7.5, half_tflops=65, bandwidth_gb_s=320, pcie_gb_s=15.75, watts=70
-)
+H200, P100, T4 = (find_gpu(name) for name in ("H200 SXM", "P100", "T4"))
 
 
 def make_tuning(**changes) -> Tuning:
-    whole = {
-        "form": "whole",
-        "head": "whole",
-        "micro_tokens": 4096,
-        "longest": 2048,
-        "keep": 28,
-        "lean": 0,
-        "chunk_tokens": 4096,
-        "head_tokens": 2048,
-        "turned": False,
-        "host_embedding": False,
-        "limit_gib": 100,
-        "peak_gib": 50,
-        "seconds_per_token": 0,
-    }
-    return Tuning.model_validate({**whole, **changes})
+    whole = {"micro_tokens": 4096, "longest": 2048, "keep": 28, "chunk_tokens": 4096, "head_tokens": 2048}
+    return sample_plans.make_tuning(**{**whole, "limit_gib": 100, "peak_gib": 50, **changes})
 
 
 def seconds_of(tuning, gpu=H200, length=2048.0):

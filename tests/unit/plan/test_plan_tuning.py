@@ -9,21 +9,10 @@ from graftwork.costmodel.gpu_time import TrainedPart, gpu_seconds_per_token
 from graftwork.costmodel.gpu_tuning import TuningRequest, choose_tuning, describe_tuning, keep_measured
 from graftwork.costmodel.rates import rates_of
 from graftwork.plan.catalog.hardware import default_rates, find_gpu
+from graftwork.plan.catalog.models import find_model
 from graftwork.records.base import GIB
-from graftwork.records.plan import ModelShape
 
-SEVEN = ModelShape(
-    name="qwen2.5-7b",
-    hidden_size=3584,
-    layers=28,
-    heads=28,
-    kv_heads=4,
-    head_dim=128,
-    intermediate_size=18944,
-    vocab_size=152_064,
-    tied_embeddings=False,
-    max_positions=32_768,
-)
+SEVEN = find_model("qwen2.5-7b").shape
 TRAINABLE = 40_370_176
 
 

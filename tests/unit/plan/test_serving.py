@@ -377,16 +377,9 @@ def test_a_gguf_model_takes_what_its_file_takes(shape, form, gigabytes):
 
 
 def test_a_layer_that_holds_queries_keys_and_values_is_stored_more_carefully():
-    fused = {
-        "qkv_proj": (5120, 7680),
-        "o_proj": (5120, 5120),
-        "gate_up_proj": (5120, 35840),
-        "down_proj": (17920, 5120),
-    }
-    shape = PHI_4.model_copy(update={"linears": fused})
     # llama-bench of Phi-4 names these sizes: 14.51 and 8.43 GiB.
-    assert weigh(shape, form="8 bits", engine="llama.cpp")[0] / 2**30 == pytest.approx(14.51, rel=0.005)
-    assert weigh(shape, form="4 bits", engine="llama.cpp")[0] / 2**30 == pytest.approx(8.43, rel=0.005)
+    assert weigh(PHI_4, form="8 bits", engine="llama.cpp")[0] / 2**30 == pytest.approx(14.51, rel=0.005)
+    assert weigh(PHI_4, form="4 bits", engine="llama.cpp")[0] / 2**30 == pytest.approx(8.43, rel=0.005)
 
 
 def test_sixteen_bits_are_two_bytes_a_parameter():

@@ -2,8 +2,7 @@
 
 import random
 
-from graftwork.records.dataset import Row
-from graftwork.records.interaction import Message, Origin
+from sample_rows import make_row
 
 
 def make_rows(count=5, *, shared=0, longest=20, seed=4):
@@ -17,14 +16,5 @@ def make_rows(count=5, *, shared=0, longest=20, seed=4):
             *(chance.randrange(3, 128) for _ in range(chance.randrange(3, longest))),
         )
         reply = tuple(chance.randrange(3, 128) for _ in range(chance.randrange(1, 7)))
-        rows.append(
-            Row(
-                id=str(number),
-                origin=Origin(file="log.jsonl", line=number + 1),
-                messages=(Message(role="user", content="x"),),
-                reply="y",
-                tokens=(*prompt, *reply),
-                trained_from=len(prompt),
-            )
-        )
+        rows.append(make_row(str(number), (*prompt, *reply), len(prompt)))
     return rows

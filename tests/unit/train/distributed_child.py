@@ -9,12 +9,11 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from sample_rows import make_row
 
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import make_trainable
 from graftwork.model.load import base_digest, load_base
-from graftwork.records.dataset import Row
-from graftwork.records.interaction import Message, Origin
 from graftwork.train.distributed.launch import leave
 from graftwork.train.distributed.strategies import SingleProcess
 from graftwork.train.engine import StepOptions, TrainingEngine
@@ -34,16 +33,7 @@ def make_rows(count=16):
     rows = []
     for number in range(count):
         prompt = [100 + (37 * number + 11 * at) % 300 for at in range(5 + number % 7)]
-        rows.append(
-            Row(
-                id=str(number),
-                origin=Origin(file="log.jsonl", line=number + 1),
-                messages=(Message(role="user", content="x"),),
-                reply="y",
-                tokens=(*prompt, 7, 8, 9, 10 + number % 3, 2),
-                trained_from=len(prompt),
-            )
-        )
+        rows.append(make_row(str(number), (*prompt, 7, 8, 9, 10 + number % 3, 2), len(prompt)))
     return rows
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from sample_rows import make_row
 
 from graftwork import open_project
 from graftwork.grading.rewards import GradedParts, RewardQuestion, RewardRunner
@@ -137,14 +138,7 @@ def test_the_example_rewards_right_functions_and_no_others_under_a_private_umask
 
 
 def row(name: str, length: int) -> Row:
-    return Row(
-        id=name,
-        origin=Origin(file="log.jsonl", line=1),
-        messages=(Message(role="user", content="q"),),
-        reply="a",
-        tokens=tuple(range(length)),
-        trained_from=1,
-    )
+    return make_row(name, range(length), 1)
 
 
 def settings(**changes) -> TrainSettings:

@@ -1,6 +1,7 @@
 """A run's minutes are divided without a rest that nobody has spent."""
 
 import pytest
+import sample_plans
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,42 +11,12 @@ from graftwork.train.runs import between_steps, divide
 
 
 def make_outcome(**changes) -> TrainOutcome:
-    whole = {
-        "run_id": "run",
-        "adapter_folder": "adapter",
-        "adapter_hash": "a",
-        "base_hash_before": "b",
-        "base_hash_after": "b",
-        "steps": 3,
-        "epochs": 1.0,
-        "first_loss": 2.0,
-        "final_loss": 1.0,
-        "validation_loss_before": 2.0,
-        "validation_loss_after": 1.0,
-        "seconds": 30.0,
-        "load_seconds": 8.0,
-        "tokens_per_second": 100.0,
-        "peak_memory_gib": 3.0,
-        "trainable_parameters": 100,
-        "restarts": 0,
-        "replayed_steps": 0,
-        "replay_identical": None,
-    }
-    return TrainOutcome.model_validate({**whole, **changes})
+    figures = {"steps": 3, "seconds": 30.0, "load_seconds": 8.0, "peak_memory_gib": 3.0}
+    return sample_plans.make_outcome(**{**figures, **changes})
 
 
 def step(number: int, *, at: float, seconds: float = 10.0) -> TrainStep:
-    return TrainStep(
-        step=number,
-        loss=1.0,
-        learning_rate=1e-4,
-        gradient_norm=1.0,
-        tokens=1000,
-        trained_tokens=500,
-        seconds=seconds,
-        at=at,
-        steady=at,
-    )
+    return sample_plans.make_step(number, tokens=1000, seconds=seconds, at=at, steady=at)
 
 
 STEPS = [step(1, at=118), step(2, at=130), step(3, at=140)]

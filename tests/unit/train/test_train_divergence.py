@@ -6,10 +6,9 @@ import random
 from contextlib import nullcontext
 
 import pytest
+from sample_plans import make_step
+from sample_rows import make_row
 
-from graftwork.records.dataset import Row
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.run import TrainStep
 from graftwork.train.callbacks import Diverged, DivergenceCallback, name_rows
 from graftwork.train.checkpoints import CheckpointStore
 from graftwork.train.engine import StepResult
@@ -18,14 +17,7 @@ from graftwork.train.worker import guard_callbacks
 
 
 def row(line):
-    return Row(
-        id=str(line),
-        origin=Origin(file="log.jsonl", line=line),
-        messages=(Message(role="user", content="x"),),
-        reply="y",
-        tokens=(1, 2),
-        trained_from=1,
-    )
+    return make_row(str(line - 1), (1, 2), 1)
 
 
 ROWS = [row(line) for line in (3, 8)]
@@ -59,16 +51,7 @@ def take(watch, number, loss, norm=1.0):
     """Report a step; whether its update was applied."""
     result = measured(loss, norm)
     accepted = watch.accept_gradient(number, result, ROWS)
-    step = TrainStep(
-        step=number,
-        loss=loss,
-        learning_rate=1e-3,
-        gradient_norm=norm,
-        tokens=10,
-        trained_tokens=5,
-        seconds=1.0,
-        skipped=not accepted,
-    )
+    step = make_step(number, loss=loss, gradient_norm=norm, skipped=not accepted)
     watch.on_step_end(step, 100)
     return accepted
 

@@ -1,9 +1,10 @@
 """Looks are judged alike before and after a crash, and only against looks over the same cases."""
 
+import sample_plans
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.records.run import TrainingEvaluation, TrainStep
+from graftwork.records.run import TrainingEvaluation
 from graftwork.train.callbacks import (
     EvaluationHistory,
     count_comparable_cases,
@@ -21,16 +22,7 @@ def make_look(step, value, cases=8):
 
 
 def make_step(number, loss=1.0, weights="w"):
-    return TrainStep(
-        step=number,
-        loss=loss,
-        learning_rate=1e-3,
-        gradient_norm=1.0,
-        tokens=10,
-        trained_tokens=5,
-        seconds=0.5,
-        weights=weights,
-    )
+    return sample_plans.make_step(number, loss=loss, weights=weights)
 
 
 @given(values, st.booleans())

@@ -5,14 +5,13 @@ import random
 import family_samples
 import pytest
 import torch
+from sample_rows import make_row
 
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.families import all_families, why_not_written_out
 from graftwork.model.parts import block_linears
 from graftwork.model.shape import shape_of, total_parameters
-from graftwork.records.dataset import Row
-from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import Tuning
 from graftwork.train.cpu.step import CpuStep, HiddenStateCache
 from graftwork.train.gpu.engine import GpuEngine
@@ -32,13 +31,10 @@ def make_rows(lengths=(30, 11, 19), *, beginning=7):
     chance = random.Random(3)
     begun = [chance.randrange(3, 512) for _ in range(beginning)]
     return [
-        Row(
-            id=str(at),
-            origin=Origin(file="log.jsonl", line=at + 1),
-            messages=(Message(role="user", content="x"),),
-            reply="y",
-            tokens=(*begun, *(chance.randrange(3, 512) for _ in range(length - beginning))),
-            trained_from=max(beginning + 1, length // 2),
+        make_row(
+            str(at),
+            (*begun, *(chance.randrange(3, 512) for _ in range(length - beginning))),
+            max(beginning + 1, length // 2),
         )
         for at, length in enumerate(lengths)
     ]

@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_plans import make_tuning
+from sample_rows import make_row
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -26,9 +28,7 @@ from graftwork.model.load import base_digest
 from graftwork.model.nf4 import dequantize as dequantise_nf4
 from graftwork.model.nf4 import quantize
 from graftwork.model.shape import shape_of
-from graftwork.records.dataset import Row
-from graftwork.records.interaction import Message, Origin
-from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.plan import ModelShape
 from graftwork.train.engine import TrainingEngine
 from graftwork.train.engine_choice import why_plain_step
 from graftwork.train.gpu.engine import GpuEngine, pack
@@ -80,35 +80,9 @@ def make_model(config=LlamaConfig, *, tied=False):
 def make_rows(lengths, *, seed=1):
     chance = random.Random(seed)
     return [
-        Row(
-            id=str(at),
-            origin=Origin(file="log.jsonl", line=at + 1),
-            messages=(Message(role="user", content="x"),),
-            reply="y",
-            tokens=tuple(chance.randrange(512) for _ in range(length)),
-            trained_from=max(1, length // 2),
-        )
+        make_row(str(at), (chance.randrange(512) for _ in range(length)), max(1, length // 2))
         for at, length in enumerate(lengths)
     ]
-
-
-def make_tuning(**change):
-    plain = {
-        "form": "whole",
-        "head": "whole",
-        "micro_tokens": 64,
-        "longest": 32,
-        "keep": 3,
-        "lean": 0,
-        "chunk_tokens": 24,
-        "head_tokens": 16,
-        "turned": False,
-        "host_embedding": False,
-        "limit_gib": 1.0,
-        "peak_gib": 0.0,
-        "seconds_per_token": 0.0,
-    }
-    return Tuning(**{**plain, **change})
 
 
 def learn_something(parameters):

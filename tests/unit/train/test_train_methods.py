@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train_gpu import make_tuning
+from sample_plans import make_plan, make_tuning
 from test_train_loop import make_rows
 
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import activate, load_adapter
 from graftwork.model.base import EMBEDDED, HUB_ID
 from graftwork.model.load import base_files_digest, load_base
-from graftwork.records.base import Figure
 from graftwork.records.errors import UserError
-from graftwork.records.plan import DeviceFacts, Plan, StreamedStep
+from graftwork.records.plan import StreamedStep
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.train import worker
 from graftwork.train.engine_choice import starts_on_host, streams_layers
@@ -22,7 +21,6 @@ from graftwork.train.loss import mean_loss
 from graftwork.train.settings import TrainSettings
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-FIGURE = Figure.exact(1)
 METHODS = {
     "lora": {},
     "rslora": {"use_rslora": True},
@@ -52,24 +50,9 @@ def make_job(base, folder, *, method, start=None, **changes):
         use_rslora=settings.use_rslora,
         kind="lora" if settings.method == "qlora" else settings.method,
     )
-    plan = Plan(
+    plan = make_plan(
         base="tiny",
-        base_fingerprint="b",
-        dataset_hash="d",
         method=settings.method,
-        dtype="float32",
-        device=DeviceFacts(kind="cpu", name="test", memory_gib=8, threads=1),
-        certainty="computed",
-        total_parameters=FIGURE,
-        trainable_parameters=FIGURE,
-        peak_memory_gib=FIGURE,
-        disk_gib=FIGURE,
-        tokens=FIGURE,
-        trained_tokens=FIGURE,
-        steps=FIGURE,
-        tokens_per_second=FIGURE,
-        minutes=FIGURE,
-        fits=True,
         streamed=STREAMED if streams_layers(settings) else None,
         train={"settings": settings.what_is_learned(), "adapter": shape.model_dump(mode="json")},
     )

@@ -2,10 +2,10 @@
 
 import pytest
 from pydantic import ValidationError
+from sample_rows import make_row
 
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.rewards import GradedParts, grade_part
-from graftwork.records.dataset import Row
 from graftwork.records.errors import NegativeResult, UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
@@ -120,14 +120,7 @@ def test_a_batch_with_signal_becomes_rows_with_advantages(tmp_path):
 
 def test_a_mix_changes_no_weight_where_neither_part_has_anything_to_learn(tmp_path):
     """An update by a gradient of zeros would go on in the direction of the steps before."""
-    row = Row(
-        id="row",
-        origin=Origin(file="log.jsonl", line=1),
-        messages=(Message(role="user", content="q"),),
-        reply="right",
-        tokens=(1, 2, 3),
-        trained_from=1,
-    )
+    row = make_row("row", (1, 2, 3), 1, reply="right")
     source, _ = make_source(
         tmp_path,
         lambda question: float(question.text == "1" and question.key.startswith("case0")),

@@ -5,13 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sample_rows import make_row
 from test_train_gpu import make_tuning
 
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.load import base_digest, load_base
-from graftwork.records.dataset import Row
-from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import PlainStep
 from graftwork.train.engine import TrainingEngine
 from graftwork.train.loop import RunContext, TrainingLoop
@@ -40,16 +39,7 @@ def make_rows(count, seed):
     rows = []
     for number in range(count):
         prompt = [chance.randrange(100, 400) for _ in range(chance.randrange(5, 12))]
-        rows.append(
-            Row(
-                id=str(number),
-                origin=Origin(file="log.jsonl", line=number + 1),
-                messages=(Message(role="user", content="x"),),
-                reply="y",
-                tokens=(*prompt, 7, 8, 9, 10 + number % 3, 2),
-                trained_from=len(prompt),
-            )
-        )
+        rows.append(make_row(str(number), (*prompt, 7, 8, 9, 10 + number % 3, 2), len(prompt)))
     return rows
 
 

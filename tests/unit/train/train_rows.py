@@ -2,9 +2,10 @@
 
 import random
 
+from sample_rows import make_row
+
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.records.dataset import Row
-from graftwork.records.interaction import Message, Origin
 from graftwork.train.settings import TrainSettings
 
 SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))
@@ -17,14 +18,5 @@ def make_rows(count: int) -> list[Row]:
     for number in range(count):
         prompt = [chance.randrange(100, 400) for _ in range(chance.randrange(5, 12))]
         reply = [7, 8, 9, 10 + number % 3, 2][: 2 + number % 4]
-        rows.append(
-            Row(
-                id=str(number),
-                origin=Origin(file="log.jsonl", line=number + 1),
-                messages=(Message(role="user", content="x"),),
-                reply="y",
-                tokens=(*prompt, *reply),
-                trained_from=len(prompt),
-            )
-        )
+        rows.append(make_row(str(number), (*prompt, *reply), len(prompt)))
     return rows

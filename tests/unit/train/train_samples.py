@@ -3,12 +3,11 @@
 import random
 
 import torch
+from sample_rows import make_row
 
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
-from graftwork.records.dataset import Row
-from graftwork.records.interaction import Message, Origin
 from graftwork.train.engine import TrainingEngine
 from graftwork.train.settings import TrainSettings
 
@@ -24,16 +23,7 @@ def make_rows(count=16):
     for number in range(count):
         prompt = [chance.randrange(100, 400) for _ in range(chance.randrange(5, 12))]
         reply = [7, 8, 9, 10 + number % 3, 2]
-        rows.append(
-            Row(
-                id=str(number),
-                origin=Origin(file="log.jsonl", line=number + 1),
-                messages=(Message(role="user", content="x"),),
-                reply="y",
-                tokens=(*prompt, *reply),
-                trained_from=len(prompt),
-            )
-        )
+        rows.append(make_row(str(number), (*prompt, *reply), len(prompt)))
     return rows
 
 

@@ -1,8 +1,8 @@
-"""A plan and an outcome as small as they can be."""
+"""A plan, a tuning, a step and an outcome as small as they can be."""
 
 from graftwork.records.base import Figure
-from graftwork.records.plan import DeviceFacts, Plan
-from graftwork.records.run import TrainOutcome
+from graftwork.records.plan import DeviceFacts, Plan, Tuning
+from graftwork.records.run import TrainOutcome, TrainStep
 
 
 def make_plan(**changes) -> Plan:
@@ -52,3 +52,15 @@ def make_outcome(**changes) -> TrainOutcome:
         replay_identical=None,
     )
     return outcome.model_copy(update=changes)
+
+
+def make_step(number: int, **changes) -> TrainStep:
+    figures = {"loss": 1.0, "learning_rate": 1e-3, "gradient_norm": 1.0, "tokens": 10, "trained_tokens": 5}
+    return TrainStep(**{"step": number, "seconds": 0.5, **figures, **changes})
+
+
+def make_tuning(**changes) -> Tuning:
+    form = {"form": "whole", "head": "whole", "turned": False, "host_embedding": False}
+    tokens = {"micro_tokens": 64, "longest": 32, "chunk_tokens": 24, "head_tokens": 16}
+    figures = {"limit_gib": 1.0, "peak_gib": 0.0, "seconds_per_token": 0.0}
+    return Tuning(**{**form, **tokens, **figures, "keep": 3, "lean": 0, **changes})
