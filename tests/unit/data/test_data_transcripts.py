@@ -226,11 +226,6 @@ def test_rows_of_a_transcript_do_not_depend_on_how_it_is_cut_into_blocks(tmp_pat
     assert small == whole, "hashes included"
 
 
-def test_rows_of_one_conversation_share_their_messages(tmp_path):
-    first, second, *_ = read_all(tmp_path, CLAUDE)
-    assert first.messages[0] is second.messages[0]
-
-
 @pytest.mark.parametrize("kind", ["claude_code", "codex"])
 def test_a_line_that_is_nested_too_deeply_is_a_fault_of_that_line(tmp_path, kind):
     deep = json.loads("[" * 400 + "]" * 400)

@@ -141,7 +141,7 @@ def test_the_first_token_comes_before_the_last_and_the_report_says_what_was_load
     output = {
         "engine": "graftwork",
         "device": "cpu",
-        "base_as": "float32, not quantised",
+        "base_as": "float32, not quantized",
         "decoding": "greedy",
     }
     assert output.items() <= made.settings.items()

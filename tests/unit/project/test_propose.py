@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from graftwork.api.project import Project
-from graftwork.cli.project import describe_counts
 from graftwork.data.ingest.read import read
 from graftwork.data.prepare import audit_files
 from graftwork.evaluate.preflight import try_metric
@@ -394,21 +393,6 @@ def test_a_count_without_the_tokenizer_is_called_an_estimate(tmp_path, monkeypat
     log = write_log(tmp_path / "log.jsonl", chat)
     started = start_project(tmp_path, [str(log)], base="smollm2-135m-instruct")
     assert started.estimated == "the tokenizer of smollm2-135m-instruct is not at hand yet"
-
-
-def test_the_counts_say_what_each_step_leaves(tmp_path):
-    log = write_log(tmp_path / "log.jsonl", chat)
-    started = start_project(tmp_path, [str(log)], base="smollm2-135m-instruct")
-    counts = started.model_copy(update={"rows_read": 368, "rows_usable": 255, "estimated": None})
-    said = describe_counts(started.proposal.model_copy(update={"rows": 252}), counts)
-    assert said == (
-        "368 rows read, 255 usable (113 are faulty or repeat others: `graft data audit`), "
-        "252 after the split (3 set aside: `graft data prepare`)"
-    )
-    one = counts.model_copy(update={"rows_read": 256})
-    assert "255 usable (1 is faulty or repeats another: " in describe_counts(one.proposal, one)
-    rated = counts.model_copy(update={"drops_rated": True})
-    assert "(113 are faulty, rated low or repeat others: " in describe_counts(rated.proposal, rated)
 
 
 @pytest.mark.parametrize("base", ["qwen3", "someone/no-such-model"])

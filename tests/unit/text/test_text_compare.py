@@ -17,20 +17,7 @@ from graftwork.text.similarity import (
     run_words,
     weigh,
 )
-from graftwork.text.words import last_lines, normalize, words
-
-
-def test_scripts_without_spaces_are_taken_by_character():
-    assert words("東京はabc") == ["東", "京", "は", "abc"]
-
-
-@given(st.text())
-def test_normalising_twice_changes_nothing_more(text):
-    assert normalize(normalize(text)) == normalize(text)
-
-
-def test_last_lines_come_from_the_end_without_blank_ones():
-    assert last_lines("a\n\n b \r\n\n") == ["b", "a"]
+from graftwork.text.words import words
 
 
 def test_numbers_of_texts_are_the_same_in_every_process_and_never_0():

@@ -10,10 +10,6 @@ def test_every_known_token_is_found_inside_text(token):
     assert find_control_tokens(f"before{token}after", KNOWN_CONTROL_TOKENS) == [token]
 
 
-def test_known_tokens_are_named_once():
-    assert len(set(KNOWN_CONTROL_TOKENS)) == len(KNOWN_CONTROL_TOKENS)
-
-
 def test_tokens_come_once_and_in_the_order_of_first_occurrence():
     text = "a<|im_end|>b<|im_start|>c<|im_end|>[INST]"
     assert find_control_tokens(text, KNOWN_CONTROL_TOKENS) == ["<|im_end|>", "<|im_start|>", "[INST]"]

@@ -197,18 +197,16 @@ def test_code_fences_count_at_the_start_of_a_line(reply, is_cut):
     "part", ["`", "test ", "[[", '{"a":', '\\"', "\n```", "<think>", "...", "[generated ", "todo "]
 )
 def test_time_grows_with_hostile_text_and_not_faster(part):
-    short, long = (part * (size // len(part)) for size in (125_000, 1_000_000))
+    short, long = (part * (size // len(part)) for size in (50_000, 400_000))
     # Eight times the text: eight times as long, or sixty-four times if it grew with the square. What
     # lies between is for the neighbours on the machine, as is whatever takes next to no time.
-    assert _seconds(long) < 24 * max(_seconds(short), 0.01)
+    tries = ((_seconds(short), _seconds(long)) for _ in range(3))
+    assert any(seconds < 24 * max(less, 0.004) for less, seconds in tries)
 
 
 def _seconds(text):
-    def measure():
-        began = time.thread_time()
-        find_placeholder(text)
-        find_cut(text)
-        find_failure(text)
-        return time.thread_time() - began
-
-    return min(measure() for _ in range(2))
+    began = time.thread_time()
+    find_placeholder(text)
+    find_cut(text)
+    find_failure(text)
+    return time.thread_time() - began
