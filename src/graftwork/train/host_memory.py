@@ -15,9 +15,8 @@ from torch import Tensor
 
 
 def host_buffer(elements: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:
-    """A flat tensor of zeros. Its pages are taken when they are first written.
-
-    Not from torch's pinned allocator, which rounds sizes up to powers of two.
+    """A flat tensor of zeros. Its pages are allocated when first written. Not from torch's pinned allocator,
+    which rounds sizes up to powers of two.
     """
     size = max(elements, 1) * dtype.itemsize
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
@@ -30,7 +29,7 @@ def host_buffer(elements: int, dtype: torch.dtype, *, pinned: bool) -> Tensor:
 
 
 def pin(buffer: Tensor) -> bool:
-    """Lock the pages of a buffer for good. Where that fails, copies still work, but wait for each other."""
+    """Pin the pages of a buffer permanently. If that fails, copies still work, but wait for each other."""
     # All threads fetch the pages, which locking would do with one.
     buffer.zero_()
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -43,7 +42,7 @@ def pin(buffer: Tensor) -> bool:
 
 
 ALIGNED_ELEMENTS = 64
-"""Tensors in a flat buffer begin at multiples of this: Adam's kernel then treats all elements alike."""
+"""Tensors in a flat buffer are aligned to multiples of this: Adam's kernel then treats all elements alike."""
 
 
 def aligned(elements: int) -> int:
@@ -51,9 +50,8 @@ def aligned(elements: int) -> int:
 
 
 class DeviceMemory:
-    """What the engine holds on the device by its own count: tensors that outlive the pass of a block.
-
-    `dtype` is that of weights and activations.
+    """The engine's own count of device memory: tensors that outlive the pass of a block. `dtype` is that of
+    weights and activations.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -61,7 +59,7 @@ class DeviceMemory:
         self.held: dict[str, int] = defaultdict(int)
         self.peak = 0
         self.parts: dict[str, int] = {}
-        """What was held at the peak."""
+        """Memory by purpose at the peak."""
 
     def buffer(self, elements: int, dtype: torch.dtype, part: str) -> Tensor:
         buffer = torch.empty(elements, dtype=dtype, device=self.device)
@@ -81,7 +79,7 @@ class DeviceMemory:
         self.held[part] -= size
 
     def drop(self, *parts: str) -> None:
-        """Whatever is held of these is gone."""
+        """Mark these as freed."""
         for part in parts:
             self.held[part] = 0
 
@@ -93,22 +91,21 @@ class Mark:
         self._event = event
 
     def wait(self) -> None:
-        """What is computed from now on comes after it."""
+        """Later computation waits for it."""
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
 
     def synchronize(self) -> None:
-        """The host continues after it."""
+        """The host waits for it."""
         if self._event is not None:
             self._event.synchronize()
 
 
 class CopyLane:
-    """Copies in their order, next to the computation; each begins after what was computed before it.
-
-    The caller holds the device's tensor until the computation has waited for the mark. A tensor that is freed
-    earlier would have to be recorded with the allocator, which reuses its memory only after it has seen the
-    end of the copy: what is reserved would depend on timing.
+    """Copies in order, parallel to the computation; each begins after what was computed before it. The caller
+    keeps the device's tensor until the computation has waited for the mark. A tensor that is freed earlier
+    would have to be recorded with the allocator, which reuses its memory only after it has seen the end of
+    the copy: the reserved memory would depend on timing.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -37,10 +37,9 @@ LAST_LOSSES = 32
 
 
 class StepInterrupted(GracefulStop):
-    """Raised by the engine's progress function to abandon what is being computed. No weight has changed.
-
-    Inside a step the loop catches it and saves a checkpoint. Elsewhere it ends the run: before the first step
-    there is nothing to save, and an evaluation is repeated with the steps since the last checkpoint.
+    """Raised by the engine's progress function to abandon the computation. No weight has changed. Inside a
+    step the loop catches it and saves a checkpoint. Elsewhere it ends the run: before the first step there is
+    nothing to save, and an evaluation is repeated with the steps since the last checkpoint.
     """
 
     def __init__(self) -> None:
@@ -52,7 +51,7 @@ class StepInterrupted(GracefulStop):
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a run is: its settings, its folder, and how it talks to the process around it."""
+    """The settings and the folder of a run, and its communication with the process around it."""
 
     settings: TrainSettings
     folder: Path
@@ -106,10 +105,10 @@ class TrainingLoop:
         return self._source.steps
 
     def run(self) -> tuple[int, bool] | None:
-        """Train from the last good checkpoint to the last step; what `find_replay` gives for all attempts."""
+        """Train from the last good checkpoint to the last step; returns `find_replay` for all attempts."""
 
         def work_meanwhile() -> None:
-            """While a GPU computes a step: write the line of the one before, and prepare the one after."""
+            """While a GPU computes a step: write the journal line of the last one, and prepare the next."""
             self._flush_log()
             if self._number < self.steps and (rows := self._source.peek(self._number + 1)):
                 self._engine.prefetch(rows)
@@ -195,9 +194,9 @@ class TrainingLoop:
         self._engine.apply(rate)
 
     def _repeat_skipped(self, number: int) -> tuple[int, ...]:
-        """Train once more on the rows of skipped steps, after the good step `number`; those that worked.
-
-        A stop request leaves the rest for the start of the resumed run: the weights are the same then.
+        """Train once more on the rows of skipped steps, after the good step `number`; returns those that
+        worked. A stop request leaves the rest for the start of the resumed run: the weights are the same
+        then.
         """
         repeated: list[int] = []
         while self._skipped and self._skipped[-1] < number:
@@ -218,7 +217,7 @@ class TrainingLoop:
         return tuple(repeated)
 
     def _backward(self, rows: Sequence[Row]) -> StepResult:
-        """The gradient; an overflow of float16 is computed again, with a loss that is scaled less."""
+        """The gradient; if it overflows in float16, it is recomputed with a smaller loss scale."""
         while (measured := self._engine.backward(rows)).overflowed:
             self._engine.forget()
         return measured

@@ -48,7 +48,7 @@ class TokenBatch:
         self.predicts = predicts[:, shared:].to(device)
         self.targets = tokens.roll(-1, dims=1)[predicts].to(device)
         self.weights = None if weights is None else torch.cat(list(weights)).to(device)
-        """The weights, where an engine needs them before its forward pass."""
+        """The weights, if an engine needs them before its forward pass."""
         self.trained = int(self.targets.numel())
 
     def by_row(self, values: Tensor) -> list[Tensor]:
@@ -73,7 +73,9 @@ def weighted_loss(logits: Tensor, targets: Tensor, weights: Tensor | None) -> Te
 
 
 def loss_and_gradient(logits: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The weighted loss and its gradient by the logits, written out; a negative target counts nothing."""
+    """The weighted loss and its gradient with respect to the logits, written out; negative targets are
+    ignored.
+    """
     counted = targets >= 0
     weight = counted if weights is None else weights * counted
     target_column = targets.clamp(min=0)[:, None]

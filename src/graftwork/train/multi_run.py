@@ -26,7 +26,7 @@ from graftwork.train.run_folder import ATTEMPTS, SAVED, is_settled
 from graftwork.train.worker import job_settings, load_for
 
 CACHEABLE_METHODS = ("lora", "dora")
-"""Methods that leave every weight of the base where and what it is. The others get a base of their own."""
+"""Methods that leave every weight of the base unchanged and in place. The others get their own base."""
 
 
 class BaseCache:
@@ -64,11 +64,11 @@ class BaseCache:
         return model
 
     def drop(self) -> None:
-        """Let it go: before another is loaded, or after a run that ended badly."""
+        """Release it: before another is loaded, or after a failed run."""
         self._key, self._model, self._modules, self._weights = None, None, {}, {}
 
     def _put_back(self) -> bool:
-        """Every module in its place and nothing hung upon it; False if that cannot be had."""
+        """Restore every module, with no hooks left; False if that is impossible."""
         for path, module in self._modules.items():
             if path:
                 parent, _, leaf = path.rpartition(".")
@@ -86,7 +86,7 @@ class BaseCache:
 
 
 def _weight_identities(model: Any) -> dict[str, tuple[int, int, str]]:
-    """Which tensors the model is made of: the bytes in them are proven by each run itself."""
+    """Identities of the model's tensors: their bytes are verified by each run itself."""
     return {
         name: (id(weight), weight.data_ptr(), str(weight.dtype)) for name, weight in model.named_parameters()
     }
@@ -95,7 +95,7 @@ def _weight_identities(model: Any) -> dict[str, tuple[int, int, str]]:
 LoadBase = Callable[[TrainJob], Any]
 RESUMES = "check the log; progress so far is kept, and the same command resumes from there"
 TrainRun = Callable[[TrainJob, LoadBase, Any], None]
-"""Trains one run on the base that the given function has for it, with the given strategy or alone."""
+"""Trains one run on the base from the given function, with the given strategy or alone."""
 
 
 def train_many(batch: TrainBatch, train: TrainRun) -> None:
@@ -129,7 +129,7 @@ def train_many(batch: TrainBatch, train: TrainRun) -> None:
 
 
 def free_memory() -> None:
-    """What a run took and left behind is there for the next, and its limit on a GPU is lifted."""
+    """Free the memory of a run for the next one, and lift its limit on a GPU."""
     import torch
 
     gc.collect()
@@ -148,7 +148,7 @@ def _train_one(
     strategy: Any = None,
     on_failure: Callable[[], None] = lambda: None,
 ) -> None:
-    """The run to its end, or its reason in its folder."""
+    """Run to the end, or write the reason of the failure to its folder."""
     try:
         with hold_lock(Path(job.folder)):
             _require_patience(job, begun=begun)
@@ -176,8 +176,9 @@ def write_failure(job: TrainJob, error: GraftError) -> None:
 
 
 def _require_patience(job: TrainJob, *, begun: Moment) -> None:
-    """A run that cannot start is not begun, and one that kills its process again and again does not keep the
-    others from being trained."""
+    """A run that cannot start is skipped, and one that kills its process repeatedly does not keep the others
+    from being trained.
+    """
     if job.start_adapter is not None and not Path(job.start_adapter).is_dir():
         raise EnvironmentFailure(
             "the adapter that training should start from is not there",
@@ -206,9 +207,8 @@ def _require_patience(job: TrainJob, *, begun: Moment) -> None:
 def consecutive_crashes(
     attempts: Sequence[float], saved: Sequence[tuple[float, int]], *, begun: float
 ) -> int:
-    """Attempts of this command that ended badly since the run last came further. Pure.
-
-    In: when each attempt began; when the checkpoint of which step was safe.
+    """Crashes of this command's attempts since the run last made progress. Pure. Input: when each attempt
+    began; when the checkpoint of which step was safe.
     """
     newest = max((step for _, step in saved), default=0)
     # Saved again, after a crash, a step is not progress.
@@ -221,14 +221,12 @@ def consecutive_crashes(
 
 
 FASTER_ON = {"cpu": False, "cuda": False}
-"""Where it is known to be faster: nowhere yet.
-
-On a CPU two noisy repeats took 3-9 % less CPU time than the plain path, but a single run takes the
-CPU's own step there. Not measured against that step, nor on a GPU.
+"""Devices where it is known to be faster: none yet. On a CPU two noisy repeats took 3-9 % less CPU time than
+the plain path, but a single run uses the CPU's own step there. Not measured against that step, nor on a GPU.
 """
 
 SMALL_TOKENS = 4096
-"""Larger steps keep a device busy by themselves."""
+"""Larger steps saturate a device on their own."""
 
 MEMORY_SHARE = 0.9
 """The share of a device's memory that a group may plan to fill."""
@@ -270,7 +268,7 @@ def _wanted(job: TrainJob) -> bool:
 
 
 def _can_share(jobs: Sequence[TrainJob]) -> bool:
-    """On one base, none waiting for another of them, and within the device's memory."""
+    """Return whether they have one base, do not wait for each other, and fit the device's memory together."""
     first, last = jobs[0], jobs[-1]
     if (first.base_folder, first.plan.dtype) != (last.base_folder, last.plan.dtype):
         return False

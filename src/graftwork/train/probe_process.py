@@ -28,10 +28,10 @@ from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import DeviceName, Form, ModelShape, ProbedStep, ProbeFacts, ProbeJob, Tuning
 
 WARM_UP, TIMED = 5, 12
-"""The first pass runs plainly, the second is recorded."""
+"""The first pass runs eagerly, the second is recorded."""
 CPU_WARM_UP, CPU_TIMED = 1, 3
 TARGET_STEP_SECONDS = 0.8
-"""About what one CPU's step may take: the rows are as many, and as long, as that allows."""
+"""Approximate time of a CPU's step: the number and length of rows are chosen for it."""
 CPU_TRAINED_SHARE = 0.15
 HEAD_TOKENS = 2048
 PROBED_VOCABULARY_BYTES = 2**31
@@ -39,7 +39,7 @@ PROBED_VOCABULARY_BYTES = 2**31
 
 
 def probe_gpu_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> ProbedStep:
-    """One optimizer step of `tokens` tokens on the GPU, all kept where that fits."""
+    """One optimizer step of `tokens` tokens on the GPU, keeping everything if that fits."""
     import torch
 
     from graftwork.model.adapters.peft import attach
@@ -92,7 +92,7 @@ def probe_gpu_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> Pr
 
 
 def probe_cpu_step(job: ProbeJob, *, layers: int, gflops: float) -> ProbedStep:
-    """One optimizer step on the CPU, as large as keeps it short."""
+    """One optimizer step on the CPU, as large as possible in short time."""
     import torch
 
     from graftwork.model.adapters.peft import attach
@@ -132,7 +132,7 @@ def probe_cpu_step(job: ProbeJob, *, layers: int, gflops: float) -> ProbedStep:
 
 
 def make_model(shape: ModelShape, *, device: str, dtype: str) -> Any:
-    """A Llama of these sizes with random weights, made where it will work."""
+    """A Llama of these sizes with random weights, created on its device."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -159,7 +159,7 @@ def make_model(shape: ModelShape, *, device: str, dtype: str) -> Any:
 
 
 def make_rows(count: int, *, length: int, vocabulary: int, trained_from: int = 1) -> list[Row]:
-    """Rows of random tokens, trained on from one place to the end."""
+    """Rows of random tokens, trained on from one position to the end."""
     import numpy as np
 
     chance = np.random.default_rng(1)
@@ -220,17 +220,17 @@ EXPECTED = {
     "calling a kernel": 0.2,
     "the disk": 1.0,
 }
-"""Seconds, as they were on the machines at hand: for the time left, nothing else."""
+"""Seconds measured on our machines; only used for the remaining time."""
 GPU_STEP_SECONDS = {4: 4.0, 2: 1.5}
 """By layers: the first step of a form starts its kernels."""
 CPU_STEP_SECONDS = 5.0
 TWO_SIZES_SECONDS = 15.0
-"""Less time than that does for one form and one number of tokens."""
+"""With less time only one format and one number of tokens are probed."""
 LAYERS = (4, 2)
 
 
 class Probing:
-    """Does one part after the other, says so, and leaves out what time or the machine does not allow."""
+    """Runs the parts in order, reports them, and skips those that time or the machine does not allow."""
 
     def __init__(self, job: ProbeJob, parts: list[str]) -> None:
         self.job = job
@@ -243,12 +243,12 @@ class Probing:
         self._ahead[part] = seconds
 
     def pass_over(self, *parts: str) -> None:
-        """A CPU has none of these: nothing is missing."""
+        """Skip a part that does not apply to a CPU: nothing is missing."""
         for part in parts:
             self._ahead.pop(part, None)
 
     def do(self, part: str, work: Callable[[], Any]) -> Any:
-        """What `work` found; None if it failed. A part without an estimate counts as short."""
+        """Return the result of `work`; None if it failed. A part without an estimate counts as short."""
         seconds_left = round(sum(self._ahead.values()), 1)
         print(json.dumps({"doing": part, "left_seconds": seconds_left}), file=sys.stderr, flush=True)
         self._ahead.pop(part, None)

@@ -103,7 +103,7 @@ def user_text(row: Row) -> str:
 
 
 def model_of(row: Row, settings: ProjectSettings) -> str:
-    """The specialist that keeps the row, or the main model."""
+    """The specialist that has the row, or the main model."""
     for name, model in settings.all_models.items():
         if name != settings.main_model and keeps(
             model.keep, group=row.group, domain=row.domain, stage=row.stage

@@ -28,7 +28,7 @@ COPIED_FILES = (EVALUATIONS, TRACKED)
 
 
 class StepLog:
-    """The journal as the loop writes it. Where the disk takes no line, the line waits for the next."""
+    """The journal as the loop writes it. If the disk is full, lines wait for the next write."""
 
     def __init__(self, folder: Path) -> None:
         self._journal = Journal(folder / STEPS)
@@ -36,11 +36,11 @@ class StepLog:
         self._full = False
 
     def add(self, step: TrainStep) -> None:
-        """Take a line, which `flush` writes."""
+        """Queue a line, which `flush` writes."""
         self._waiting.append(step)
 
     def flush(self) -> str | None:
-        """Write what waits; a message where that could not be done."""
+        """Write the queued lines; returns a message if that failed."""
         try:
             while self._waiting:
                 self._journal.append(self._waiting[0].model_dump())
@@ -53,17 +53,17 @@ class StepLog:
         return None
 
     def copy(self) -> bytes:
-        """The whole journal as it is now, for a checkpoint to carry."""
+        """The current journal as text, stored in a checkpoint."""
         return self._journal.path.read_bytes() if self._journal.path.exists() else b""
 
     def restore(self, copied: bytes) -> None:
-        """Put the copy back where the journal was lost: in a new place that knows only the checkpoint."""
+        """Restore the journal if it was lost, at a new place that has only the checkpoint."""
         if not self._journal.path.exists() and copied:
             write_atomic(self._journal.path, copied)
 
 
 def read_journal(folder: Path) -> list[TrainStep]:
-    """Every step as it was done, those that a crash made necessary twice included."""
+    """Every step as it was executed, including those repeated after a crash."""
     return [TrainStep.model_validate(line) for line in Journal(folder / STEPS).read()]
 
 
@@ -83,11 +83,9 @@ def mean_measures(steps: Sequence[TrainStep]) -> dict[str, float]:
 
 
 def find_replay(journal: Iterable[TrainStep]) -> tuple[int, bool] | None:
-    """How many steps were done again because of a crash, over all attempts, and whether each time gave the
-    same as the first; None if nothing was.
-
-    Loss and gradient are compared bit by bit every time, the weights wherever both times have their
-    digest.
+    """How many steps were repeated because of a crash, over all attempts, and whether each repetition gave
+    the same result; None if nothing was. Loss and gradient are compared bit by bit every time, the weights if
+    both have a digest.
     """
     times: dict[int, list[TrainStep]] = defaultdict(list)
     for step in journal:
@@ -108,7 +106,7 @@ def is_settled(job: TrainJob) -> bool:
 
 
 def failure_of(job: TrainJob) -> dict[str, object] | None:
-    """The reason why it failed; None if it is done, or not settled."""
+    """The reason of the failure; None if it is done, or still open."""
     path = Path(job.folder) / ERROR_FILE
     if (Path(job.folder) / OUTCOME).exists() or not path.exists():
         return None

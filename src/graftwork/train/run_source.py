@@ -61,8 +61,7 @@ def add_reference(
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> list[TrainingSample]:
     """The samples with their log-probabilities by the model that training starts from, before the first step.
-
-    They are kept in the run's folder: a resumed run reads them and computes what is missing, before its
+    They are stored in the run's folder: a resumed run reads them and computes what is missing, before its
     checkpoint is restored.
     """
     journal = Journal(folder / REFERENCE)
@@ -84,9 +83,8 @@ def add_reference(
 
 
 class StartWeights:
-    """The trained tensors as they are before the first step; log-probabilities by them at any later time.
-
-    Values are exchanged in place: the tensors keep their addresses, and no second model is held.
+    """The trained tensors before the first step, for log-probabilities by them at any later time. Values are
+    swapped in place: the tensors keep their addresses, and no second model is needed.
     """
 
     def __init__(self, engine: "TrainingEngine") -> None:
@@ -127,7 +125,9 @@ def prepare_source(
     progress: Callable[..., None],
     stopped: Callable[[], bool],
 ) -> tuple[Sequence[Row], OpenSource]:
-    """Every row that the engine may see, or rows like them in beginning and length; what opens the source."""
+    """Return every row that the engine may see, or rows with the same prefix and length, and the function
+    that opens the source.
+    """
     if settings.objective == "sft":
         return rows, lambda _engine: (EpochOrder(rows, settings=settings), ())
     if settings.objective == "grpo":
@@ -167,7 +167,7 @@ def _prepare_judged(
     report: Callable[[str], None],
     progress: Callable[..., None],
 ) -> tuple[Sequence[Row], OpenSource]:
-    """KTO: replies, and prompts with the replies of others, by the model of the start."""
+    """KTO: replies, and prompts with the replies of others, by the initial model."""
     least = settings.preferences.least_score
     notes = list(describe_idle(settings))
     if least is not None:
@@ -207,8 +207,9 @@ def _prepare_judged(
 
 
 class _RolloutRun:
-    """What reinforcement learning answers and rewards. `engine_rows` are as long as prompts and answers can
-    become."""
+    """Prompts and rewards of reinforcement learning. `engine_rows` are as long as prompts and answers can
+    become.
+    """
 
     def __init__(
         self, job: TrainJob, settings: TrainSettings, rows: Sequence[Row], cases: Sequence[Case]
@@ -330,7 +331,7 @@ class _RolloutRun:
         return source, (source, _EndsGrader(grader))
 
     def _open_writer(self, engine: "TrainingEngine") -> "RolloutSampler":
-        """Who writes the answers: the model in training, or an endpoint."""
+        """Open the generator of answers: the model in training, or an endpoint."""
         from graftwork.model.adapter_shape import AdapterShape
         from graftwork.model.adapters.peft import save_adapter
         from graftwork.train.rollouts.sampling import EndpointSampler, RolloutSampler
@@ -348,7 +349,7 @@ class _RolloutRun:
             )
 
         def save(folder: Path) -> None:
-            """Write the adapter as it is now, in the form that servers load."""
+            """Write the current adapter in the form that servers load."""
             shape = AdapterShape.model_validate(job.plan.train["adapter"])
             folder.parent.mkdir(parents=True, exist_ok=True)
             save_adapter(engine.model, folder, shape=shape, base=job.plan.base)
@@ -365,7 +366,7 @@ class _RolloutRun:
 
 
 def with_prompts_at_once(settings: TrainSettings, plan: Plan) -> TrainSettings:
-    """The settings with what the plan found room for, unless they state it themselves."""
+    """The settings with the plan's number of prompts, unless they state it."""
     if settings.rollouts.prompts_at_once is not None or plan.prompts_at_once is None:
         return settings
     rollouts = settings.rollouts.model_copy(update={"prompts_at_once": plan.prompts_at_once})

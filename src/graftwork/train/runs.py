@@ -46,7 +46,7 @@ class RunProcesses(NamedTuple):
 
 
 def find_run(work: OpenProject, prefix: str | None = None) -> RunEntry | None:
-    """The run whose id begins so; without one that which is at work, or the one last changed."""
+    """Find the run by the prefix of its id; by default the running one, or the one last changed."""
     runs = work.runs.list()
     if prefix is None:
         newest_first = sorted(runs, key=lambda run: run.updated_at, reverse=True)
@@ -63,7 +63,7 @@ def find_run(work: OpenProject, prefix: str | None = None) -> RunEntry | None:
 
 
 def find_processes(work: OpenProject, run: RunEntry | None) -> RunProcesses:
-    """Who works on the project, and on this run of it, now."""
+    """Return the processes that work on the project, and on this run of it."""
     return RunProcesses(
         supervisor=lock_holder(work.project.state / "pipeline"),
         worker=lock_holder(Path(run.folder)) if run is not None else None,
@@ -71,7 +71,7 @@ def find_processes(work: OpenProject, run: RunEntry | None) -> RunProcesses:
 
 
 class BackgroundRun(Record):
-    """A command in the background; `run` and `log` are None if they are not known."""
+    """A command in the background; `run` and `log` are None if unknown."""
 
     state: Literal["started", "already running", "nothing left to do"]
     run: str | None
@@ -80,7 +80,7 @@ class BackgroundRun(Record):
 
 
 class StopResult(Record):
-    """What was stopped, and how far it had come."""
+    """What was stopped, and its progress."""
 
     state: Literal["not running", "stopping", "stopped", "killed"]
     run: str | None
@@ -92,7 +92,7 @@ class StopResult(Record):
 def stop_run(
     work: OpenProject, prefix: str | None = None, *, now: bool = False, wait: bool = True
 ) -> StopResult:
-    """Stop the running work at its next checkpoint, or `now`; of a run that has ended, nothing."""
+    """Stop the running work at its next checkpoint, or `now`; nothing for a run that has ended."""
     run = find_run(work, prefix)
     busy = find_processes(work, run)
     state: Literal["not running", "stopping", "stopped", "killed"] = "not running"
@@ -117,12 +117,12 @@ def stop_run(
 
 
 def ask_to_stop(busy: RunProcesses) -> None:
-    """The supervisor stops its worker cleanly; a worker without one stops by itself."""
+    """The supervisor stops its worker cleanly; a worker without one stops on its own."""
     _send(busy.supervisor if busy.supervisor is not None else busy.worker, signal.SIGTERM)
 
 
 def end_at_once(work: OpenProject, run: RunEntry | None, busy: RunProcesses) -> None:
-    """Kill both, the supervisor first: it would start the worker again. Update the store."""
+    """Kill both, the supervisor first, since it would restart the worker. Update the store."""
     _send(busy.supervisor, signal.SIGKILL)
     if busy.worker is not None:
         _send(busy.worker, signal.SIGKILL, group=True)
@@ -210,7 +210,7 @@ class Events:
         return events
 
     def _of_output(self) -> list[Event]:
-        """The worker's own output has no times: its lines came when the file was last written."""
+        """The worker's own output has no times: its lines get the time when the file was last written."""
         path = self._folder / LOG_FILE
         if not path.exists():
             return []
@@ -227,7 +227,7 @@ class Events:
 
 
 SHOWN_ANSWERS = 3
-"""The best and the worst answers of the last batch on the page of a run."""
+"""Number of the best and the worst answers of the last batch on the page of a run."""
 
 
 def write_training_page(folder: Path, plan: Plan, outcome: TrainOutcome) -> Path:
@@ -258,9 +258,10 @@ def read_parts(folder: Path, outcome: TrainOutcome, *, minutes: float) -> RunPar
 def divide(
     outcome: TrainOutcome, steps: Sequence[TrainStep], vitals: Sequence[Vitals], *, minutes: float
 ) -> RunParts:
-    """Loading, computing, sampling, waiting for data, evaluations, checkpoints, and the rest: validation at
-    the end and saving; with restarts what was lost by them. The loss before the first step belongs to
-    loading."""
+    """Split the time into loading, computing, sampling, waiting for data, evaluations, checkpoints, and the
+    rest: final validation and saving; after restarts, the time lost by them. The loss before the first step
+    belongs to loading.
+    """
     shares = [vital.data_share for vital in vitals if vital.data_share is not None]
     waiting = outcome.seconds * min(max(sum(shares) / len(shares), 0.0), 1.0) if shares else 0.0
     sampling = sum(step.measures.get(name, 0.0) for step in steps for name in SAMPLING_SECONDS)
@@ -288,7 +289,7 @@ def divide(
 
 
 def between_steps(steps: Sequence[TrainStep]) -> float:
-    """Seconds that passed between the end of a step and the beginning of the next; not over a restart."""
+    """Seconds between the end of a step and the beginning of the next; not across a restart."""
     gaps = [
         later.steady - earlier.steady - later.seconds
         for earlier, later in pairwise(steps)

@@ -25,7 +25,7 @@ USED_BY: dict[str, tuple[str, ...]] = {
     "kto": ("objective", "preferences"),
     "grpo": ("objective", "policy", "rollouts", "rewards", "reward_checks", "mix"),
 }
-"""The settings above that change what an objective learns."""
+"""The settings above that affect what an objective learns."""
 SPLITS_WITH_PROMPTS = ("rl", "train")
 GENTLE_RATE = 1e-4
 """The default learning rate of every objective but supervised fine-tuning."""
@@ -73,7 +73,9 @@ class PolicySettings(Record):
 
 
 class EnvironmentSettings(Record):
-    """Who answers the model between its replies, for episodes of several turns. It runs in the sandbox."""
+    """The environment that answers the model between its replies, for episodes of several turns. It runs in
+    the sandbox.
+    """
 
     python: str | None = Field(
         None,
@@ -98,7 +100,7 @@ class EnvironmentSettings(Record):
 
 
 class RolloutEndpointSettings(Record):
-    """A server that answers instead of the model in training, such as vLLM on another GPU."""
+    """A server that generates answers instead of the model in training, such as vLLM on another GPU."""
 
     url: EndpointUrl = Field(description="URL up to `/v1`.")
     model: str = Field(description="The model on the server: the base, or an adapter.")
@@ -271,7 +273,7 @@ ENDPOINT_ACCESS = ("url", "api_key_env", "concurrency", "seconds")
 """Settings of `rollouts.endpoint` that do not change the result."""
 LOSS = "loss"
 REWARD = "reward"
-"""What an evaluation during training measures: the mean reward of answers to held-out cases."""
+"""The metric of an evaluation during training: the mean reward of answers to held-out cases."""
 """The metric of an evaluation that needs no answers."""
 
 
@@ -568,7 +570,7 @@ class TrainSettings(Record):
         return self.objective != "grpo" or self.mix.sft > 0 or self.rollouts.asks_rows
 
     def what_is_learned(self) -> dict[str, Any]:
-        """All that changes the result: two runs that agree here are the same run."""
+        """Everything that changes the result: two runs that agree here are the same run."""
         # An objective's settings count only where it is chosen: supervised runs keep their names.
         unused = set(OBJECTIVE_SETTINGS) - set(USED_BY[self.objective])
         learned = self.model_dump(mode="json", exclude={"run", *DISTRIBUTION, *KEEPING, *unused})
@@ -578,14 +580,13 @@ class TrainSettings(Record):
         return learned
 
     def endpoint_access(self) -> dict[str, Any]:
-        """How the server of rollouts is reached; empty without one."""
+        """Access to the server of rollouts; empty without one."""
         endpoint = self.rollouts.endpoint if self.objective == "grpo" else None
         return {} if endpoint is None else endpoint.model_dump(mode="json", include=set(ENDPOINT_ACCESS))
 
     def keeping(self) -> dict[str, Any]:
-        """How often it is saved, and how a card is made faster: of what is learned, at most the last bits.
-
-        Where `packing` decides on other weights, the plan names the run by those.
+        """Settings of checkpoints and speed: they change at most the last bits. If `packing` selects other
+        weights, the plan identifies the run by those.
         """
         return self.model_dump(mode="json", include=set(KEEPING))
 
@@ -602,13 +603,13 @@ def given_settings(train: TrainSettings) -> set[str]:
 
 
 def why_unused(name: str) -> str:
-    """Why a setting has no effect: the objectives that it belongs to."""
+    """Explain why a setting has no effect: the objectives that it belongs to."""
     owners = [objective for objective, used in USED_BY.items() if name in used]
     return f"only `objective: {'` and `'.join(owners)}` uses it: remove it, or change the objective"
 
 
 def describe_idle(train: TrainSettings) -> list[str]:
-    """Settings that are given and change nothing with this objective, each in a sentence."""
+    """Describe settings that have no effect with this objective, one sentence each."""
     notes: list[str] = []
     if train.objective == "orpo" and train.preferences.sft:
         notes.append("preferences.sft has no effect with orpo, whose loss has a supervised term already")

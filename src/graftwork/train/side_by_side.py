@@ -23,7 +23,7 @@ from graftwork.train.loss import TokenBatch, eager_logits, token_losses
 ADAPTER_NAME = "default"
 
 Work = Callable[[dict[int, Any]], dict[int, Any]]
-"""Takes what each run has brought, and gives each what is made of it."""
+"""Takes the input of each run, and returns the result for each."""
 
 
 def share_weights(model: Any) -> Any:
@@ -56,7 +56,7 @@ class GroupedLinear(nn.Module):
 
 
 class SharedSteps:
-    """The runs that share their steps. `turn` is held by the thread that works."""
+    """The runs that share their steps. `turn` is held by the active thread."""
 
     def __init__(self, base: Any, count: int) -> None:
         self.turn = threading.Condition()
@@ -68,7 +68,7 @@ class SharedSteps:
         """The rows of each run within the common batch."""
         self._losses: dict[int, Tensor] = {}
         self._brought: dict[Work, dict[int, Any]] = {self._forward: {}, self._backward: {}}
-        """What has been brought so far, by what is done with it."""
+        """Input so far, by the function that processes it."""
         self._made: dict[Work, dict[int, Any]] = {self._forward: {}, self._backward: {}}
         self.passes = 0
         """Common batches so far."""
@@ -91,7 +91,7 @@ class SharedSteps:
         return loss
 
     def go_back(self, run: int, weight: Tensor) -> None:
-        """One backward pass for all, each loss with its own weight."""
+        """One backward pass for all, with a weight for each loss."""
         self._meet(self._backward, run, weight)
 
     def _meet(self, work: Work, run: int, brought: Any) -> Any:
@@ -179,7 +179,7 @@ class SideBySide(SingleProcess):
 
 
 def train_side_by_side(base: Any, works: Sequence[Callable[[Any, SideBySide], None]]) -> SharedSteps:
-    """Do each work in a thread of its own, with a model on `base` and a strategy that knows the others."""
+    """Run each function in its own thread, with a model on `base` and a strategy that knows the others."""
     party = SharedSteps(base, len(works))
     ended: list[BaseException] = []
 

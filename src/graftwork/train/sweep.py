@@ -100,10 +100,9 @@ def count_rungs(trials: int) -> tuple[int, ...]:
 def plan_rungs(
     trials: int, *, rows: int, least: int, budget: float, cost: Callable[[int], float]
 ) -> tuple[Rung, ...]:
-    """The rungs that the budget pays for; fewer trials where it is small, none where it is too small.
-
-    `rows` is what a whole run trains on, `least` the fewest rows that say anything, `cost` the price of a
-    trial by its rows, in the unit of the budget.
+    """The rungs within the budget; fewer trials if it is small, none if it is too small. `rows` is the number
+    of a whole run, `least` the fewest meaningful, `cost` the price of a trial by its rows, in the unit of the
+    budget.
     """
     for count in range(trials, FEWEST_TRIALS - 1, -1):
         counts = count_rungs(count)
@@ -143,7 +142,7 @@ def _largest_first(
 
 
 def advance(losses: Sequence[tuple[SweepSettings, float]], count: int) -> tuple[SweepSettings, ...]:
-    """The `count` best by loss; of equal ones, those that were tried first."""
+    """The `count` best by loss; on a tie, those that were tried first."""
     return tuple(settings for settings, _ in sorted(losses, key=lambda pair: pair[1])[:count])
 
 
@@ -151,9 +150,9 @@ FOLDER = "sweeps"
 SCHEDULE_FILE = "sweep.json"
 TRIALS_FILE = "trials.jsonl"
 LEAST_BATCHES = 2
-"""A trial of fewer steps than this says nothing."""
+"""A trial with fewer steps proves nothing."""
 USABLE = 0.9
-"""Share of a budget of minutes that is planned for: plans are not exact."""
+"""Share of a budget of minutes to plan for: plans are not exact."""
 
 
 class SweepTrial(Record):
@@ -172,7 +171,7 @@ class SweepTrial(Record):
 
 
 class SweepSchedule(Record):
-    """What a sweep set out to do; kept, so that it goes on the same after a crash."""
+    """The plan of a sweep, stored so that it continues unchanged after a crash."""
 
     settings: tuple[SweepSettings, ...]
     rungs: tuple[Rung, ...]
@@ -188,7 +187,7 @@ class SweepResult(Record):
     rungs: tuple[Rung, ...]
     trials: tuple[SweepTrial, ...]
     now: SweepSettings
-    """What graft.yaml says."""
+    """Values in graft.yaml."""
     best: SweepSettings | None
     """The best of the last rung that any trial finished."""
     changes: dict[str, float | int] = {}
@@ -258,7 +257,9 @@ class _Elsewhere(_Here):
 
 
 def _require_trained(variant: OpenProject, job: FleetJob) -> None:
-    """As `require_done`. A machine that was taken away, or never came, is not a failure of the settings."""
+    """As `require_done`. A machine that was taken away, or never came, does not count against the
+    settings.
+    """
     try:
         require_done(variant, job)
     except WorkerFailed as error:
@@ -378,7 +379,7 @@ class _Sweep:
         return [SweepTrial.model_validate(line) for line in self._journal.read()]
 
     def _schedule(self) -> SweepSchedule:
-        """As it was planned first: the planner may know more by now."""
+        """The schedule as first planned: the planner may know more by now."""
         path = self.folder / SCHEDULE_FILE
         if path.exists():
             return SweepSchedule.from_json(path.read_bytes())
@@ -422,7 +423,7 @@ class _Sweep:
         return schedule
 
     def _try(self, settings: SweepSettings, level: int, rung: Rung) -> SweepTrial:
-        """Train it, unless the planner says that it would not end in time."""
+        """Train it, unless the planner expects it to exceed the budget."""
         variant = self._variant(settings, rung.rows)
         trial = SweepTrial(settings=settings, rung=level, rows=rung.rows, state="not begun")
         try:
@@ -468,7 +469,7 @@ class _Sweep:
 
 
 def write_best(work: OpenProject, result: SweepResult) -> SweepResult:
-    """Set the best settings in graft.yaml; its comments and order stay."""
+    """Set the best settings in graft.yaml; its comments and order are preserved."""
     if not result.changes:
         return result
     path, where, settings = work.project.file, str(work.project.file), work.project.settings

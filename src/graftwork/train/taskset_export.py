@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 
 class ExportedTaskset(Record):
-    """Where a task set was written, and what it holds."""
+    """An exported task set: where it was written, and its content."""
 
     folder: str
     name: str
@@ -83,7 +83,7 @@ def export_taskset(
 
 
 def require_name(name: str) -> str:
-    """The name with dashes, as `vf-eval` takes it."""
+    """The name with dashes, as `vf-eval` expects."""
     lowered = name.strip().lower().replace(" ", "-")
     if not _NAME.fullmatch(lowered):
         raise UserError(

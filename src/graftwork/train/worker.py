@@ -71,10 +71,10 @@ AUTO: Mapping[Literal["streamed", "packed", "plain"], bool] = {
     # What any model of transformers computes may lack a deterministic version.
     "plain": False,
 }
-"""What `deterministic: auto` means on a GPU, by the step that is taken."""
+"""Meaning of `deterministic: auto` on a GPU, by kind of step."""
 
 CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-"""8 buffers of 4,096 KiB: what torch gives cuBLAS on a Hopper anyway."""
+"""8 buffers of 4,096 KiB: torch's own default for cuBLAS on Hopper."""
 
 
 def is_deterministic(plan: Plan, settings: TrainSettings) -> bool:
@@ -88,7 +88,7 @@ def is_deterministic(plan: Plan, settings: TrainSettings) -> bool:
 
 
 def use_deterministic_kernels(enabled: bool, *, on_gpu: bool) -> None:
-    """Before the first product on the GPU: torch looks at cuBLAS's setting only once."""
+    """Call before the first product on the GPU: torch reads cuBLAS's setting only once."""
     import torch
 
     if enabled and on_gpu:
@@ -101,7 +101,7 @@ def use_deterministic_kernels(enabled: bool, *, on_gpu: bool) -> None:
 
 @contextmanager
 def explain_missing_kernels() -> Iterator[None]:
-    """An operation without a deterministic version is refused by torch: name the setting that asks for it."""
+    """An operation without a deterministic version is refused by torch: name the setting that requires it."""
     try:
         yield
     except RuntimeError as error:
@@ -148,8 +148,9 @@ def train(
     strategy: "SingleProcess | None" = None,
     cases: Sequence[Case] = (),
 ) -> None:
-    """Train the run to its end. `strategy` is given where several runs share their steps, `cases` are the
-    prompts of reinforcement learning."""
+    """Train the run to its end. `strategy` is set if several runs share their steps, `cases` are the prompts
+    of reinforcement learning.
+    """
     folder = Path(job.folder)
     outcome_file = folder / OUTCOME
     if outcome_file.exists():
@@ -182,7 +183,7 @@ FIRST_PHASES = {
     "kto": "log-probabilities of the start",
     "grpo": "sampling the first answers",
 }
-"""What an objective does before its first step."""
+"""Phases of an objective before its first step."""
 
 
 def _train(
@@ -195,7 +196,7 @@ def _train(
     shared_strategy: "SingleProcess | None" = None,
     cases: Sequence[Case] = (),
 ) -> TrainOutcome | None:
-    """The outcome of the run; None in all processes but the first."""
+    """Train and return the outcome; None in all processes but the first."""
     from graftwork.model.threads import guard_spinning, use_threads
     from graftwork.train.distributed.launch import make_strategy
 
@@ -291,7 +292,7 @@ class _Run:
         self.batches, self.source_callbacks = open_source(self.engine)
 
     def _once(self, compute: Callable[[], float | None]) -> float | None:
-        """A figure that a resumed run reads instead of computing it again."""
+        """A figure that a resumed run reads instead of recomputing it."""
         strategy, path = self.strategy, self.folder / "loss_before"
         if not strategy.broadcast(path.exists()):
             figure = repr(compute())
@@ -395,7 +396,7 @@ class _Run:
 
 
 def deadline_of(job: TrainJob, settings: TrainSettings) -> float | None:
-    """When the place is gone, by the steady clock: as the job says, or this many minutes from now."""
+    """When the place disappears, by the steady clock: as the job states, or this many minutes from now."""
     if job.deadline is not None:
         start = job.deadline_from or clock.now()
         return clock.steady() - clock.seconds_since(start) + (job.deadline - start.at)
@@ -411,7 +412,7 @@ def guard_callbacks(
     peek: Callable[[int], Sequence[Row]],
     report: Callable[[str], None],
 ) -> list[TrainingCallback]:
-    """Those who refuse a step or end the run before it is harmed."""
+    """Callbacks that refuse a step or end the run before it is damaged."""
     # The loss of sampled answers is a sum weighted by advantages: large rewards make it jump, rightly.
     compares = settings.objective != "grpo"
     callbacks: list[TrainingCallback] = [
@@ -430,9 +431,8 @@ def guard_callbacks(
 
 
 def stoppable_progress(move: Callable[..., None], stop_asked: Callable[[], bool]) -> Callable[..., None]:
-    """Updates the heartbeat; on a stop request it abandons the step between two of its parts.
-
-    Only for who works alone: of a strategy, the others would wait forever.
+    """Updates the heartbeat; on a stop request it abandons the step between two of its parts. Only for a
+    single process: in a strategy, the others would wait forever.
     """
     from graftwork.train.loop import StepInterrupted
 
@@ -517,7 +517,7 @@ def gather_model(job: TrainJob, engine: "TrainingEngine", *, load: LoadBase, sha
 
 
 def job_settings(job: TrainJob) -> TrainSettings:
-    """The settings of a job: the plan holds what changes the result, the job the rest."""
+    """The settings of a job: the plan contains those that change the result, the job the rest."""
     learned = job.plan.train["settings"]
     runtime: dict[str, Any] = {**job.keeping, **job.crew, "run": job.run}
     if job.endpoint:

@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from graftwork.model.generate.generator import Generated
 
 TOGETHER = 4
-"""Cases asked in one batch. Batches are cut the same way whatever the clock says: the company that
-a row keeps can change the last bit of its logits, and so its answer."""
+"""Cases asked in one batch. Batches are always cut the same way: the other rows of a batch can change the
+last bit of a row's logits, and so its answer.
+"""
 
 
 class GradedAnswers:
-    """An evaluator that asks as the evaluation does, greedily, and grades by the same functions."""
+    """An evaluator that generates greedily like the evaluation, and grades by the same functions."""
 
     _together = TOGETHER
 
@@ -137,7 +138,7 @@ class RewardedAnswers(GradedAnswers):
 
 
 class _Watch:
-    """Hears every token: passes the progress on, and ends a batch that the time does not reach for."""
+    """Receives every token: reports progress, and ends a batch that exceeds the time."""
 
     def __init__(self, progress: Callable[[], None], *, until: float | None) -> None:
         self._progress = progress
@@ -152,14 +153,14 @@ class _Watch:
 
 
 def _cut(rows: Sequence[Row], *, together: int) -> Iterator[Sequence[Row]]:
-    """The first row alone, so that even a short evaluation has an answer; then some at a time."""
+    """The first row alone, so that even a short evaluation has an answer; then in batches."""
     yield rows[:1]
     for start in range(1, len(rows), together):
         yield rows[start : start + together]
 
 
 def make_evaluator(job: TrainJob) -> TrainingEvaluator | None:
-    """None if the run is judged by its loss alone: then nothing of this is needed."""
+    """None if the run is judged by its loss alone: then no evaluator is needed."""
     evaluation = job.plan.train.get("evaluation")
     if evaluation is None and job.eval_file is None:
         return None

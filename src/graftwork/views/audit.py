@@ -62,7 +62,7 @@ def view_audit(audit: Audit) -> Document:
 
 
 def _say_noise(noise: LabelNoise) -> list[str]:
-    """The estimate for each field, and the first rows to review. The HTML page and --json list all."""
+    """Show the estimate for each field, and the first rows to review. The HTML page and --json list all."""
     if noise.why_not:
         return [f"[dim]? label noise not estimated: {quote(noise.why_not)}[/]"]
     lines = [
@@ -92,7 +92,7 @@ def _say_suspicious(row: SuspiciousLabel) -> str:
 
 
 def _say(finding: Finding, files: tuple[str, ...]) -> str:
-    """Title and place; the fix unless it is only information; the effect of a blocker."""
+    """Title and location; the fix unless it is only information; the effect of a blocker."""
     effect = f": {quote(finding.effect)}" if finding.severity == "blocker" else ""
     text = f"[bold]{quote(finding.title)}[/]{effect} [dim]· {quote(_where(finding, files))}[/]"
     if finding.code in WITH_REASONS:

@@ -36,7 +36,7 @@ def element(tag: str, *children: Child, **attributes: str | float | None) -> Mar
 def drawing(
     *children: Child, width: float, height: float, title: str, description: str, class_: str = ""
 ) -> Markup:
-    """The frame. Title and description are what a screen reader says."""
+    """The frame. Title and description are for screen readers."""
     return element(
         "svg",
         element("title", title),
@@ -50,7 +50,7 @@ def drawing(
 
 
 def draw_both(draw: Callable[..., Markup], *, wide: float = 760.0, narrow: float = 340.0) -> Markup:
-    """A drawing twice, for a desk and for a phone; the style shows the one that fits."""
+    """A drawing twice, for desktop and phone; the style shows the one that fits."""
     pair = Markup('<div class="wide">{}</div><div class="narrow">{}</div>')
     return pair.format(draw(width=wide), draw(width=narrow))
 
@@ -80,7 +80,7 @@ def path(points: Iterable[tuple[float, float]], *, class_: str) -> Markup:
 
 @dataclass(frozen=True)
 class Scale:
-    """Values to places. `log` puts equal ratios at equal distances."""
+    """Maps values to positions. `log` puts equal ratios at equal distances."""
 
     low: float
     high: float
@@ -114,7 +114,7 @@ def tick_text(mark: float, marks: Sequence[float]) -> str:
 
 
 def smooth(values: Sequence[float], *, reach: int) -> list[float]:
-    """The mean of each value and up to `reach` neighbours on either side, as many on both: no lag."""
+    """Mean of each value and up to `reach` neighbors on either side, always symmetric, so without lag."""
     means = []
     for i in range(len(values)):
         near = min(reach, i, len(values) - 1 - i)
@@ -146,7 +146,7 @@ class BeforeAfter(NamedTuple):
 
 
 class PlannedActual(NamedTuple):
-    """One figure of the plan and what came of it, both as ratios to the planned value."""
+    """One figure of the plan and its actual value, both as ratios to the planned value."""
 
     name: str
     low: float
@@ -221,7 +221,7 @@ _RATIOS = ((1.25, 1.5), (1.4, 2.0), (1.7, 3.0), (2.2, 5.0), (3.2, 10.0), (10.0, 
 
 
 class RowLayout:
-    """Named rows under each other: names next to the plot where there is room, above it on a phone."""
+    """Named rows below each other: names next to the plot if there is room, above it on a phone."""
 
     def __init__(self, *, width: float, count: int, body: float, note_width: float) -> None:
         self._beside = width > 500
@@ -278,7 +278,7 @@ class EvaluationPoint(NamedTuple):
 
 
 def draw_looks(spots: Sequence[EvaluationPoint], *, name: str, last: int, width: float = 760) -> Markup:
-    """A rate by step, one dot per evaluation; the best has a ring, those that do not count are hollow."""
+    """A rate by step, one dot per evaluation; the best has a ring, incomparable ones are hollow."""
     title = f"{name} during training"
     seen = [spot for spot in spots if math.isfinite(spot.value)]
     if not seen:
@@ -328,7 +328,7 @@ def draw_course(
     breaks: Sequence[float] = (),
     width: float = SMALL,
 ) -> Markup:
-    """One figure over the run: each value thin, its trend thick, where the run was killed dashed."""
+    """One figure over the run: each value thin, its trend thick, dashed where the run was killed."""
     ordered = sorted((at, value) for at, value in dict(points).items() if math.isfinite(value))
     ordered = ordered[:: max(len(ordered) // MOST_CURVE_POINTS, 1)]
     if not ordered:
@@ -372,7 +372,7 @@ SMALLEST_POWER = -300
 
 
 def _power_of(largest: float) -> int:
-    """The power of ten that is taken out of a figure, so that its ticks stay short."""
+    """The power of ten that is factored out, so that ticks stay short."""
     if not largest or 0.01 <= largest < 100_000:
         return 0
     # Numbers that are hardly there have no power of ten left to be divided by.
@@ -449,7 +449,7 @@ def draw_loss(
 
 
 def draw_lengths(lengths: dict[str, Sequence[int]], *, width: float = 760) -> Markup:
-    """How long the rows are, in tokens, the splits stacked."""
+    """Lengths of rows in tokens, with the splits stacked."""
     together = sorted(value for values in lengths.values() for value in values)
     if not together:
         return draw_nothing("Row lengths", width)

@@ -284,7 +284,7 @@ CATALOG: dict[str, dict[str, Callable[[Row], str]]] = {
         "source": _text("source"),
     },
 }
-"""The columns of each kind of facts, before its date; what is not text is a number."""
+"""The columns of each kind of facts, before its date; columns that are not text are numbers."""
 TEXTS = {
     "model", "on the Hub", "family", "GPU", "CPU", "place", "driven", "provider", "source",
     "base", "license", *_GRADES, "languages", "good for", "not for",

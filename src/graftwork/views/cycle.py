@@ -101,7 +101,7 @@ def _describe(step: CycleStepState) -> str:
 
 
 def list_facts(summary: Mapping[str, Any]) -> str:
-    """What a step came to, in one line."""
+    """Summarize the result of a step in one line."""
     return ", ".join(f"{name} {_short(value)}" for name, value in summary.items() if value not in ("", None))
 
 

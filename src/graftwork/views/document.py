@@ -42,7 +42,7 @@ class Timestamp(NamedTuple):
 
 
 class Meter(NamedTuple):
-    """A bar as long as its share of 1, with a text behind it."""
+    """A bar proportional to its share of 1, followed by a text."""
 
     share: float
     tone: str
@@ -53,7 +53,7 @@ Cell = str | int | State | Timestamp | Meter | None
 
 
 class Name(str):
-    """A column that is a name: pages leave its letters as they are."""
+    """A column of names: pages do not change their case."""
 
 
 @dataclass
@@ -70,13 +70,13 @@ class Table:
     links: Sequence[str] = ()
     """Where the page of `graft ui` has more about each row."""
     if_narrow: "Table | None" = None
-    """Printed where the table itself is too wide; columns that fold are then narrowed."""
+    """Printed if the table itself is too wide; columns that fold are then narrowed."""
 
 
 class Paragraph(NamedTuple):
     text: str
     wrap: bool = True
-    """False for what is copied, paths above all: a terminal prints it as one line."""
+    """False for text to copy, paths above all: a terminal prints it as one line."""
 
 
 class Heading(NamedTuple):
@@ -108,7 +108,7 @@ class Gantt:
     end: datetime
     lanes: Sequence[str]
     names: Sequence[str]
-    """What bars are of, each with a color of its own."""
+    """Names of the bars, each with its own color."""
     bars: Sequence[Bar]
     now: datetime | None = None
 
@@ -141,7 +141,7 @@ class Document:
         self.parts.append(Heading(text))
 
     def items(self, texts: Iterable[str], *, title: str = "") -> None:
-        """A list under its title; nothing where the list is empty."""
+        """A list under its title; nothing if the list is empty."""
         listed = list(texts)
         if listed:
             self.parts += [*([Heading(title)] if title else []), Items(listed)]
@@ -154,12 +154,12 @@ class Document:
         right: Collection[str] = (),
         title: str = "",
     ) -> None:
-        """A table; nothing where it has no rows."""
+        """A table; nothing if it has no rows."""
         if listed := list(rows):
             self.parts.append(Table(columns, listed, title, right))
 
     def add(self, *parts: "Part | Document | None") -> None:
-        """Parts, or those of another document; nothing for None."""
+        """Add parts, or those of another document; nothing for None."""
         for part in parts:
             if isinstance(part, Document):
                 self.parts += part.parts

@@ -115,11 +115,11 @@ _STYLE = (
     ".whisker{stroke:#9ab}.trend{stroke:#1668a8;fill:none;stroke-width:2}.dot.after{fill:#1668a8}"
     ".dot.off{fill:#c2410c}.mark{stroke:#777;stroke-dasharray:5 4}.dot.before{fill:#777}"
 )
-"""For a file of its own; pages have a style for the same classes."""
+"""For a separate file; pages have a style for the same classes."""
 
 
 class _Axis(NamedTuple):
-    """What is drawn from left to right."""
+    """The horizontal axis."""
 
     name: str
     ticks: Sequence[float]
@@ -128,7 +128,7 @@ class _Axis(NamedTuple):
 
 
 def draw_curve(forecast: EscalationForecast) -> str:
-    """A file: quality by the share of requests that the large model answers."""
+    """Draw a file: quality by the share of requests that the large model answers."""
     drawn = draw_by_share(forecast)
     style = element("style", _STYLE)
     opened = str(drawn).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
@@ -311,7 +311,7 @@ def _points(share: float) -> str:
 
 
 def view_live(found: EscalationLive) -> Document:
-    """What came of a forecast."""
+    """Compare a forecast with live traffic."""
     viewed = Document("Escalation")
     agrees = {
         True: State("as predicted", "green"),

@@ -265,7 +265,7 @@ def _say_example(report: Report) -> str:
 
 
 def _notes_on_table(report: Report) -> list[str]:
-    """What the table omits, how fast each subject answered, and which graders failed."""
+    """Notes on what the table omits, how fast each subject answered, and which graders failed."""
     subjects, lines = subjects_of(report), list[str]()
     if len(subjects) > 2:
         name = quote(report.candidate.subject)
@@ -537,5 +537,5 @@ def _rule_figures(rule: RuleResult) -> str:
 
 
 def _clean_xml(text: str) -> str:
-    """XML has no place for control characters, however they got into a name."""
+    """XML does not allow control characters, wherever they come from."""
     return NOT_IN_XML.sub("\ufffd", text)

@@ -23,7 +23,7 @@ from graftwork.views.charts import PlotInterval, Scale, draw_both, draw_nothing,
 from graftwork.views.document import Cell, Document, Name, Table, quote
 
 LINE = 17.0
-"""Between the intervals of one metric."""
+"""Distance between the intervals of one metric."""
 HEAD = 26.0
 FOOT = 24.0
 TITLE = "Metrics with their intervals"
@@ -75,9 +75,9 @@ def _draw_span(x: Scale, shown: PlottedInterval, *, y: float, width: float) -> l
 
 
 LESS_IS_BETTER = ("truncated",)
-"""Grades of which the smaller is the better one."""
+"""Metrics for which smaller grades are better."""
 MOST_CHARACTERS = 20_000
-"""Longer texts are shown by their beginning and their end."""
+"""Longer texts are shortened to their beginning and end."""
 
 
 def list_cases(
@@ -197,7 +197,7 @@ class EvaluationPage(Record):
     cases: tuple[Case, ...] = ()
     answers: dict[str, tuple[Answer, ...]] = {}
     notes: tuple[str, ...] = ()
-    """What one should know before reading, one sentence each."""
+    """Notes to read first, one sentence each."""
 
 
 def render_evaluation(page: EvaluationPage) -> str:
@@ -251,7 +251,7 @@ def draw_metrics(report: Report) -> Markup:
 
 
 def _names(report: Report) -> list[str]:
-    """The candidate's metrics first, in their order; then what only others have."""
+    """The candidate's metrics first, in order; then those that only others have."""
     candidate, *others = report.candidate, report.baseline, *report.others
     return list(dict.fromkeys(name for subject in (candidate, *others) for name in subject.metrics))
 

@@ -35,7 +35,7 @@ from graftwork.views.document import Cell, Document, Meter, Name, State, Table, 
 
 @cache
 def templates(*folders: str) -> Environment:
-    """Everything that is put in is escaped, and a name that is missing is an error, not a blank."""
+    """All inserted values are escaped, and a missing name is an error, not a blank."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("graftwork", folder) for folder in (*folders, "views")]),
         autoescape=True,
@@ -71,7 +71,7 @@ CHIPS = {"green": "pass", "yellow": "warning", "red": "fail", "cyan": "info", "d
 
 
 def mark_up(text: str) -> Markup:
-    """Markup of documents as HTML; `commands` are set as code."""
+    """Convert markup of documents to HTML; `commands` are set as code."""
     plain = Text.from_markup(text, emoji=False)
     edges = sorted({0, len(plain), *(edge for span in plain.spans for edge in (span.start, span.end))})
     pieces = []
@@ -96,7 +96,7 @@ def show_cell(cell: Cell) -> Markup | str:
 
 
 def when(moment: str | float | None) -> Markup | str:
-    """A time as people read it, with the exact one in its title: 3 min ago."""
+    """A relative time such as 3 min ago, with the exact one in its title."""
     if moment in (None, ""):
         return "never"
     at = _parse(moment)
@@ -205,7 +205,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "unbroken": unbroken,
     "commands": commands,
 }
-"""What templates call them."""
+"""Filters of the templates, by name."""
 
 
 MOST_ROWS = 20

@@ -107,7 +107,7 @@ def _reach(graph: "LineageGraph", top: "LineageNode") -> "list[LineageNode]":
 
 
 def _place(columns: "dict[int, list[LineageNode]]") -> dict[str, tuple[float, float]]:
-    """Kinds that occur once have a row of their own, so that no line crosses a box; others are centred."""
+    """Kinds that occur once have their own row, so that no line crosses a box; others are centered."""
     places = {}
     for column, nodes in columns.items():
         first = max((ROWS - len(nodes)) / 2, 0.0)

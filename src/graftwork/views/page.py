@@ -40,8 +40,9 @@ class AnswerPair(Record):
 
 
 class ReportPage(Record):
-    """`steps` is the journal as it was written, replayed steps included: they show where a run was killed and
-    continued. `seconds` maps a stage to its time, None if nothing had to be done again."""
+    """`steps` is the journal as written, including replayed steps: they show where a run was killed and
+    continued. `seconds` maps a stage to its time, None if nothing had to be repeated.
+    """
 
     project: str
     audit: Audit
@@ -77,7 +78,7 @@ class DiffPiece(NamedTuple):
 
 
 class ComparedAnswer(NamedTuple):
-    """An answer as the page shows it."""
+    """An answer as shown on the page."""
 
     pieces: tuple[DiffPiece, ...]
     is_json: bool
@@ -107,7 +108,7 @@ def make_pretty(text: str) -> tuple[str, bool]:
 
 
 def mark_differences(text: str, *, reference: str) -> tuple[DiffPiece, ...]:
-    """The text in pieces; those that the reference does not have in this place differ."""
+    """The text in pieces; those that differ from the reference are marked."""
     ours, theirs = _TOKENS.findall(text), _TOKENS.findall(reference)
     if len(ours) > MOST_TOKENS or len(theirs) > MOST_TOKENS:
         return (DiffPiece(text, False),)
@@ -189,7 +190,7 @@ def _figures(page: ReportPage) -> dict[str, Markup]:
 
 
 def _tiles(page: ReportPage) -> list[dict[str, Any]]:
-    """One tile a ruled metric: before, after, the rule and whether it holds."""
+    """One tile per metric with a rule: before, after, the rule and whether it passes."""
     tiles: dict[str, dict[str, Any]] = {}
     for rule in page.verdict.rules:
         after = page.report.candidate.metrics.get(rule.metric)
@@ -243,7 +244,7 @@ def _compare(page: ReportPage, baseline: SubjectReport, *, names: tuple[str, str
 
 
 def _stages(page: ReportPage) -> list[dict[str, Any]]:
-    """The way of the data, with the time that each step took and one fact about it."""
+    """The path of the data, with the time of each step and one fact about it."""
     longest = max([seconds for seconds in page.seconds.values() if seconds] or [1.0])
     notes = {
         "audit": f"{plural(page.audit.rows, 'row')} read",

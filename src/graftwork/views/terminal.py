@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from graftwork.records.base import Record
 
 FEWEST_LETTERS = 6
-"""No column is made narrower than this."""
+"""Minimum width of a column."""
 WIDE_ENOUGH = 24
-"""For a column that may fold, before another form of the table is printed."""
+"""Width for a column that may fold, below which another form of the table is printed."""
 COLORS = ("cyan", "green", "yellow", "magenta", "blue", "red", "white", "bright_cyan", "bright_green")
 METER, EIGHTHS = 32, " ▏▎▍▌▋▊▉"
-"""The longest bar, and what is left of a letter."""
+"""The longest bar, and the characters for fractions of a cell."""
 FEWEST_CELLS, MOST_CELLS = 42, 168
 """Width of a Gantt chart."""
 
@@ -115,7 +115,7 @@ def _tree(branch: Branch) -> "Tree":
 
 
 def _print_gantt(console: Console, chart: Gantt) -> None:
-    """One line a lane; a letter is what runs."""
+    """One line per lane; a letter identifies what runs."""
     marks: dict[str, tuple[str, str]] = {}
     for number, name in enumerate(chart.names):
         used = {letter for letter, _ in marks.values()}
@@ -140,7 +140,7 @@ def _print_gantt(console: Console, chart: Gantt) -> None:
 
 
 def _mark(bars: Sequence[Bar], marks: dict[str, tuple[str, str]], begin: float, end: float) -> str:
-    """The bar that takes most of this time, if it takes half of it."""
+    """The bar that takes most of this time, if it takes at least half of it."""
     most = max(bars, key=lambda bar: min(bar.end, end) - max(bar.start, begin), default=None)
     if most is None or min(most.end, end) - max(most.start, begin) < (end - begin) / 2:
         return "[dim]·[/]"

@@ -64,7 +64,7 @@ def make_training_page(
     *,
     answers: AnswerExtremes | None = None,
 ) -> str:
-    """The course of one run as a page of its own. The same records give the same bytes."""
+    """The training curves of one run as a separate page. The same records give the same bytes."""
     return html.render(
         "training_page.html.jinja",
         plan=plan,
@@ -114,7 +114,7 @@ def draw_loss(
 
 
 def _spots(looks: Sequence[TrainingEvaluation], outcome: TrainOutcome | None) -> list[EvaluationPoint]:
-    """Where the outcome names no best step, it is the last one that was better than all before it."""
+    """If the outcome names no best step, it is the last one that was better than all before it."""
     best = outcome.best_step if outcome is not None else None
     if best is None:
         best = max((look.step for look in looks if look.better), default=None)
@@ -166,7 +166,7 @@ GPU_FIGURES = {
 
 
 def machine_courses(vitals: Sequence[Vitals], steps: Sequence[TrainStep]) -> list[LabelledPlot]:
-    """The machine over the minutes of the run; what was never measured is left out."""
+    """Machine metrics over the minutes of the run; metrics that were never measured are left out."""
     if not vitals:
         return []
     begun = vitals[0].at

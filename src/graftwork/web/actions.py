@@ -32,7 +32,7 @@ FORM_BYTES = 1_000_000
 MOST_FIELDS = 50
 SHOWN = 200
 SMALL, LARGE = "adapter", "log"
-"""The models of a forecast of escalation where the form names none."""
+"""The models of a forecast of escalation if the form names none."""
 
 
 class ActionLine(Record):
@@ -52,7 +52,7 @@ class NotAllowed(NegativeResult):
 
 @dataclass(frozen=True)
 class Done:
-    """What an action came to, and the page to show then."""
+    """The result of an action, and the page to show next."""
 
     text: str
     go_to: str
@@ -157,7 +157,7 @@ def _stop(form: ActionForm) -> Done:
 
 
 def _run(form: ActionForm) -> Done:
-    """`graft run --detach`: the process goes on if this server ends."""
+    """`graft run --detach`: the process continues if this server ends."""
     started = runs.start_in_background(form.project)
     if started.state == "already running":
         raise Busy(
@@ -349,7 +349,7 @@ def show_log(request: Request) -> Response:
 
 
 async def set_name(request: Request) -> Response:
-    """The visitor's name, which goes with what they do; kept in a cookie."""
+    """Store the visitor's name, which is logged with their actions, in a cookie."""
     form = await read_form(request)
     back = form.text("back")
     answer = RedirectResponse(

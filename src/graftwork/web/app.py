@@ -83,7 +83,7 @@ def make_app(options: WebOptions, sign_in: SignIn, *, hosts: frozenset[str] = fr
 
 
 class ServerTiming:
-    """States how long the server took, in the header that browsers show."""
+    """Reports the server's time in the header that browsers show."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -138,7 +138,7 @@ async def _show_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _show_bug(request: Request, error: Exception) -> Response:
-    """The traceback goes to the terminal of `graft ui`; the visitor sees none of it."""
+    """The traceback goes to the terminal of `graft ui`; the visitor does not see it."""
     from graftwork.text.redact import publish_text
 
     sys.stderr.write(publish_text("".join(traceback.format_exception(error))))
@@ -157,7 +157,7 @@ MOST_STREAMS = 200
 
 
 class ChangeFeed:
-    """Reads the mark while somebody listens. Streams wait for the next one."""
+    """Reads the mark while there are listeners. Streams wait for the next one."""
 
     def __init__(self, read_mark: Callable[[], str], *, every: float = WATCH_SECONDS) -> None:
         self._read_mark, self._every = read_mark, every

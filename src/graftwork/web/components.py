@@ -78,7 +78,7 @@ def _score(card: components.ScoreCard | None, figure: str) -> float | None:
 
 
 def _differs(view: GenerationView, figure: str) -> bool:
-    """Whether a component is below 1: what is 1 everywhere needs no column."""
+    """Whether a component is below 1: a column with 1 everywhere is left out."""
     return any(value is not None and value < 1 for value in _scores(view, figure))
 
 
@@ -97,7 +97,7 @@ def _link(name: str, component: str = "", **query: object) -> str:
 
 
 def list_commands(glance: GenerationGlance, against: str) -> list[str]:
-    """The same on the command line."""
+    """List the same commands for the command line."""
     report = ["graft", "generate", "report", glance.name, *(["--against", against] if against else [])]
     return [shlex.join(report), shlex.join(["graft", "generate", "verify", glance.name])]
 

@@ -40,7 +40,7 @@ STATES = {
     "skipped": "missing",
     "waiting": "waiting",
 }
-"""The look of a step, as in the pipeline of the first screen."""
+"""The style of a step, as in the pipeline on the overview."""
 
 
 def cycle_page(request: Request) -> Response:
@@ -68,7 +68,7 @@ def cycle_page(request: Request) -> Response:
 
 
 def describe_triggers(settings: Any) -> list[str]:
-    """When a cycle begins by itself."""
+    """Describe when a cycle begins automatically."""
     found = []
     if settings.schedule:
         found.append(f"at the times of {settings.schedule} ({settings.timezone})")
@@ -153,7 +153,7 @@ def try_week(request: Request) -> Response:
 
 
 def compare_models(before: WeekSchedule, after: WeekSchedule) -> list[tuple[str, float, float, float]]:
-    """Hours of each model before and after, and how much of what can be gained it has learned then."""
+    """Hours of each model before and after, and its learned share of the possible gain."""
     hours = {model.model: model.hours for model in before.models}
     return [(m.model, hours.get(m.model, 0.0), m.hours, m.learned_after) for m in after.models]
 

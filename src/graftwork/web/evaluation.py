@@ -119,7 +119,7 @@ def _link(path: str, query: CaseQuery, **changes: object) -> str:
 
 
 def escalation(request: Request) -> Response:
-    """The last forecast of what happens if the small model answers first, and the form to ask for another."""
+    """The last forecast of escalation, and the form to request another."""
     project = project_of(request)
     small, large = text_in(request, "small") or SMALL, text_in(request, "large") or LARGE
     forecast = evaluations.read_escalation(project)

@@ -30,7 +30,7 @@ LOOKS: dict[ShownState, tuple[str, str]] = {
     "missing": ("○", "not done yet"),
     "waiting": ("…", "not due"),
 }
-"""The sign and the words for a state."""
+"""The symbol and the words for a state."""
 
 
 class ShownStep(NamedTuple):
@@ -41,7 +41,7 @@ class ShownStep(NamedTuple):
     words: str
     because: str
     is_cause: bool
-    """Whether `because` is a cause of its own, not only an earlier step that is out of date."""
+    """Whether `because` is its own cause, not only an earlier step that is out of date."""
     finished_at: str | None
     seconds: float | None
 
@@ -80,7 +80,7 @@ WHERE = {
 
 
 def overview(request: Request) -> Response:
-    """`?check=1` compares the steps with their inputs at once, for browsers without script."""
+    """`?check=1` compares the steps with their inputs at once, for browsers without JavaScript."""
     project = project_of(request)
     found = read_overview(project)
     steps, fresh = check_freshness(project) if request.query_params.get("check") else (found.steps, None)

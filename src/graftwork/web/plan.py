@@ -31,9 +31,9 @@ class PlanField(NamedTuple):
     known: str = ""
     choices: tuple[str, ...] = ()
     option: str = ""
-    """The option of the command, where it has another name."""
+    """The option of the command, if it has another name."""
     zero: bool = False
-    """Whether 0 is a value like others."""
+    """Whether 0 is a valid value."""
 
     @property
     def flag(self) -> str:
@@ -96,9 +96,9 @@ class PlanForm(NamedTuple):
     fields: Sequence[PlanField]
     answer: Callable[..., Record]
     needed: str = ""
-    """The field without which nothing is asked."""
+    """The field without which the form is not submitted."""
     in_project: bool = False
-    """Whether the project completes what is not stated."""
+    """Whether the project supplies values that are not stated."""
 
 
 FORMS: dict[str, PlanForm] = {

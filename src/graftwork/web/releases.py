@@ -99,7 +99,7 @@ def compare(request: Request) -> Response:
 
 
 def report(request: Request) -> Response:
-    """The report of the last run; where several models have one, the list of them."""
+    """The report of the last run; if several models have one, the list of them."""
     found = project_of(request).folder.reports
     if len(found) > 1:
         return render(request, "reports.html.jinja", title="Reports", section=SECTION, models=list(found))
@@ -115,7 +115,7 @@ def report_of_release(request: Request) -> Response:
 
 
 def _send_page(path: Path | None) -> Response:
-    """A page as it is on disk, shut in."""
+    """A page from disk, isolated by its headers."""
     if path is None or not path.is_file():
         raise HTTPException(404, "there is no report yet; `graft run` writes it")
     return FileResponse(

@@ -45,7 +45,7 @@ NAVIGATION = (
 
 
 def project_of(request: Request) -> Project:
-    """The project as it is on disk now; of the model that the address names."""
+    """The current project on disk, for the model in the address."""
     options: WebOptions = request.app.state.options
     return open_project(options.root, model=model_of(request) or None)
 
@@ -86,7 +86,7 @@ def render(
 
 
 def read_mark(root: Path) -> str:
-    """What the project looks like now; streams report when it is another one."""
+    """A fingerprint of the project's current state; streams report when it changes."""
     try:
         return mark_project(open_project(root))
     except GraftError as error:
@@ -103,7 +103,7 @@ def _here(request: Request) -> str:
 
 
 def _came_from(request: Request) -> str:
-    """The page of this server that holds the form; the first one if unknown."""
+    """The page of this server with the form; the overview if unknown."""
     came = urlsplit(request.headers.get("referer", ""))
     if came.netloc != request.headers.get("host"):
         return "/"

@@ -30,7 +30,7 @@ EVENT_KINDS = ("message", "alert", "checkpoint", "evaluation")
 MOST_CURVE_POINTS = 4000
 TABLE_STEPS = 50
 HALF = 500.0
-"""The width of a plot that shares a row with another."""
+"""Width of a plot in half a row."""
 
 
 def index(request: Request) -> Response:

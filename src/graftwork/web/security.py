@@ -25,7 +25,7 @@ from graftwork.records.errors import EnvironmentFailure
 
 @dataclass(frozen=True)
 class WebOptions:
-    """What `graft ui` was started with."""
+    """Options of `graft ui`."""
 
     root: Path
     allow_actions: bool = False
@@ -62,7 +62,7 @@ class SignIn:
     used: set[str] = field(default_factory=set)
 
     def make_token(self, *, now: float | None = None) -> str:
-        """Good once, for a quarter of an hour, at this start of the server."""
+        """Valid once, for a quarter of an hour, until the server restarts."""
         until = int((time.time() if now is None else now) + TOKEN_SECONDS)
         body = f"{secrets.token_urlsafe(9)}.{until}"
         return f"{body}.{self._sign('token', self.boot, body)}"
@@ -100,9 +100,8 @@ class SignIn:
 
 
 def sign_in_folder(root: Path) -> Path:
-    """Where the user keeps the key of a project's page, and where it runs.
-
-    Outside the project: what came with a clone or an archive must neither sign a session nor name a server.
+    """Where the user's key for a project's page is stored, and the address of its server. Outside the
+    project: files of a clone or an archive must neither sign a session nor name a server.
     """
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     project = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
@@ -110,7 +109,7 @@ def sign_in_folder(root: Path) -> Path:
 
 
 def load_key(folder: Path) -> bytes:
-    """The key in the folder, made where it is missing; readable by its owner alone."""
+    """Load the key in the folder, creating it if missing; readable only by its owner."""
     path = folder / KEY_FILE
     try:
         key = bytes.fromhex(path.read_text())
@@ -138,7 +137,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 class Gatekeeper:
-    """Lets signed-in browsers in, checks where a POST comes from, and sets the headers of every answer."""
+    """Admits signed-in browsers, checks the origin of a POST, and sets the headers of every response."""
 
     def __init__(self, app: ASGIApp, *, sign_in: SignIn, hosts: frozenset[str]) -> None:
         self._app, self._sign_in, self._hosts = app, sign_in, hosts
@@ -218,18 +217,18 @@ def _is_own(request: Request) -> bool:
 
 
 def own_path(path: str) -> str:
-    """The path such that no browser takes its beginning for a host, as in `//host` and `/\\host`."""
+    """Return the path such that no browser parses its start as a host, as in `//host` and `/\\host`."""
     return "/" + quote(path.lstrip("/\\ \t\r\n"))
 
 
 def own_address(request: Request) -> str:
-    """The address that was asked for, on this server."""
+    """The requested address, on this server."""
     query = request.scope["query_string"].decode("latin-1")
     return own_path(request.scope["path"]) + (f"?{query}" if query else "")
 
 
 def _page(title: str, text: str, status: int, *, go_to: str = "", link: str = "") -> HTMLResponse:
-    """`go_to` is opened at once, `link` when a person follows it."""
+    """`go_to` is opened at once, `link` on a click."""
     from html import escape
 
     refresh = f'<meta http-equiv="refresh" content="0;url={escape(go_to)}">' if go_to else ""

@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 
 LONGEST_WAIT_SECONDS = 1.0
-"""A locked database or a busy machine does not keep the server from answering for longer."""
+"""Timeout of a locked database or a busy machine, so that the server keeps responding."""
 DEFAULT_PORT = 8910
 TRIED_PORTS = 20
 SERVER_FILE = "server.json"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 STOP_SECONDS = 2
 ALIVE_SECONDS = 10.0
-"""A page on a busy machine answers late; if none listens, that is known at once."""
+"""Timeout for a page on a busy machine; if none listens, that is known at once."""
 
 
 @dataclass(frozen=True)
 class PageAddress:
-    """Where the page is, and the link that signs in once."""
+    """Address of the page, and the link that signs in once."""
 
     url: str
     link: str
@@ -54,7 +54,7 @@ class PageAddress:
 
 
 def find_running(project: "Project") -> PageAddress | None:
-    """The page of this project that runs already, with a new link to it."""
+    """Find a running page of this project, with a new link to it."""
     folder = sign_in_folder(project.folder.root)
     try:
         known = json.loads((folder / SERVER_FILE).read_text())
@@ -116,7 +116,7 @@ def serve_page(
 
 
 def accepted_hosts(host: str, port: int) -> frozenset[str]:
-    """Values of the Host header on this machine's own address; any where others may reach it."""
+    """Values of the Host header on this machine's own address; any if others may reach it."""
     if host not in LOOPBACK:
         return frozenset()
     return frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]"))
@@ -140,7 +140,7 @@ def write_server_file(path: Path, url: str, boot: str) -> None:
 
 
 def open_socket(host: str, port: int | None) -> socket.socket:
-    """The port that was asked for, or the first free one from the usual one on: addresses stay the same."""
+    """Open the requested port, or the first free one from the default: addresses stay the same."""
     wanted = [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + TRIED_PORTS)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     error: OSError | None = None
@@ -171,9 +171,8 @@ def open_socket(host: str, port: int | None) -> socket.socket:
 
 
 class TimedConnection(H11Protocol):
-    """Ends a connection whose next request is not complete in time. Answers may take as long as they need.
-
-    uvicorn waits for the rest of a head or a body forever, so half requests would hold their connections.
+    """Ends a connection whose next request is not complete in time. Responses may take any time. uvicorn
+    waits for the rest of headers or a body forever, so partial requests would hold their connections.
     """
 
     receive_seconds = 15.0
@@ -227,7 +226,7 @@ def warm_up(app: ASGIApp, *, host: str, cookie: str, seconds: float = LONGEST_WA
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(_message: Message) -> None:
-        """What the view reads is dropped."""
+        """Discard what the view reads."""
 
     async def visit() -> None:
         # What goes wrong here goes wrong for the visitor too, who gets a page that says so.

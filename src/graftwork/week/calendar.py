@@ -25,12 +25,12 @@ Span = tuple[int, int]
 
 
 def minutes_since(start: datetime, moment: datetime) -> int:
-    """Elapsed minutes, whatever the clocks showed; rounded down."""
+    """Elapsed minutes, regardless of clock changes; rounded down."""
     return int((moment.astimezone(UTC) - start.astimezone(UTC)).total_seconds() // 60)
 
 
 def local_moment(day: date, minute: int, zone: ZoneInfo) -> datetime:
-    """The moment at which the clock shows this minute of the day; 1440 is the next midnight."""
+    """The moment of this local minute of the day; 1440 is the next midnight."""
     extra_days, minute = divmod(minute, MINUTES_PER_DAY)
     local = datetime.combine(day + timedelta(days=extra_days), time(minute // 60, minute % 60), tzinfo=zone)
     back = local.astimezone(UTC).astimezone(zone)
@@ -52,14 +52,14 @@ def local_moment(day: date, minute: int, zone: ZoneInfo) -> datetime:
 
 
 def week_start(day: date, zone: str, moment: str = "mon 00:00") -> datetime:
-    """The last such moment of the week at or before the end of this day."""
+    """The last occurrence in the week at or before the end of this day."""
     weekday, minute = parse_moment(moment)
     back = (day.weekday() - (weekday or 0)) % 7
     return local_moment(day - timedelta(days=back), minute, ZoneInfo(zone))
 
 
 def week_end(start: datetime, zone: str) -> datetime:
-    """The same clock time seven days later: 167 or 169 hours where clocks change."""
+    """The same local time seven days later: 167 or 169 hours if clocks change."""
     local = start.astimezone(ZoneInfo(zone))
     return local_moment(
         local.date() + timedelta(days=7), local.hour * 60 + local.minute, ZoneInfo(zone)
@@ -67,7 +67,7 @@ def week_end(start: datetime, zone: str) -> datetime:
 
 
 def spans_of(windows: Iterable[WeeklyWindow], *, start: datetime, length: int, zone: str) -> tuple[Span, ...]:
-    """When any of the windows is open, within the week."""
+    """Spans within the week in which any of the windows is open."""
     spans = []
     time_zone = ZoneInfo(zone)
     for day in _days_around(start, length, time_zone):
@@ -134,7 +134,7 @@ def subtract(spans: Iterable[Span], gone: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def cut_at(spans: Iterable[Span], moments: Iterable[int]) -> tuple[Span, ...]:
-    """The spans, divided at these moments."""
+    """Split the spans at these moments."""
     pieces = []
     for start, end in spans:
         inner = sorted({start, end, *(moment for moment in moments if start < moment < end)})

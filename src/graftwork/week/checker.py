@@ -23,7 +23,7 @@ HOURS_SLACK = 1e-6
 
 
 def check_week(problem: WeekProblem, state: WeekState, sessions: Iterable[Session]) -> list[str]:
-    """Every broken rule."""
+    """Return every broken rule."""
     listed = sorted(sessions, key=lambda session: (session.start, session.place, session.lane))
     listed_facts = {_key(session) for session in listed if session.fixed}
     real = {_key(session) for session in state.fixed}
@@ -138,7 +138,9 @@ def _check_model(
 def _check_after(
     state: WeekState, parent: WeekModel, planned: Sequence[Session], sessions: Sequence[Session]
 ) -> list[str]:
-    """All sessions of the parent, and its gate, come first; there is at least one, or there were hours."""
+    """All sessions of the parent, and its gate, come first; there is at least one, or there were hours
+    before.
+    """
     first = [session for session in sessions if session.model == parent.name]
     failed = state.failed_gates.get(parent.name)
     good = [s for s in first if failed is None or s.end > failed]

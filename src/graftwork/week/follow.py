@@ -39,13 +39,13 @@ from graftwork.week.replan import WeekEvent
 SHORTEST = timedelta(minutes=10)
 """With less time left, a session is not begun."""
 OVERDUE = timedelta(hours=1)
-"""A job that has not ended this long after its limit is given up."""
+"""A job that has not ended this long after its limit is abandoned."""
 POLL = timedelta(seconds=30)
 LASTING = ("quota", "gate", "closed", "complete")
 """Events that hold for the rest of the week. The others change the sessions, which the plan remembers."""
 
 SessionState = Literal["ordered", "running", "done", "ended", "missed", "judged"]
-"""`ordered`: written down, and perhaps at the place. `done`: the run is complete and waits for the gate."""
+"""`ordered`: recorded, and perhaps at the place. `done`: the run is complete and waits for the gate."""
 
 
 class SessionJob(Record):
@@ -61,14 +61,14 @@ class SessionJob(Record):
 
 
 class FollowedWeek(Record):
-    """All that the follower remembers."""
+    """State of the follower."""
 
     schedule: WeekSchedule
     sessions: tuple[SessionJob, ...] = ()
     events: tuple[WeekEvent, ...] = ()
-    """Those that hold for the rest of the week."""
+    """Events that hold for the rest of the week."""
     pending: tuple[WeekEvent, ...] = ()
-    """Those that the rest of the week is not planned with yet."""
+    """Events that are not in the plan of the rest of the week yet."""
 
 
 class RunIsComplete(GraftError):
@@ -121,7 +121,7 @@ class WeekFollower:
         )
 
     def _find_lost(self, week: FollowedWeek, jobs: dict[str, FleetJob]) -> FollowedWeek:
-        """Sessions that a killed follower had written down: found at their place, or never started."""
+        """Sessions that a killed follower had recorded: found at their place, or never started."""
         linked = {session.job for session in week.sessions}
         for session in week.sessions:
             if session.state != "ordered":
@@ -147,7 +147,7 @@ class WeekFollower:
     def _end_sessions(
         self, week: FollowedWeek, jobs: dict[str, FleetJob], now: datetime
     ) -> tuple[FollowedWeek, list[str]]:
-        """A run that is complete ends its session, and the model needs no other one."""
+        """A complete run ends its session, and the model needs no other one."""
         ended = []
         for session in week.sessions:
             job = jobs.get(session.job)
@@ -294,7 +294,7 @@ def next_moment(week: FollowedWeek, now: datetime) -> datetime | None:
 
 
 def _change(week: FollowedWeek, session: SessionJob, *events: WeekEvent, **changes: str) -> FollowedWeek:
-    """The week with this session changed, and with what has happened to it."""
+    """The week with this session changed, and its event."""
     key = (session.model, session.place, session.starts_at, session.ordered_at)
     sessions = tuple(
         past.model_copy(update=changes)
@@ -320,12 +320,12 @@ class WeekData:
     work: OpenProject
     start: datetime
     models: Sequence[str]
-    """Those with a session in this week; their data are taken at the same time."""
+    """Models with a session in this week; their data are fixed at the same time."""
     busy: frozenset[str] = frozenset()
     """Models with a session that has not ended: it may have begun in the week before."""
 
     def outputs_of(self, model: str) -> StepOutputs:
-        """What comes before training, as this week has it."""
+        """The steps before training, as this week has them."""
         outputs = self._read(model)
         if outputs is not None:
             return outputs
@@ -349,7 +349,7 @@ class WeekData:
         return outputs if outputs is not None else self._make(model)
 
     def report_changes(self) -> None:
-        """Once for each change of the logs."""
+        """Report each change of the logs once."""
         entry, now = self.work.ledger.get(_name(LOGS)), log_hashes(self.work)
         if entry is None or entry.output is None or entry.output.get("seen") == fingerprint(now):
             return
@@ -401,12 +401,12 @@ REPLAN_SECONDS = 4.0
 
 
 class ProjectWeek:
-    """The desk of a `WeekFollower` on a project."""
+    """The operations of a `WeekFollower` on a project."""
 
     def __init__(self, work: OpenProject) -> None:
         self._work = work
         self._known_plan: WeekSchedule | None = None
-        """The plan in the file, as this desk loaded or wrote it last."""
+        """The plan in the file, as last loaded or written here."""
 
     @property
     def _plan_file(self) -> Path:
@@ -422,7 +422,7 @@ class ProjectWeek:
         return week
 
     def _read(self) -> FollowedWeek:
-        """The plan in the project's folder; what was begun in it, unless it is another week's."""
+        """The plan in the project's folder, and what was begun in it, unless it is another week's."""
         if not self._plan_file.exists():
             raise UserError(
                 "no week is planned",
@@ -459,14 +459,15 @@ class ProjectWeek:
         write_atomic(self._state_file, week.to_json())
 
     def look_after_jobs(self) -> Sequence[FleetJob]:
-        """Bring what has ended, end what is over its limits. All jobs of the project."""
+        """Fetch jobs that have ended, end those over their limits. All jobs of the project."""
         if any(job.is_open for job in self._work.jobs.list()):
             reconcile(self._work)
         return self._work.jobs.list()
 
     def start(self, session: ShownSession, *, seconds: float) -> FleetJob:
-        """Order the job of a session. Raises `RunIsComplete` where there is nothing left to train, another
-        GraftError if the place or the project does not allow it."""
+        """Order the job of a session. Raises `RunIsComplete` if there is nothing left to train, another
+        GraftError if the place or the project does not allow it.
+        """
         work, provider = self._of(session.model), self._work.settings.fleet.places.get(session.place)
         if provider is None:
             raise UserError(
@@ -500,7 +501,7 @@ class ProjectWeek:
         return any(job_here.id == job.id for job_here in find_jobs(self._of(session.model), plan))
 
     def give_up(self, job: FleetJob) -> None:
-        """Stop a job that has not ended in its time."""
+        """Stop a job that has not ended in time."""
         try:
             stop(self._work, job, at_once=True)
         except Exception as error:  # whatever a place may raise: the reconciliation repeats it
@@ -509,7 +510,7 @@ class ProjectWeek:
             self.report(f"job {job.id} at {job.place} did not end in its time and is stopped")
 
     def judge(self, model: str) -> bool:
-        """Evaluate, gate and release a model whose run is complete. Doing it again changes nothing."""
+        """Evaluate, gate and release a model whose run is complete. Idempotent."""
         work = self._of(model)
         outputs = find_trained(work, self._data.outputs_of(model))
         if outputs is None:
@@ -547,13 +548,13 @@ class ProjectWeek:
 
 
 class WeekStatus(Record):
-    """What `graft up week --dry-run` shows. Nothing was started."""
+    """Output of `graft up week --dry-run`. Nothing was started."""
 
     due: tuple[ShownSession, ...]
-    """What would be started now."""
+    """Sessions that would be started now."""
     next: tuple[ShownSession, ...]
     sessions: tuple[SessionJob, ...]
-    """What was begun or missed so far."""
+    """Sessions begun or missed so far."""
     lost: tuple[ShownSession, ...] = ()
     """Sessions that ended without having been started; the next round plans the week without them."""
     unreported: tuple[ShownSession, ...] = ()

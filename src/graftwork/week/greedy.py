@@ -44,7 +44,7 @@ STEP_SHARE = 0.06
 ROUNDS_OF_REFINEMENT = 3
 MINUTES_PER_WEEK = 7 * 24 * 60
 LEVELS = 3
-"""Speeds below which a model that others wait for is not trained, as far as tried."""
+"""Number of speed thresholds to try, below which a model that others wait for is not trained."""
 
 
 class GreedyPlan(NamedTuple):
@@ -112,7 +112,7 @@ def hours_offered(opened: OpenPlace, cap_usd: float | None) -> float:
 
 
 class _Choices(NamedTuple):
-    """What is tried in several sizes."""
+    """Parameters that are varied."""
 
     chunk: int | None
     first: float
@@ -252,7 +252,7 @@ class _Greedy:
         return max(needy or candidates, key=self._rank, default=None)
 
     def _rank(self, session: Session) -> tuple[int, float]:
-        """The earliest deadline of what is still owed, then the gain by the minute."""
+        """The earliest deadline of hours still required, then the gain per minute."""
         deadline = self.problem.model(session.model).deadline
         urgent = -deadline if deadline is not None and self._lacks(session.model) else -self.problem.length
         hours, gained = self._hours_with(session), 0.0
@@ -339,7 +339,7 @@ class _Greedy:
         )
 
     def _is_worth_moving(self, model: WeekModel, provider: WeekPlace, number: int) -> bool:
-        """What an heir trains before it moves counts less: it takes only time that is lost otherwise."""
+        """Hours of an heir before it moves count less: it only uses time that is lost otherwise."""
         if model.inherits is None or number > 0 or len(self.rounds[model.name]) == 1:
             return True
         parent = self.rounds[model.inherits][0]

@@ -206,7 +206,7 @@ def plan_week(
     effort: Effort | None = None,
     earlier: Sequence[Session] = (),
 ) -> WeekSchedule:
-    """The best week that was found, with its bound. `earlier`: the plan so far, never lost by replanning."""
+    """The best week found, with its bound. `earlier`: the plan so far, never lost by replanning."""
     state, effort = state or WeekState(), effort or Effort()
     problem = without_complete(problem, state)
     started_at = time.monotonic()
@@ -226,7 +226,7 @@ def plan_week(
 def find_plans(
     problem: WeekProblem, state: WeekState, effort: Effort, earlier: Sequence[Session] = ()
 ) -> list[ScenarioPlan]:
-    """The best plan of each scenario asked for."""
+    """The best plan of each requested scenario."""
     possible = scenarios_of(problem)
     scenarios = possible if effort.scenario == "auto" else (effort.scenario,)
     if effort.scenario != "auto" and effort.scenario not in possible:
@@ -262,7 +262,7 @@ def find_plan(
     limits: SearchLimits,
     hints: Sequence[tuple[Session, ...]] = (),
 ) -> ScenarioPlan | None:
-    """The best plan that was found; `hints` are plans to start from, as far as they fit."""
+    """The best plan found; `hints` are plans to start from, as far as they fit."""
     started_at = time.monotonic()
     rounds = rounds_of(problem, scenario)
     problem, state = as_scenario(problem, scenario), in_rounds(state, rounds)
@@ -334,7 +334,7 @@ def find_plan(
 def describe(
     problem: WeekProblem, state: WeekState, best: ScenarioPlan, plans: Sequence[ScenarioPlan] = ()
 ) -> WeekSchedule:
-    """The plan as people and programs read it."""
+    """Convert the plan for people and programs."""
     zone = ZoneInfo(problem.timezone)
     start = problem.start.astimezone(UTC)
     notes = [note for provider in problem.places for note in reading_notes(provider, state)]
@@ -409,7 +409,7 @@ def _place_week(
 
 
 def offered_minutes(problem: WeekProblem, state: WeekState, provider: WeekPlace) -> int:
-    """Open time from now on, as far as quotas and the money allow."""
+    """Open time from now on, within quotas and money."""
     free = clip(union(provider.open), (state.now, problem.length))
     most = [provider.lanes * sum(end - start for start, end in free)]
     for quota in quota_left(provider, state)[0]:

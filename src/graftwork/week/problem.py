@@ -23,11 +23,11 @@ from graftwork.records.week import Scenario, ScenarioResult, Session
 from graftwork.week.calendar import Span, clip, cut_at, overlap, subtract
 
 STEP = 5
-"""Minutes: sessions begin and end at multiples of it."""
+"""Minutes: sessions begin and end at multiples of this."""
 
 
 class GainCurve(Record):
-    """Diminishing returns: each `half_hours` gain half of what is left to gain."""
+    """Diminishing returns: each `half_hours` gain half of the remaining gain."""
 
     half_hours: float = Field(gt=0)
     source: str = "default"
@@ -56,7 +56,7 @@ class RollingQuota(Record):
 
 
 class WeekPlace(Record):
-    """A place: how fast, when, how long, at which price."""
+    """A place: its speed, times and price."""
 
     name: str
     speed: float = 1.0
@@ -64,9 +64,9 @@ class WeekPlace(Record):
     speeds: dict[str, float] = {}
     """The same for single models; 0: not at this place."""
     lanes: int = 1
-    """Sessions at once."""
+    """Parallel sessions."""
     open: tuple[Span, ...]
-    """A session is within one of these."""
+    """A session lies within one of these."""
     starts: tuple[Span, ...] | None = None
     """A session begins within one of these; None: any time."""
     periods: tuple[tuple[QuotaPeriod, ...], ...] = ()
@@ -78,7 +78,7 @@ class WeekPlace(Record):
     """Shortest training in a session."""
     setup: int = 0
     transfer: int = 0
-    """Fetching the checkpoint, and the same for saving it."""
+    """Time to fetch the checkpoint, and again to save it."""
     usd_per_hour: float = 0.0
     by_hand: bool = False
 
@@ -93,12 +93,12 @@ class WeekPlace(Record):
         return self.setup + 2 * self.transfer
 
     def speed_of(self, model: str) -> float:
-        """On the grid of the planners: thousandths."""
+        """On the planners' grid: thousandths."""
         return round(self.speeds.get(model, self.speed), 3)
 
 
 class WeekModel(Record):
-    """A model: its worth, its curve, what it needs first."""
+    """A model: its value, its curve, its dependencies."""
 
     name: str
     weight: float = Field(1.0, gt=0)
@@ -108,11 +108,11 @@ class WeekModel(Record):
     least_hours: float = 0.0
     most_hours: float | None = None
     deadline: int | None = None
-    """Its last session and gate are over by then."""
+    """Its last session and gate end by then."""
     after: tuple[str, ...] = ()
     """Models that must have been trained, and gated, first."""
     gate: int = 0
-    """Minutes from the last session until others may build on the model."""
+    """Minutes from the last session until others may depend on the model."""
     inherits: str | None = None
     """The model whose adapter it starts from."""
     share: float = 0.0
@@ -123,7 +123,7 @@ class WeekModel(Record):
 
 
 class WeekProblem(Record):
-    """All that a plan depends on, besides what has happened."""
+    """Everything that a plan depends on, except past events."""
 
     start: datetime
     length: int
@@ -132,7 +132,7 @@ class WeekProblem(Record):
     models: tuple[WeekModel, ...]
     cap_usd: float | None = None
     reference: str = ""
-    """What an hour of training is an hour of."""
+    """The place that hours of training refer to."""
     assumptions: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -176,7 +176,7 @@ class WeekProblem(Record):
 
 
 def require_name(name: str, names: Iterable[str], *, kind: str, where: str) -> None:
-    """An unknown name is refused with the nearest known one."""
+    """Refuse an unknown name, and suggest the nearest known one."""
     listed = list(names)
     if name not in listed:
         raise unknown_name(name, listed, kind=kind, where=where)
@@ -189,7 +189,7 @@ def unknown_name(name: str, names: Sequence[str], *, kind: str, where: str) -> U
 
 
 class QuotaReading(Record):
-    """What the place says was used of its quota: since the last reset, or within its window."""
+    """The place's own figure for its quota: used since the last reset, or within its window."""
 
     place: str
     at: int
@@ -198,16 +198,16 @@ class QuotaReading(Record):
 
 
 class WeekState(Record):
-    """What has happened by now."""
+    """State of the week at this time."""
 
     now: int = 0
     fixed: tuple[Session, ...] = ()
-    """Sessions that have been or run, with their real or expected ends."""
+    """Past and running sessions, with their actual or expected ends."""
     readings: tuple[QuotaReading, ...] = ()
     closed: dict[str, tuple[Span, ...]] = {}
-    """When places cannot be used besides what their settings say."""
+    """Times when places cannot be used, besides those in their settings."""
     failed_gates: dict[str, int] = {}
-    """Models that failed their gate: what builds on them waits for another session of theirs."""
+    """Models that failed their gate: what depends on them waits for another session of theirs."""
     complete: frozenset[str] = frozenset()
     """Models whose run is complete: no hour is planned for them."""
     spent_usd: float = 0.0
@@ -235,22 +235,21 @@ def as_scenario(problem: WeekProblem, scenario: Scenario) -> WeekProblem:
 
 
 def with_models(problem: WeekProblem, change: Callable[[WeekModel], dict[str, object]]) -> WeekProblem:
-    """The problem with what `change` says changed of each model."""
+    """The problem with each model changed by `change`."""
     models = tuple(model.model_copy(update=change(model)) for model in problem.models)
     return problem.model_copy(update={"models": models})
 
 
 def without_complete(problem: WeekProblem, state: WeekState) -> WeekProblem:
-    """Models whose run is complete get no more than they have had."""
+    """Models with a complete run get no further hours."""
     none: dict[str, object] = {"least_hours": 0.0, "most_hours": 0.0}
     return with_models(problem, lambda model: none if model.name in state.complete else {})
 
 
 def rounds_of(problem: WeekProblem, scenario: Scenario) -> dict[str, tuple[int, ...]]:
-    """The rounds of each model: a session builds on the parent's sessions of earlier rounds.
-
-    In sequence, each model has the round after its parent's. Iterative models have two: heirs begin at the
-    base and move to the parent's adapter once.
+    """The rounds of each model: a session builds on the parent's sessions of earlier rounds. In sequence,
+    each model has the round after its parent's. Iterative models have two: heirs begin at the base and move
+    to the parent's adapter once.
     """
     depth: dict[str, int] = {}
     while len(depth) < len(problem.models):
@@ -267,7 +266,7 @@ def rounds_of(problem: WeekProblem, scenario: Scenario) -> dict[str, tuple[int, 
 
 
 def in_rounds(state: WeekState, rounds: Mapping[str, tuple[int, ...]]) -> WeekState:
-    """What has happened, in the rounds that the scenario has: it may have been planned in another one."""
+    """Past sessions in the rounds of the scenario: they may have been planned in another one."""
     fixed = tuple(
         session.model_copy(
             update={"round": min(max(session.round, rounds[session.model][0]), rounds[session.model][-1])}
@@ -278,7 +277,7 @@ def in_rounds(state: WeekState, rounds: Mapping[str, tuple[int, ...]]) -> WeekSt
 
 
 def scenarios_of(problem: WeekProblem) -> tuple[Scenario, ...]:
-    """Where no model starts from another, there is only one strategy."""
+    """If no model starts from another, there is only one strategy."""
     if not any(model.inherits for model in problem.models):
         return ("parallel",)
     return ("parallel", "sequential", "iterative")
@@ -287,10 +286,9 @@ def scenarios_of(problem: WeekProblem) -> tuple[Scenario, ...]:
 def quota_left(
     provider: WeekPlace, state: WeekState
 ) -> tuple[tuple[tuple[QuotaPeriod, ...], ...], list[str]]:
-    """The quotas less what was used, and notes on readings that contradict each other.
-
-    A reading replaces what is known of sessions before it. One that is lower than an earlier one of the same
-    period is not believed: nothing gives hours back.
+    """The quotas less usage, and notes on readings that contradict each other. A reading replaces what is
+    known of sessions before it. One that is lower than an earlier one of the same period is rejected: hours
+    are never returned.
     """
     notes: list[str] = []
     fixed = [session for session in state.fixed if session.place == provider.name]
@@ -317,7 +315,7 @@ def quota_left(
 
 
 def _believed(provider: WeekPlace, state: WeekState) -> tuple[list[QuotaReading], list[str]]:
-    """Readings of a rolling quota: one does not fall faster than time leaves the window."""
+    """Plausible readings of a rolling quota: one does not fall faster than time leaves the window."""
     believed: list[QuotaReading] = []
     notes: list[str] = []
     for reading in sorted((r for r in state.readings if r.place == provider.name), key=lambda r: r.at):
@@ -332,16 +330,14 @@ def _believed(provider: WeekPlace, state: WeekState) -> tuple[list[QuotaReading]
 
 
 def reading_notes(provider: WeekPlace, state: WeekState) -> list[str]:
-    """On readings that contradict each other."""
+    """Notes on readings that contradict each other."""
     return [*quota_left(provider, state)[1], *(_believed(provider, state)[1] if provider.rolling else ())]
 
 
 def window_use(provider: WeekPlace, state: WeekState, window: int) -> tuple[Span, ...]:
-    """What was used of a rolling quota, as spans of time.
-
-    A reading replaces what is known of the time before it. What it has more than the sessions that are known
-    was used at an unknown time: it counts as used just before the reading, which is when it counts longest.
-    What it has less, the earliest sessions did not use.
+    """Usage of a rolling quota, as spans of time. A reading replaces what is known of the time before it. If
+    it exceeds the known sessions, the excess was used at an unknown time: it counts as used just before the
+    reading, which is when it counts longest. If it is lower, the earliest sessions did not count.
     """
     spans = [(s.start, s.end) for s in state.fixed if s.place == provider.name]
     for reading in _believed(provider, state)[0]:
@@ -390,7 +386,7 @@ class OpenWindow(NamedTuple):
 
     @property
     def blocked_until(self) -> int:
-        """Where more was used than the quota allows, nothing is planned until it has left the window."""
+        """If more was used than the quota allows, nothing is planned until it has left the window."""
         until = 0
         for _, last in self.used:
             if self.used_within((last - self.window, last)) > self.minutes:
@@ -402,7 +398,7 @@ class OpenWindow(NamedTuple):
 
 
 class OpenPlace(NamedTuple):
-    """A place with what is left of it."""
+    """A place with its remaining capacity."""
 
     place: WeekPlace
     quotas: tuple[tuple[QuotaPeriod, ...], ...]
@@ -435,7 +431,7 @@ def open_place_of(problem: WeekProblem, state: WeekState, provider: WeekPlace) -
 
 
 def start_spans(cell: WeekCell) -> tuple[Span, ...]:
-    """When a session of the cell may begin: where somebody is there, if it is started by hand."""
+    """Times when a session of the cell may begin: when somebody is present, if it is started by hand."""
     last = cell.end - cell.place.overhead - cell.place.shortest
     whole = (cell.start, last + 1)
     spans = (whole,) if cell.place.starts is None else clip(cell.place.starts, whole)
@@ -450,10 +446,10 @@ class ModelScore(NamedTuple):
     own: float
     """Hours of training in the week."""
     kept: float
-    """Those of them that count: some are lost with each move to another adapter."""
+    """Those that count: some are lost with each move to another adapter."""
     inherited: float
     before: float
-    """Share of what can be gained, before the week."""
+    """Share of the possible gain before the week."""
     after: float
     value: float
 
@@ -498,7 +494,7 @@ def cost_of(problem: WeekProblem, sessions: Iterable[Session]) -> float:
 
 
 def spent_so_far(problem: WeekProblem, state: WeekState) -> float:
-    """In the week: by the sessions that have been or run, or by the ledger if that is more."""
+    """Dollars in the week: by past and running sessions, or by the ledger if that is more."""
     return max(cost_of(problem, state.fixed), state.spent_usd)
 
 
@@ -549,9 +545,8 @@ def bin_losses(hours: Sequence[float], losses: Sequence[float]) -> list[tuple[fl
 
 
 def fit_half_hours(points: Sequence[tuple[float, float]], *, least: float = 0.5) -> float | None:
-    """Least squares for `floor + drop * 2 ** (-hours / half)`; the drop must be a drop.
-
-    None if the curve explains less than this share of the variance of the losses.
+    """Least squares for `floor + drop * 2 ** (-hours / half)`; the drop must be positive. None if the curve
+    explains less than this share of the variance of the losses.
     """
     usable = [(h, loss) for h, loss in points if math.isfinite(h) and math.isfinite(loss)]
     if len(usable) < FEWEST_POINTS:

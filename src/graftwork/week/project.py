@@ -84,7 +84,7 @@ from graftwork.week.problem import (
 from graftwork.week.replan import WeekEvent, sessions_ahead, state_after
 
 PaidJob = tuple[datetime, float]
-"""When a job of the ledger was made, and its dollars as the caps count them."""
+"""When a job of the ledger was created, and its dollars as the caps count them."""
 
 
 class WeekMoney(NamedTuple):
@@ -95,7 +95,7 @@ class WeekMoney(NamedTuple):
 
 
 def list_paid_jobs(project: ProjectFolder) -> tuple[PaidJob, ...]:
-    """Nothing is created: a project without a state has no jobs."""
+    """Creates nothing: a project without a state has no jobs."""
     if not project.state.is_dir():
         return ()
     with use_project(project, NullReporter()) as work:
@@ -133,7 +133,7 @@ def week_money(
 
 
 def longest_paid_minutes(fleet: FleetSettings, usd_per_hour: float) -> int:
-    """How long a session may be at this price, so that its job keeps fleet.caps.job_usd."""
+    """Longest session at this price whose job stays within fleet.caps.job_usd."""
     safety = Safety(boot_seconds=fleet.boot_minutes * 60, reconcile_seconds=fleet.reconcile_minutes * 60)
     seconds = fleet.caps.job_usd / usd_per_hour * 3600 - safety.reserve_seconds
     return max(0, int(seconds // 60))
@@ -144,7 +144,7 @@ Clock = Callable[[Sequence[TrainStep]], list[float]]
 
 
 def fit_project_curves(project: ProjectFolder, clock: Clock) -> dict[str, float]:
-    """Nothing is created: a project that never ran has no curves."""
+    """Creates nothing: a project that never ran has no curves."""
     if not (project.state / "runs").is_dir():
         return {}
     halves: dict[str, list[float]] = defaultdict(list)
@@ -164,7 +164,7 @@ def fit_project_curves(project: ProjectFolder, clock: Clock) -> dict[str, float]
 
 
 def hours_by_tokens(tokens_per_hour: float) -> Clock:
-    """What the reference place would have taken for the tokens of the steps."""
+    """Time on the reference place for the tokens of the steps."""
 
     def clock(steps: Sequence[TrainStep]) -> list[float]:
         return list(accumulate(step.tokens / tokens_per_hour for step in steps))
@@ -191,7 +191,7 @@ FROM_BASE = "base"
 
 
 class WeekRequest(NamedTuple):
-    """What was asked for."""
+    """The user's request."""
 
     effort: Effort = Effort()
     start: date | None = None
@@ -211,7 +211,7 @@ def plan_project_week(project: ProjectFolder, request: WeekRequest) -> WeekSched
 
 
 def week_as_it_is(project: ProjectFolder, request: WeekRequest) -> tuple[WeekProblem, WeekState]:
-    """The problem, and what has happened: by the plan so far, the events and the ledger."""
+    """The problem, and past events: from the plan so far, the events and the ledger."""
     request = request._replace(paid=list_paid_jobs(project))
     problem = week_problem(project, request)
     return problem, week_state(problem, request)
@@ -474,7 +474,7 @@ RENTED = ("cloud", "managed")
 
 
 def _price(name: str, provider: PlaceCalendarSettings, terms: PlaceTerms | None) -> float:
-    """Free unless a price is stated; a rented place is not free by being silent."""
+    """Free unless a price is stated; a rented place without a price is not free."""
     if provider.usd_per_hour is None and terms is not None and terms.kind in RENTED:
         raise UserError(
             f"the place {name} has no price",
@@ -659,7 +659,7 @@ class WeekProposal(Record):
 
 
 class ComparedProposal(Record):
-    """The proposal on the objective of the plan."""
+    """The proposal's value by the objective of the plan."""
 
     title: str
     sessions: int
@@ -669,7 +669,7 @@ class ComparedProposal(Record):
     broken: tuple[str, ...]
     plan_value: float
     ahead: float
-    """By which the plan is worth more, as a share of the proposal."""
+    """Advantage of the plan, as a share of the proposal."""
 
 
 def write_files(schedule: WeekSchedule, *, out: Path | None, html: Path | None, ical: Path | None) -> None:
@@ -684,7 +684,7 @@ def write_files(schedule: WeekSchedule, *, out: Path | None, html: Path | None, 
 def compare_proposal(
     project: ProjectFolder, request: WeekRequest, schedule: WeekSchedule, path: Path
 ) -> ComparedProposal:
-    """The best that the proposal is worth in any scenario whose order it keeps."""
+    """The best value of the proposal in any scenario whose order it keeps."""
     try:
         proposal = WeekProposal.from_json(path.read_bytes())
     except (OSError, ValidationError) as error:
@@ -754,7 +754,7 @@ LEAST_WEIGHT = 0.001
 
 
 class WeekTerms(Record):
-    """What is tried. What is not named stays as it is."""
+    """Terms to try. Terms that are not named stay unchanged."""
 
     spend_usd: float | None = Field(None, ge=0, description="Money for the week.")
     hours: dict[str, float] = Field({}, description="Hours a place has more, or fewer.")
@@ -763,12 +763,12 @@ class WeekTerms(Record):
 
     @property
     def changes_value(self) -> bool:
-        """Whether points mean something else: then they cannot be compared."""
+        """Whether points change their meaning: then values cannot be compared."""
         return bool(self.priority)
 
 
 class WeekDial(Record):
-    """A term that can be turned: what it is now, and how far it makes sense."""
+    """A term that can be varied: its current value and range."""
 
     name: str
     label: str
@@ -836,7 +836,7 @@ def list_dials(project: ProjectFolder) -> tuple[WeekDial, ...]:
 
 
 def _step(value: float, usual: float) -> float:
-    """A grid that the present value is on: a slider would move it otherwise."""
+    """A grid that includes the present value: otherwise a slider would move it."""
     return usual if (value / usual).is_integer() else 0.01
 
 
@@ -858,12 +858,12 @@ def try_week(
 
 @lru_cache(maxsize=16)
 def _plan(problem: str, effort: str) -> WeekSchedule:
-    """The same question is answered once: sliders are moved back and forth."""
+    """Cached: sliders are moved back and forth."""
     return plan_week(WeekProblem.from_json(problem), effort=Effort.from_json(effort))
 
 
 def change_terms(problem: WeekProblem, terms: WeekTerms) -> WeekProblem:
-    """The problem under other terms. UserError for a place or a model that is not there."""
+    """The problem under other terms. UserError for an unknown place or model."""
     for name in terms.hours:
         require_name(
             name, {provider.name: provider for provider in problem.places}, kind="place", where="hours"

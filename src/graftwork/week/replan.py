@@ -53,7 +53,7 @@ NEEDED: dict[EventKind, tuple[str, ...]] = {
 def state_after(
     problem: WeekProblem, earlier: WeekSchedule | None, events: Iterable[WeekEvent], now: datetime
 ) -> WeekState:
-    """The state now: what has been, what runs, readings, failed gates."""
+    """The current state: past and running sessions, readings, failed gates."""
     minute_now = minutes_since(problem.start, now)
     if not 0 <= minute_now <= problem.length:
         raise UserError(
@@ -73,7 +73,7 @@ def state_after(
 
 
 def sessions_ahead(earlier: WeekSchedule, state: WeekState) -> tuple[Session, ...]:
-    """What the earlier plan has for the time from now on, without models that need no more hours."""
+    """The earlier plan's sessions from now on, without models that need no more hours."""
     return tuple(
         _plain(session, fixed=False)
         for session in earlier.sessions

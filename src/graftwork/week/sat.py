@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpSolver, IntVar
 
 MOST_SESSIONS = 8
-"""In one cell."""
+"""Sessions of one cell."""
 USUAL_SESSION = 1440
-"""Minutes, where a place limits neither session nor time: how many sessions a cell may hold."""
+"""Minutes, if a place limits neither session nor time: it bounds the sessions of a cell."""
 SPEED_UNITS = 1000
 """Speeds are whole thousandths."""
 VALUE_UNITS = 10**7
@@ -47,11 +47,11 @@ PER_HOUR = 60 // STEP * SPEED_UNITS
 FINER = 1000
 TANGENTS = 24
 HALVES = 8
-"""Half lives of what is left to gain that the tangents cover."""
+"""Half-lives of the remaining gain that the tangents cover."""
 COST_SHARE = 0.001
 """Value that may be given up for a cheaper plan, and then for a fairer one."""
 HINT_SECONDS = 2.0
-"""For the variables that follow from the sessions of a hint."""
+"""Time limit for the variables that follow from the sessions of a hint."""
 
 
 class SearchLimits(NamedTuple):
@@ -60,7 +60,7 @@ class SearchLimits(NamedTuple):
     enough: float = 0.0
     seed: int = 0
     keep: bool = False
-    """Keep which model each session of the hint trains: only times, lengths and further sessions are free."""
+    """Keep the model of each session of the hint: only times, lengths and further sessions are free."""
 
 
 class Solved(NamedTuple):
@@ -133,7 +133,7 @@ class RoundTask(NamedTuple):
 
 
 class _Position(NamedTuple):
-    """A session that may or may not take place. Where it does not, its variables have one value only."""
+    """An optional session. If it is absent, its variables have one value only."""
 
     cell: WeekCell
     start: "IntVar"
@@ -152,7 +152,7 @@ class _Option(NamedTuple):
 
 
 class SatWeek:
-    """Sessions and what they are worth as variables."""
+    """Sessions and their value as variables."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class SatWeek:
         return solver, str(solver.status_name(status))
 
     def complete_hint(self, limits: SearchLimits) -> "CpSolver | None":
-        """All other variables as the sessions of the hint make them; None if it breaks a rule."""
+        """All other variables derived from the sessions of the hint; None if it breaks a rule."""
         brief = limits._replace(seconds=min(limits.seconds, HINT_SECONDS), workers=1, enough=0.0)
         solver, status = self.run(brief, only_hint=True)
         if status not in ("OPTIMAL", "FEASIBLE"):
@@ -335,7 +335,7 @@ class SatWeek:
         return position
 
     def _add_window(self, provider: WeekPlace, here: list[_Position], quota: OpenWindow) -> None:
-        """With one lane, what starts a whole window later never shares too much of a window."""
+        """With one lane, sessions that start a whole window later share none of a window."""
         intervals: list[Any] = []
         demands: list[Any] = []
         length = quota.window // STEP
@@ -396,7 +396,7 @@ class SatWeek:
                 self.model.add(takes <= moved if task.moves else takes <= 1 - moved)
 
     def _over(self, tasks: Sequence[RoundTask], *, gate: int) -> "IntVar":
-        """When all sessions of these rounds and the gate are over; one variable for all heirs."""
+        """When all sessions of these rounds and the gate have ended; one variable for all heirs."""
         key = (tuple(tasks), gate)
         if key in self.over:
             return self.over[key]
@@ -415,7 +415,7 @@ class SatWeek:
     def _require_trained(
         self, parent: WeekModel, heirs: Iterable[RoundTask], tasks: Sequence[RoundTask], *, first: bool
     ) -> None:
-        """What builds on a model needs a session of it: the first, or one since it failed its gate."""
+        """A dependent model needs a session of its parent: the first, or one since it failed its gate."""
         failed = self.state.failed_gates.get(parent.name)
         if failed is None and (not first or parent.done_hours > 0):
             return
@@ -446,7 +446,9 @@ class SatWeek:
         )
 
     def _add_value(self, model: WeekModel) -> "IntVar":
-        """Points by tangents of the curve, rounded up; no model has learned less than the fairness says."""
+        """Points by tangents of the curve, rounded up; no model has learned less than the fairness
+        variable.
+        """
         tasks = self.tasks[model.name]
         done = sum(hours for (name, _), hours in self.past.items() if name == model.name)
         model_hours = self._hours(tasks) + done

@@ -139,14 +139,14 @@ def before_attention_backward(
 
 
 class SavedActivations(NamedTuple):
-    """What the second half keeps for its backward pass; `gate_up` is absent where it is computed again."""
+    """Tensors that the second half saves for its backward pass; `gate_up` is None if it is recomputed."""
 
     middle: Tensor
     gate_up: Tensor | None
     low_out: Tensor | None
     low_gate_up: Tensor | None
     attended: Tensor | None
-    """What a norm after attention normed, and below what one after the MLP did."""
+    """Input of a norm after attention, and below it that of one after the MLP."""
     added: Tensor | None
 
 
@@ -161,13 +161,13 @@ def after_attention(
 
 
 def recompute_activations(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> SavedActivations:
-    """What the backward pass needs of the second half; its last product only where that is normed."""
+    """Recompute what the backward pass needs of the second half; its last product only if that is normed."""
     saved, _ = _middle(x, mixed, w, shape)
     return saved if w.after_mlp is None else saved._replace(added=_added(saved, w, shape))
 
 
 def _middle(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> tuple[SavedActivations, Tensor]:
-    """What is kept, and what the MLP's output is added to."""
+    """The saved tensors, and the tensor that the MLP's output is added to."""
     attended, low_out = lora_product(w.out, w.out_graft, mixed)
     if shape.residual != 1:
         attended.mul_(shape.residual)
@@ -197,7 +197,7 @@ def _added(saved: SavedActivations, w: BlockWeights, shape: BlockShape) -> Tenso
 def after_attention_backward(
     dy: Tensor, mixed: Tensor, saved: SavedActivations, w: BlockWeights, shape: BlockShape
 ) -> tuple[Tensor, Tensor, tuple[LoraGradient, LoraGradient, LoraGradient]]:
-    """Gradients of the attention's output, of the residual stream, and of the adapters in their order."""
+    """Gradients of the attention's output, of the residual stream, and of the adapters in order."""
     normed = norm_if(saved.middle, w.before_mlp, shape.epsilon)
     gate_up = saved.gate_up
     if gate_up is None:
@@ -224,7 +224,9 @@ def after_attention_backward(
 def _activate_backward(
     gate_up: Tensor, d_lifted: Tensor, frozen: FrozenWeight, shape: BlockShape
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The MLP's inside again, the gradient of its input, and what that gives through an 8-bit weight."""
+    """Recompute the MLP's inner activation; return the gradient of its input, and its product with an 8-bit
+    weight.
+    """
     if shape.activation != "silu" or not shape.gated:
         return *fused.activate_backward(gate_up, d_lifted, shape.activation, gated=shape.gated), None
     if (

@@ -89,7 +89,7 @@ class GpuEngine(TrainingEngine):
         return self.tuning
 
     def _try(self, rows: Sequence[Row], *, times: int = 1) -> float:
-        """GiB of a step; more than the limit if it ran out of memory."""
+        """Return the GiB of a step; more than the limit if it ran out of memory."""
         try:
             return [self._measure(rows) for _ in range(times)][-1]
         except RuntimeError as error:
@@ -131,7 +131,7 @@ class GpuEngine(TrainingEngine):
             self._prefetched = (rows, self._pack(rows))
 
     def _weigh(self, rows: Sequence[Row]) -> list[Tensor] | None:
-        """The weights of a step; an objective that compares costs one more forward pass."""
+        """Return the weights of a step; an objective that compares needs one more forward pass."""
         self._measures = StepMeasures()
         computed: list[list[Tensor]] = []
 
@@ -150,7 +150,7 @@ class GpuEngine(TrainingEngine):
 
     @torch.no_grad()
     def log_probabilities(self, rows: Sequence[Row]) -> list[Tensor]:
-        """By the packed passes of training: never more memory than a step takes."""
+        """Use the packed passes of training: never more memory than a step."""
         by_index: dict[int, Tensor] = {}
         decoder = self._decoder
         for indices in bin_rows([len(row.tokens) for row in rows], room=self.tuning.micro_tokens):
@@ -177,7 +177,7 @@ class GpuEngine(TrainingEngine):
         return total / count_trained(rows)
 
     def token_pass(self) -> GpuTokenPass | None:
-        """Writes answers with the adapter in training; None if the model's own pass is needed."""
+        """Generates answers with the adapter in training; None if the model's own pass is needed."""
         decoder = self._decoder
         if self._compiled:
             # Pieces that are compiled stack their adapters in every pass.
@@ -185,7 +185,7 @@ class GpuEngine(TrainingEngine):
         return GpuTokenPass.of(decoder)
 
     def digest(self) -> str:
-        """By the sum of each tensor's bits: a hash of all bytes would bring them to the host first."""
+        """Sum each tensor's bits: a hash of all bytes would copy them to the host first."""
         return tensors_digest({name: sum_bits(tensor) for name, tensor in self.learned().items()})
 
     def peak_memory_gib(self) -> float:
@@ -195,7 +195,7 @@ class GpuEngine(TrainingEngine):
         return pack(rows, self.tuning, device=self._device, weights=weights)
 
     def _apart(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Outside of the recorded step, whose memory gives way where it is needed."""
+        """Run outside the recorded step, whose memory is released if needed."""
         runner = self._runner
         return runner.give_way(compute) if isinstance(runner, CudaGraphDecoder) else compute()
 
@@ -218,7 +218,7 @@ class GpuEngine(TrainingEngine):
             self._runner = CudaGraphDecoder(self._decoder, self.parameters, plain_runs=plain_runs)
 
     def _measure(self, rows: Sequence[Row]) -> float:
-        """GiB that the allocator takes for one pass as large as they come."""
+        """GiB that the allocator uses for one pass of the largest size."""
         portion = max(self._pack(rows), key=lambda item: item.tokens.shape[0])
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -231,9 +231,8 @@ class GpuEngine(TrainingEngine):
 
 
 class SingleGpu(SingleProcess):
-    """Alone, with gradients that stay in their places: a recorded step writes to fixed addresses.
-
-    Clipping and the update are recorded too: from Python, hundreds of adapters cost more than their sums.
+    """A single GPU, with gradients at fixed addresses, as a recorded step requires. Clipping and the update
+    are recorded too: from Python, hundreds of adapters cost more than their sums.
     """
 
     _clip: Recording | None = None
@@ -256,7 +255,7 @@ class SingleGpu(SingleProcess):
         return float(self.launch_clipping(most))
 
     def launch_clipping(self, most: float) -> Tensor:
-        """Clip the gradients; their norm before, which may still be in the making."""
+        """Clip the gradients; returns their norm before, which may still be computing."""
         if not self._has_fixed_gradients():
             return torch.tensor(super().clip_gradients(most))
         if self._clip is None:
@@ -304,7 +303,7 @@ class SingleGpu(SingleProcess):
 
 
 def _fullest(rows: Sequence[Row], *, room: int) -> list[Row]:
-    """The longest rows, as many as one pass holds: nothing in the run takes more."""
+    """The longest rows, as many as fit one pass: nothing in the run needs more."""
     selected: list[Row] = []
     room_left = room
     for row in sorted(rows, key=lambda row: -len(row.tokens)):
@@ -315,16 +314,15 @@ def _fullest(rows: Sequence[Row], *, room: int) -> list[Row]:
 
 
 GOOD_HEAD_TOKENS, GOOD_CHUNK_TOKENS = 256, 1024
-"""From here on down, products are too small to fill a GPU."""
+"""Below these sizes, products are too small to fill a GPU."""
 FEWEST_HEAD_TOKENS, FEWEST_CHUNK_TOKENS = 128, 512
 
 
 def _one_less(tuning: Tuning) -> Tuning | None:
-    """The next smaller step, by what costs the least time first. None: it cannot be less.
-
-    A block that kept goes lean; if none keeps, a lean one starts from its input; if none does, logits and the
-    insides of blocks are computed for fewer tokens at a time; then whole passes; and only then logits and
-    insides for so few tokens that the GPU waits for its memory.
+    """Return the next smaller step, with the least loss of time first. None: it cannot be smaller. A block
+    that kept goes lean; if none keeps, a lean one starts from its input; if none does, logits and the insides
+    of blocks are computed for fewer tokens at a time; then whole passes; and only then logits and insides for
+    so few tokens that the GPU waits for its memory.
     """
     if tuning.keep:
         return tuning.model_copy(update={"keep": tuning.keep - 1, "lean": tuning.lean + 1})
@@ -337,7 +335,7 @@ def _one_less(tuning: Tuning) -> Tuning | None:
 
 
 def _halve_down_to(tuning: Tuning, **fewest: int) -> Tuning | None:
-    """With the first of these numbers of tokens halved that is above its least; None if none is."""
+    """Halve the first of these numbers of tokens that is above its minimum; None if none is."""
     for name, least in fewest.items():
         if (tokens := getattr(tuning, name)) > least:
             return tuning.model_copy(update={name: tokens // 2})

@@ -49,7 +49,7 @@ def apply_norm_backward(
 
 
 def _centered(x: Tensor, norm_weights: NormWeights, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """PyTorch's own kernel: the result, the mean and the inverse deviation of each row."""
+    """PyTorch's own kernel: the result, the mean and the reciprocal standard deviation of each row."""
     return torch.native_layer_norm(x, x.shape[-1:], norm_weights.weight, norm_weights.bias, epsilon)
 
 
@@ -65,7 +65,7 @@ def activate(gate_up: Tensor, activation: Activation, *, gated: bool) -> Tensor:
 def activate_backward(
     gate_up: Tensor, d_lifted: Tensor, activation: Activation, *, gated: bool
 ) -> tuple[Tensor, Tensor]:
-    """The same again, and the gradient of its input."""
+    """The same recomputed, and the gradient of its input."""
     if gated and activation == "silu":
         return gate_backward(gate_up, d_lifted)
     gate_half, right = gate_up.chunk(2, dim=1) if gated else (gate_up, None)
@@ -90,7 +90,7 @@ R = TypeVar("R")
 
 
 def one_launch(reference: Callable[P, R]) -> Callable[P, R]:
-    """The function as one operator: its Triton kernel on a GPU; as it is where a compiler fuses by itself."""
+    """The function as one operator: its Triton kernel on a GPU; unchanged if a compiler fuses it."""
     name = reference.__name__
     operator = torch.library.custom_op(f"graftwork::{name}", reference, mutates_args=())
 
@@ -172,7 +172,7 @@ def gate(gate_up: Tensor) -> Tensor:
 
 @one_launch
 def gate_backward(gate_up: Tensor, d_gated: Tensor) -> tuple[Tensor, Tensor]:
-    """silu(gate) · up again, and the gradient of gate and up."""
+    """silu(gate) · up recomputed, and the gradient of gate and up."""
     gate_half, right = gate_up.chunk(2, dim=1)
     # The activation is rounded as in the forward pass.
     lit = silu(gate_half)
@@ -191,7 +191,7 @@ def replace_by_gradient(
 
 
 def target_losses(logits: Tensor, targets: Tensor, ending: LogitsEnding) -> Tensor:
-    """-log p of each target; of places without one, of token 0."""
+    """-log p of each target; of positions without one, of token 0."""
     losses: Tensor = _cross_entropy(logits, targets, ending.multiplier / ending.divisor, ending.cap)
     return losses
 

@@ -62,7 +62,9 @@ def _gate_backward(gate_up, d_lifted, weight_scale, lifted, d_gate_up, codes, ro
 def gate_backward_eight(
     gate_up: Tensor, d_lifted: Tensor, weight_scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The lifted values again, the gradient of gate and up, and that gradient in 8 bits with its scales."""
+    """The gated values recomputed, the gradient of gate and up, and that gradient in 8 bits with its
+    scales.
+    """
     rows, width = d_lifted.shape
     lifted, d_gate_up = torch.empty_like(d_lifted), torch.empty_like(gate_up)
     codes = torch.empty(rows, 2 * width, dtype=torch.float8_e4m3fn, device=gate_up.device)
@@ -215,7 +217,7 @@ def rotate(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rotate_backward(dq, dk, dv, cos, sin, out, queries, keys, q_token, q_head, k_token, k_head, v_token, v_head, half, heads: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
-    """Some heads of one token: the gradient of all heads before rotary positions, next to each other."""
+    """Some heads of one token: the gradient of all heads before rotary positions, concatenated."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * heads + tl.arange(0, heads)[:, None]
     column = tl.arange(0, columns)[None]
@@ -352,7 +354,7 @@ def quantize_rows(x: Tensor, columns_scale: Tensor | None) -> tuple[Tensor, Tens
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _cross_entropy(logits, targets, weights, losses, width, factor, cap, capped: tl.constexpr, weighted: tl.constexpr, gradient: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
-    """One row: -log p of its target, and if asked for, logits become their weighted gradient."""
+    """One row: -log p of its target; if requested, logits are replaced by their weighted gradient."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * width
     target = tl.load(targets + row)
@@ -387,7 +389,7 @@ def _cross_entropy(logits, targets, weights, losses, width, factor, cap, capped:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _ending(value, factor, cap, capped: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """What a family does to its logits, and its slope."""
+    """A family's transformation of logits, and its derivative."""
     if capped:
         bent = 2 * tl.sigmoid(2 * value / cap) - 1
         return cap * bent, 1 - bent * bent
@@ -418,7 +420,7 @@ def _gather_rows(table, tokens, rows, width, columns: tl.constexpr):  # type: ig
 
 
 def gather_rows(table: Tensor, tokens: Tensor) -> Tensor:
-    """Rows of a table that may lie in locked pages of the host."""
+    """Gather rows of a table that may be in pinned host memory."""
     width = table.shape[1]
     rows = torch.empty(*tokens.shape, width, dtype=table.dtype, device=tokens.device)
     grid = (tokens.numel(), triton.cdiv(width, COLUMNS))
@@ -490,11 +492,11 @@ def _warps(columns: int) -> int:
 
 
 FlashRule = tuple[float, float, int]
-"""The scale, the cap of scores (0: none), and how many tokens a token sees, its own included."""
+"""The scale, the cap of scores (0: none), and how many tokens a token attends to, itself included."""
 
 
 class _Blocks(NamedTuple):
-    """A program's own queries and the keys of one turn of its loop, or the other way round."""
+    """A program's own queries and the keys of one iteration of its loop, or vice versa."""
 
     own: int
     turn: int
@@ -503,18 +505,17 @@ class _Blocks(NamedTuple):
 
 
 ROOMY = 160 * 1024
-"""Bytes of shared memory of a block: an A100 or H200 has as much, a consumer's GPU about 99 KiB."""
+"""Bytes of shared memory of a block: an A100 or H200 has this much, a consumer GPU about 99 KiB."""
 FEW_PROGRAMS = 264
-"""Two for each multiprocessor of an H200: with fewer, smaller blocks of keys are faster."""
+"""Two per multiprocessor of an H200: with fewer programs, smaller blocks of keys are faster."""
 
 Kernel = Literal["forward", "queries", "keys"]
 
 
 @lru_cache
 def _blocks(kernel: Kernel, width: int, programs: int, device: torch.device) -> _Blocks:
-    """What was fastest on an H200, and fits the shared memory of smaller GPUs (compiled for 8.6 to 12.0).
-
-    `programs`: how many there would be with 64 queries or keys each.
+    """The fastest block sizes on an H200 that fit the shared memory of smaller GPUs (compiled for 8.6 to
+    12.0). `programs`: the number with 64 queries or keys each.
     """
     shared = 0
     if device.type == "cuda":
@@ -533,7 +534,7 @@ LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 # Annotations of a kernel are read by its compiler: only names that it knows are allowed.
 @triton.jit  # type: ignore[untyped-decorator]
 def _scores(q, kt, rows, keys, lowest, scale, cap, capped: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
-    """Scores [rows, keys] as powers of two, their slope before the scale, and which of them count."""
+    """Scores [rows, keys] in base 2, their derivative before the scale, and the mask."""
     raw = tl.dot(q, kt, input_precision="ieee")
     visible = (keys[None, :] >= lowest[:, None]) & (keys[None, :] <= rows[:, None])
     if capped:
@@ -544,7 +545,7 @@ def _scores(q, kt, rows, keys, lowest, scale, cap, capped: tl.constexpr):  # typ
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _forward(q, k, v, first, mixed, sums, tokens, heads, shared, q_token, q_head, k_token, k_head, v_token, v_head, width, scale, cap, window, capped: tl.constexpr, own: tl.constexpr, turn: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
-    """Some queries of one head against all keys that they see."""
+    """Some queries of one head against all keys that they attend to."""
     own_start, head = tl.program_id(0) * own, tl.program_id(1)
     rows, column = own_start + tl.arange(0, own), tl.arange(0, columns)
     in_rows, wide = rows < tokens, column < width
@@ -588,7 +589,7 @@ def _forward(q, k, v, first, mixed, sums, tokens, heads, shared, q_token, q_head
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _along(mixed, d_mixed, along, count, width, rows: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
-    """What the gradient of each row has along the row itself."""
+    """Row-wise sum of output times gradient."""
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     column = tl.arange(0, columns)
     offsets, inside = (
@@ -602,7 +603,7 @@ def _along(mixed, d_mixed, along, count, width, rows: tl.constexpr, columns: tl.
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _query_gradient(q, k, v, d_mixed, sums, along, first, dq, tokens, heads, shared, q_token, q_head, k_token, k_head, v_token, v_head, width, scale, cap, window, capped: tl.constexpr, own: tl.constexpr, turn: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
-    """Some queries of one head, over all keys that they see."""
+    """Some queries of one head, over all keys that they attend to."""
     own_start, head = tl.program_id(0) * own, tl.program_id(1)
     rows, column = own_start + tl.arange(0, own), tl.arange(0, columns)
     in_rows, wide = rows < tokens, column < width
@@ -632,7 +633,7 @@ def _query_gradient(q, k, v, d_mixed, sums, along, first, dq, tokens, heads, sha
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _key_gradient(q, k, v, d_mixed, sums, along, first, last, dk, dv, tokens, heads, shared, q_token, q_head, k_token, k_head, v_token, v_head, width, scale, cap, window, capped: tl.constexpr, own: tl.constexpr, turn: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, E501  # fmt: skip
-    """Some keys of one group, over all queries of all its heads that see them."""
+    """Some keys of one group, over all queries of all its heads that attend to them."""
     own_start, group = tl.program_id(0) * own, tl.program_id(1)
     keys, column = own_start + tl.arange(0, own), tl.arange(0, columns)
     in_keys, wide = keys < tokens, column < width
@@ -677,7 +678,7 @@ def document_bounds(tokens: int, starts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, rule: FlashRule) -> tuple[Tensor, Tensor]:
-    """Mixed values, and the logarithm of each row's sum."""
+    """Attention output, and the log-sum-exp of each row."""
     tokens, heads, width = q.shape
     mixed = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sums = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
@@ -695,7 +696,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, rule: FlashRule) -> 
 def attend_backward(
     saved: Sequence[Tensor], d_mixed: Tensor, rule: FlashRule
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`saved`: what went into `attend`, and what came out."""
+    """`saved`: the inputs and outputs of `attend`."""
     q, k, v, starts, mixed, sums = saved
     tokens, heads, width = q.shape
     groups = k.shape[1]

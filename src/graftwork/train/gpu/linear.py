@@ -27,7 +27,7 @@ class WholeWeight(NamedTuple):
 
 
 class EightBitWeight(NamedTuple):
-    """Row i of the weight is `codes[i] * scale[i]`. `turned` is the same turned over, where memory allows."""
+    """Row i of the weight is `codes[i] * scale[i]`. `turned` is the transposed copy, if memory allows."""
 
     codes: Tensor
     scale: Tensor
@@ -36,7 +36,7 @@ class EightBitWeight(NamedTuple):
 
 
 class FourBitWeight(NamedTuple):
-    """4-bit weights of layers that are used side by side."""
+    """4-bit weights of layers that are used together."""
 
     parts: tuple[Nf4Weight, ...]
     levels: Tensor
@@ -49,7 +49,7 @@ FrozenWeight = WholeWeight | EightBitWeight | FourBitWeight
 def quantize_eight(
     weights: Sequence[Tensor], bias: Tensor | None, *, turned: bool, device: str | torch.device
 ) -> EightBitWeight:
-    """The nearest 8-bit weight of layers below each other, with a scale per row; some rows at a time."""
+    """Quantize the concatenated weights of layers to 8 bits, with a scale per row; some rows at a time."""
     rows, inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
     codes = torch.empty(rows, inputs, dtype=FLOAT8, device=device)
     scale = torch.empty(rows, 1, dtype=torch.float32, device=device)
@@ -66,7 +66,7 @@ def quantize_eight(
 
 
 def dequantize_four(four: FourBitWeight, dtype: torch.dtype) -> Tensor:
-    """The 4-bit weight as numbers, its layers below each other."""
+    """Dequantize the 4-bit weight, with its layers concatenated."""
     tensors = [tensor for part in four.parts for tensor in part]
     whole: Tensor = dequantize_nf4(tensors, four.levels, dtype)
     return whole
@@ -135,7 +135,7 @@ def transposed_product_of_codes(
 
 
 def plain_quantize_rows(x: Tensor, columns_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """8-bit codes of each row and its scale, of x times a scale for each column where one is given."""
+    """8-bit codes and scale of each row of x, times a scale for each column if given."""
     wide = x.float() if columns_scale is None else x.float() * columns_scale
     scale = (wide.abs().amax(dim=1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
     return (wide / scale).clamp(-LARGEST, LARGEST).to(FLOAT8), scale
@@ -192,7 +192,7 @@ class EightBitLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The dequantized weight, computed each time."""
+        """The dequantized weight, recomputed each time."""
         return (self.codes.float() * self.scale).to(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -215,20 +215,22 @@ class LoraGroup(NamedTuple):
     b: tuple[Tensor, ...]
     scales: tuple[float, ...]
     outs: tuple[int, ...]
-    """Output widths of the layers side by side, also of those without an adapter (their b is absent)."""
+    """Output widths of the concatenated layers, including those without an adapter (their b is None)."""
     places: tuple[int, ...]
-    """Which of the layers each adapter belongs to."""
+    """Index of the layer that each adapter belongs to."""
     stack: "LoraStack | None" = None
-    """The same adapters stacked in memory of their own, if nothing is compiled."""
+    """The same adapters stacked in separate memory, if nothing is compiled."""
 
 
 class LoraStack(NamedTuple):
-    """The adapters of one product in the type of the activations, and room for their gradients in float32."""
+    """The adapters of one product in the type of the activations, and buffers for their gradients in
+    float32.
+    """
 
     a: Tensor
     """[all ranks, inputs]."""
     b: Tensor
-    """[all outputs, all ranks], scaled; zero where an output does not belong to the rank's layer."""
+    """[all outputs, all ranks], scaled; zero for outputs outside the rank's layer."""
     da: Tensor
     db: tuple[Tensor, ...]
     """[rank, outputs] of each adapter, unscaled."""
@@ -246,7 +248,7 @@ def stacked_a(group: LoraGroup, dtype: torch.dtype) -> Tensor:
 
 
 def stacked_b(group: LoraGroup, dtype: torch.dtype) -> Tensor:
-    """[all outputs, all ranks], zero where an output does not belong to the rank's layer."""
+    """[all outputs, all ranks], zero for outputs outside the rank's layer."""
     if group.stack is not None:
         return group.stack.b
     ranks = [b.shape[1] for b in group.b]
@@ -269,7 +271,7 @@ def add_thin(y: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def lora_product(frozen: FrozenWeight, group: LoraGroup, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """x Wᵀ + s (x Aᵀ) Bᵀ, and x Aᵀ, which the backward pass wants again."""
+    """x Wᵀ + s (x Aᵀ) Bᵀ, and x Aᵀ for the backward pass."""
     y = product(frozen, x)
     if not group.a:
         return y, None
@@ -281,7 +283,7 @@ def lora_product(frozen: FrozenWeight, group: LoraGroup, x: Tensor) -> tuple[Ten
 def input_gradient(
     frozen: FrozenWeight, group: LoraGroup, dy: Tensor, base: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradient of the input, and of x Aᵀ. `base` is dy W where it is computed already."""
+    """The gradient of the input, and of x Aᵀ. `base` is dy W if it is already computed."""
     dx = transposed_product(frozen, dy) if base is None else base
     if not group.a:
         return dx, None
@@ -343,7 +345,7 @@ class LoraStacks:
         self._into: list[int] = []
 
     def refresh(self) -> None:
-        """Take the adapters as they are now, and forget their stacked gradients."""
+        """Copy the current adapters, and clear their stacked gradients."""
         if not self._used:
             return
         torch._foreach_zero_(self._gradients)
@@ -378,7 +380,7 @@ class LoraStacks:
         self._add.run()
 
     def _adapters(self) -> Iterator[tuple[LoraGroup, LoraStack, int, slice]]:
-        """Each adapter: its group, the stack, its number in the group, its ranks in the stack."""
+        """Each adapter: its group, the stack, its index in the group, its ranks in the stack."""
         for group in self._used:
             assert group.stack is not None
             rank_start = 0
@@ -405,7 +407,7 @@ def _copies(copies: Sequence[tuple[Tensor, Tensor, float]], *, add: bool) -> Any
 
 
 def _gradient(group: LoraGroup, da: Tensor, db: Tensor) -> LoraGradient:
-    """Cut the stacked gradients into those of each layer."""
+    """Split the stacked gradients into those of each layer."""
     starts = [sum(group.outs[:layer]) for layer in range(len(group.outs))]
     ga, gb, rank_start = [], [], 0
     for number, b in enumerate(group.b):

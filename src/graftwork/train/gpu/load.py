@@ -43,7 +43,7 @@ FrozenWeights = tuple[list[dict[str, FrozenWeight]], FrozenWeight]
 
 
 def load_quantized(model: Any, tuning: Tuning, *, device: str) -> FrozenWeights:
-    """Move the model; what is frozen in its blocks and its head changes form on the way."""
+    """Move the model; its frozen weights are converted on the way."""
     blocks = []
     groups = linear_groups(layout_of(model))
     for layer in model.model.layers:
@@ -78,7 +78,9 @@ def frozen_weights_of(model: Any) -> FrozenWeights:
 
 
 class HostEmbedding(nn.Module):
-    """The table stays in host memory; the rows of a batch travel. A GPU reads them there by itself."""
+    """The embedding stays in host memory; the rows of a batch are transferred. A GPU reads them there
+    directly.
+    """
 
     def __init__(self, table: Tensor, *, device: str, scale: float = 1.0) -> None:
         super().__init__()
@@ -185,7 +187,7 @@ def _block_shape(config: Any, layer: Any, layout: BlockLayout, turn: int) -> Blo
 
 
 def linear_groups(layout: BlockLayout) -> dict[str, tuple[str, ...]]:
-    """The paths of the layers that read the same input, by the product that they are."""
+    """The paths of the layers that read the same input, by product."""
     return {"qkv": layout.qkv, "out": (layout.out,), "gate_up": layout.gate_up, "down": (layout.down,)}
 
 

@@ -28,15 +28,15 @@ FEWEST_DOCUMENTS = 16
 
 
 class PackedLayout(NamedTuple):
-    """One pass: documents one after another in one sequence, and where a token is predicted."""
+    """One pass: documents one after another in one sequence, and the positions that predict."""
 
     flat: Tensor
-    """Tokens, positions, places and targets, and where documents begin."""
+    """Tokens, positions, prediction positions and targets, and where documents begin."""
     counts: tuple[int, int]
-    """Tokens, and places that predict."""
+    """Number of tokens, and of positions that predict."""
     documents: Documents
     weights: Tensor | None = None
-    """The objective's weight for each target; None: every target weighs 1."""
+    """The objective's weight for each target; None: every target has weight 1."""
 
     @property
     def tokens(self) -> Tensor:
@@ -48,7 +48,7 @@ class PackedLayout(NamedTuple):
 
     @property
     def predicts(self) -> Tensor:
-        """Places whose next token is trained on."""
+        """Positions whose next token is trained on."""
         start = 2 * self.counts[0]
         return self.flat[start : start + self.counts[1]]
 
@@ -64,7 +64,7 @@ class PackedLayout(NamedTuple):
         return PackedLayout(flat, self.counts, replace(self.documents, starts=starts), weights)
 
     def copy_(self, other: "PackedLayout") -> None:
-        """Take the numbers of a pass of the same sizes."""
+        """Copy the numbers of a pass of the same sizes."""
         self.flat.copy_(other.flat)
         if self.weights is not None and other.weights is not None:
             self.weights.copy_(other.weights)
@@ -94,7 +94,7 @@ def pack(
 def pack_rows(
     rows: Sequence[Row], tuning: Tuning, *, device: str, weights: Sequence[Tensor] | None = None
 ) -> PackedLayout:
-    """One pass of all these rows."""
+    """Pack all these rows into one pass."""
     count = sum(len(row.tokens) for row in rows)
     room, shapes = tuning.micro_tokens, COMPILED_SHAPES if tuning.compiled else RECORDED_SHAPES
     fill = round_tokens(count, room=room, shapes=shapes) - count
@@ -133,10 +133,8 @@ def pack_rows(
 
 
 def _document_bounds(starts: list[int], lengths: list[int], longest: int) -> tuple[list[int], int]:
-    """Where documents begin, and a bound on their length (0: none is needed).
-
-    Documents of no length at the end make their number a round one: number and bound are shapes of a
-    recording, and few different ones may occur.
+    """Where documents begin, and an upper bound of their length (0: none is needed). Empty documents at the
+    end round their number up: number and bound are shapes of a recording, and few different ones may occur.
     """
     if min(lengths) == max(lengths):
         return starts, 0

@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LogProbabilities = Callable[[], "list[Tensor]"]
-"""Computes the log-probabilities that the model now gives the trained tokens, one tensor for each row."""
+"""Computes the model's current log-probabilities of the trained tokens, one tensor for each row."""
 
 
 class Objective(Protocol):
-    """Weights of tokens. Rows carry what an objective compares with: log-probabilities when sampled and of
-    the reference model, advantages, masks."""
+    """Weights of tokens. Rows contain what an objective compares with: log-probabilities when sampled and of
+    the reference model, advantages, masks.
+    """
 
     name: str
 
     def normalizer(self, rows: Sequence[Row]) -> float:
-        """What the weighted loss of one optimizer step is divided by."""
+        """Divisor of the weighted loss of one optimizer step."""
 
     def weights(self, rows: Sequence[Row], log_probabilities: LogProbabilities) -> "list[Tensor] | None":
         """The weight of each trained token, one tensor for each row; None if every token weighs 1.
@@ -40,7 +41,7 @@ class Objective(Protocol):
         """
 
     def measure(self, rows: Sequence[Row], log_probabilities: "Sequence[Tensor]") -> "dict[str, Tensor]":
-        """What a step reports besides the loss: values by name, of which the means are journaled."""
+        """Figures of a step besides the loss, by name; their means are journaled."""
 
 
 class BatchSource(Protocol):

@@ -24,6 +24,6 @@ def group_advantages(
 
 
 def is_dead(rewards: Sequence[float | None]) -> bool:
-    """Whether all answers got the same: such a group says nothing."""
+    """Whether all answers got the same reward: such a group has no signal."""
     graded = [reward for reward in rewards if reward is not None]
     return len(graded) < 2 or max(graded) - min(graded) < 1e-9

@@ -38,7 +38,7 @@ class PlannedOrder:
         return sum(self._rows_each * len(batch) for batch in self._steps[:step])
 
     def mark(self, number: int) -> object:
-        """What makes one different from the others: another order is another run."""
+        """Identifies the order: another order makes another run."""
         raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
@@ -93,9 +93,8 @@ def plan_batches(
     stages: Sequence[int | None] | None = None,
     weights: Sequence[float] | None = None,
 ) -> tuple[tuple[int, ...], ...]:
-    """The row numbers of each step, over all epochs.
-
-    A row is in an epoch as often as its weight says: once where no weights are given.
+    """The row numbers of each step, over all epochs. A row occurs in an epoch as often as its weight says:
+    once by default.
     """
     steps: list[tuple[int, ...]] = []
     ranks = [0] * len(lengths)

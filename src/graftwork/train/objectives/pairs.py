@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Render = Callable[[Row, str], tuple[tuple[int, ...], int]]
 """Tokens of the row's prompt with another reply, and where the reply begins."""
 ONE_SIDED = 0.9
-"""A share of pairs of which the same side is longer: then length is the easiest thing to learn."""
+"""Share of pairs of which the same side is longer: then length is the easiest thing to learn."""
 FEW_PAIRS = 20
 
 
@@ -49,8 +49,9 @@ LEFT_OUT = {
     "unrendered": "whose rejected reply the chat template changes",
     "too_long": "whose rejected reply is longer than every row",
 }
-"""Why rows with two replies are not pairs. Of contradicting ones both are left out, of repeated ones one is
-kept; what is longer than every row was not counted by the plan."""
+"""Why rows with two replies are not pairs. Contradicting pairs are both left out, of repeated ones one is
+kept; rows longer than every other were not counted by the plan.
+"""
 
 
 def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], Counter[str]]:
@@ -97,7 +98,7 @@ def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], Co
 
 
 def describe_pairs(pairs: Sequence[ReplyPair], left_out: Mapping[str, int]) -> list[str]:
-    """What a reader should know before training on them."""
+    """What users should know before training on them."""
     lengths = [[len(row.tokens) - row.trained_from for row in pair] for pair in pairs]
     chosen_tokens, rejected = (median([length[column] for length in lengths] or [0]) for column in (0, 1))
     notes = [f"{len(pairs)} pairs; median tokens: chosen {chosen_tokens:g}, rejected {rejected:g}"]

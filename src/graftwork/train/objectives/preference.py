@@ -22,7 +22,7 @@ from graftwork.train.settings import PreferenceSettings, TrainSettings
 
 
 class _PairLogps(NamedTuple):
-    """The log-probabilities of both replies now and by the reference."""
+    """The log-probabilities of both replies, current and by the reference."""
 
     chosen: Tensor
     rejected: Tensor
@@ -39,7 +39,7 @@ class _PairLogps(NamedTuple):
 
 
 class _PairObjective:
-    """What DPO and ORPO share: pairs are found, weighed and measured by `_compare`."""
+    """Shared by DPO and ORPO: pairs are found, weighted and measured by `_compare`."""
 
     name = ""
 
@@ -170,7 +170,7 @@ def _read_pair(chosen: TrainingSample, rejected: TrainingSample, now: dict[int, 
 
 
 SumLogProbabilities = Callable[[Sequence[TrainingSample]], list[float]]
-"""The log-probability that the model now gives each whole reply."""
+"""The model's current log-probability of each whole reply."""
 
 
 class KahnemanTversky:
@@ -217,8 +217,9 @@ def _gain(row: TrainingSample, now: Tensor) -> Tensor:
 def make_judged(
     rows: Sequence[Row], pairs: Sequence[ReplyPair], *, least_score: float | None
 ) -> list[TrainingSample]:
-    """Replies that are desirable (`chosen`) and not: both sides of pairs, replies without a rejected one, and
-    with `least_score` replies whose logged score is below it."""
+    """Desirable (`chosen`) and undesirable replies: both sides of pairs, replies without a rejected one, and
+    with `least_score` replies whose logged score is below it.
+    """
     paired = {pair.chosen.id for pair in pairs}
     judged = [row for pair in pairs for row in pair]
     for row in rows:
@@ -282,9 +283,8 @@ class JudgedOrder(PlannedOrder):
 
 
 def mismatch(rows: Sequence[TrainingSample], samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """Each prompt of a step with the reply of the row before it; of any other sample if the step has none.
-
-    A reply is cut where the row would become longer than every sample: memory is planned for those.
+    """Each prompt of a step with the reply of the row before it; of any other sample if the step has none. A
+    reply is truncated if the row would become longer than every sample: memory is planned for those.
     """
     longest = max(len(row.tokens) for row in samples)
     donors = []

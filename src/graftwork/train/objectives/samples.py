@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOSS_MEASURE = "loss"
-"""The measure that a step reports as its loss: a weighted sum of log-probabilities says nothing by itself."""
+"""The measure that a step reports as its loss: a weighted sum of log-probabilities is meaningless on its
+own.
+"""
 Part = Literal["rl", "sft", "chosen", "rejected"]
 Normalization = Literal["dapo", "dr_grpo", "grpo"]
 
@@ -25,7 +27,7 @@ class TrainingSample(Row):
     unit: str
     part: Part
     scale: float = 1.0
-    """What the weights of the row's tokens are multiplied by; it holds the division of the step's loss."""
+    """Factor on the weights of the row's tokens, including the divisor of the step's loss."""
     supervised_scale: float = 0.0
     """The same for the supervised term of a chosen reply: one over the chosen tokens of the step."""
     advantage: float = 0.0
@@ -36,8 +38,9 @@ class TrainingSample(Row):
     baseline: float = 0.0
     """KTO: the KL divergence of the step, which gains are compared with."""
     factors: tuple[float, ...] | None = None
-    """What the weight of each trained token is multiplied by; 0 for tokens that the model did not write or
-    whose log-probabilities disagree with the sampler's. None: 1 for every token."""
+    """Factor on the weight of each trained token; 0 for tokens that the model did not write or whose
+    log-probabilities disagree with the sampler's. None: 1 for every token.
+    """
 
 
 def count_trained(rows: Sequence[Row]) -> int:
@@ -57,7 +60,7 @@ class SupervisedFineTuning:
         """Every reply token weighs the same."""
 
     def measure(self, rows: Sequence[Row], log_probabilities: object) -> dict[str, "Tensor"]:
-        """The loss says it all."""
+        """Nothing is measured besides the loss."""
         return {}
 
 
@@ -81,7 +84,8 @@ def split_units(rows: Iterable[R]) -> list[list[R]]:
 
 def join_units(units: Sequence[Sequence[R]], *, most: int | None) -> list[list[R]]:
     """Micro-batches of at most `most` rows: the answers to a prompt, which share it; then pairs and single
-    rows together. No pair is torn apart."""
+    rows together. Pairs stay together.
+    """
     groups = [list(unit) for unit in units if len(unit) > 2]
     portions = [
         group[start : start + (most or len(group))]
@@ -125,7 +129,7 @@ def count_written(rows: Sequence[TrainingSample]) -> int:
 
 
 def scale_supervised(rows: Sequence[Row], *, unit: str, share: float = 1.0) -> list[TrainingSample]:
-    """Rows of supervised fine-tuning next to others: divided by their own tokens alone."""
+    """Rows of supervised fine-tuning in the same step: divided by their own tokens alone."""
     scale = share / max(count_trained(rows), 1)
     return [
         make_sample(row, unit=f"{unit}/{position}", part="sft", scale=scale)

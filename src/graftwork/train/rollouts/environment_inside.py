@@ -19,7 +19,7 @@ BROKEN_CALL = "error: a call is not JSON with name and arguments"
 
 
 def main(request_json: str) -> None:
-    """Play and print the result; what the environment prints goes to standard error."""
+    """Run the environment and print the result; its own output goes to standard error."""
     request = json.loads(request_json)
     output, sys.stdout = sys.stdout, sys.stderr
     player = _Command(request) if request.get("command") else _PythonClass(request)

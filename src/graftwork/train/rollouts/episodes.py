@@ -17,7 +17,7 @@ EPISODES = "episodes"
 
 
 class EpisodeTurn(Record):
-    """One turn of an episode: a reply of the model, or what the environment answered."""
+    """One turn of an episode: a reply of the model, or of the environment."""
 
     by: Literal["model", "environment"]
     text: str
@@ -53,7 +53,7 @@ class SampledAnswer(Record):
 
 
 class AnswerVerdict(Record):
-    """What an answer was worth. `reward` is None if a reward function failed: the answer does not count."""
+    """The grade of an answer. `reward` is None if a reward function failed: the answer does not count."""
 
     key: str
     reward: float | None

@@ -34,7 +34,7 @@ class PromptRecord:
 
     @property
     def weight(self) -> float:
-        """p(1 − p) of the share solved, smoothed so that no prompt is given up forever."""
+        """p(1 − p) of the share solved, smoothed so that no prompt is dropped permanently."""
         if not self.answers:
             return MOST_UNCERTAIN
         share = (self.solved + 0.5) / (self.answers + 1)
@@ -77,13 +77,13 @@ GradedAnswer = tuple[SampledAnswer, AnswerVerdict]
 SAMPLING_SECONDS = ("rollout_seconds", "grading_seconds")
 """Measures of a batch: seconds of sampling its answers, and of their rewards."""
 MOST_NAMED = 3
-"""Answers that messages about a failing reward name."""
+"""Number of answers that messages about a failing reward name."""
 MOST_SHOWN = 160
 """Characters of an answer in a message."""
 
 
 def measure_groups(groups: Sequence[Sequence[GradedAnswer]]) -> dict[str, float]:
-    """What a batch of rollouts shows, by name. Decoys do not count."""
+    """Measures of a batch of rollouts, by name. Decoys do not count."""
     counted = [group for group in groups if not group[0][0].decoy]
     pairs = [pair for group in counted for pair in group]
     rewards = [verdict.reward for _, verdict in pairs if verdict.reward is not None]
@@ -137,7 +137,7 @@ def compare_with_audit(groups: Sequence[Sequence[GradedAnswer]]) -> tuple[float,
 
 
 def find_extremes(groups: Sequence[Sequence[GradedAnswer]]) -> tuple[GradedAnswer, GradedAnswer] | None:
-    """The best and the worst answer of a batch; of equals the shortest. Decoys do not count."""
+    """The best and the worst answer of a batch; the shortest on a tie. Decoys do not count."""
     graded = [pair for group in groups for pair in group if pair[1].reward is not None and not pair[0].decoy]
     if not graded:
         return None
@@ -180,13 +180,13 @@ class FailureMessages:
 
 
 LEAST_SIGNAL = 0.05
-"""A smaller share of prompts with a difference in reward teaches nothing in a night."""
+"""With a smaller share of prompts with different rewards, training learns nothing in a night."""
 ENOUGH_PROMPTS = 32
-"""Prompts without a signal after which a run stops: of fewer, all may be without one by chance."""
+"""Prompts without a signal after which a run stops: fewer may all be without one by chance."""
 MOST_SOLVED = 0.95
 MOST_TRUNCATED = 0.5
 APART_BATCHES, APART_FROM = 3, 0.3
-"""A run stops where reward exceeds audit by more than this in as many batches in a row."""
+"""A run stops if reward exceeds audit by more than this in this many batches in a row."""
 NIGHT_SECONDS = 8 * 3600
 DECOY = "decoy/"
 MOST_PROMPTS_NAMED = 5
@@ -198,16 +198,16 @@ CAUGHT = 0.5
 
 
 class SignalSearch(NamedTuple):
-    """How far the first batches were searched for a signal."""
+    """Progress of the search for a signal in the first batches."""
 
     until: int = 0
-    """The last batch that was looked at."""
+    """The last batch that was checked."""
     prompts: int = 0
     """Asked so far, without a signal."""
     found: bool = False
 
     def after(self, batch: int, *, prompts: int) -> "SignalSearch":
-        """`prompts` without a signal; 0: this batch has one."""
+        """State after a batch: `prompts` without a signal; 0 if this batch has one."""
         return SignalSearch(batch, self.prompts + prompts, found=not prompts)
 
 
@@ -237,8 +237,7 @@ def advise(measures: Mapping[str, float]) -> str | None:
 
 
 def find_too_long(lengths: Mapping[str, int], *, longest_answer: int, positions: int) -> list[str]:
-    """Prompts that leave no room for an answer in the positions that the base knows; UserError if that is
-    all of them."""
+    """Prompts that leave no room for an answer in the base's context; UserError if all are too long."""
     too_long = [name for name, length in lengths.items() if length + longest_answer > positions]
     if too_long and len(too_long) == len(lengths):
         shortest = min(too_long, key=lambda name: lengths[name])
@@ -275,7 +274,7 @@ def make_decoys(cases: Sequence[Case], *, count: int, seed: int) -> list[Case]:
 
 
 def _with_secret(check: dict[str, object], secret: str) -> dict[str, object]:
-    """The check with expected values that no answer gives; of tests, one more that cannot hold."""
+    """The check with expected values that no answer gives; for tests, an additional one that always fails."""
     rule = check.get("metric") or next((key for key in check if key in VALUE_RULES), None)
     if rule in VALUE_RULES:
         # A secret is not a number, set or pattern, and no answer holds it: it has to be the answer itself.
@@ -328,7 +327,7 @@ def are_apart(recent: Sequence[tuple[float, float]]) -> bool:
 
 
 def uses_checks(spec: RewardSpec) -> bool:
-    """Whether the rewards read the checks of a case: only then an audit half means anything."""
+    """Whether the rewards read the checks of a case: otherwise an audit half is meaningless."""
     return any(
         part.metric in ("task_success", "checks_passed", "code_passes", "python_tests") for part in spec.parts
     )

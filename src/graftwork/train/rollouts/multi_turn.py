@@ -47,7 +47,7 @@ class Environment:
         self._sandbox: Sandbox | None = None
 
     def open(self, cases: Sequence[Case]) -> list[tuple[str, tuple[dict[str, Any], ...]]]:
-        """What it says first, and its tools, for each case; UserError where it does not start."""
+        """Its first message and its tools, for each case; UserError if it does not start."""
         openings = []
         for case, result in zip(cases, self._run([(case, ()) for case in cases]), strict=True):
             why = describe_failure(result)
@@ -69,7 +69,7 @@ class Environment:
         return openings
 
     def answer(self, episodes: Sequence[tuple[Case, Sequence[str]]]) -> list[EnvironmentAnswer]:
-        """What the environment answers to the last reply of each episode."""
+        """Return the environment's answers to the last reply of each episode."""
         return [read_answer(result) for result in self._run(episodes)]
 
     def _run(self, episodes: Sequence[tuple[Case, Sequence[str]]]) -> list[SandboxResult]:
@@ -139,14 +139,14 @@ def read_line(result: SandboxResult) -> dict[str, Any]:
 
 
 def clean_text(text: str) -> str:
-    """The text without characters that no prompt can hold: half characters, and the guard of the renderer."""
+    """The text without characters that no prompt can contain: lone surrogates, and the renderer's guard."""
     from graftwork.model.chat.renderer import GUARD
 
     return text.encode("utf-8", "replace").decode().replace(GUARD, "\ufffd")
 
 
 def read_answer(result: SandboxResult) -> EnvironmentAnswer:
-    """The answer, checked: nothing that an environment returns can break a run."""
+    """Validate the answer: nothing that an environment returns can break a run."""
     if why := describe_failure(result):
         return EnvironmentAnswer(failed=why)
     fields = read_line(result)

@@ -47,7 +47,7 @@ REWARD_SECONDS = "reward_seconds.json"
 
 
 def make_reward_spec(work: "OpenProject", *, folder: Path | None = None) -> RewardSpec:
-    """What a reward worker needs. The folder is left out of what names a run."""
+    """Build the spec of a reward worker. The folder is not part of the run's identity."""
     train, evaluate = work.settings.train, work.settings.evaluate
     own_digests = {
         reward.metric: hash_own(function_of(reward.metric), folder=work.project.root)
@@ -76,7 +76,7 @@ def make_taskset_spec(work: "OpenProject") -> TasksetSpec | None:
 
 
 def keep_taskset(spec: TasksetSpec, work: "OpenProject") -> Path:
-    """The file of its tasks as cases; read from the task set the first time."""
+    """The file of its tasks as cases, cached after the first read."""
     folder = taskset_folder(spec, work.project.root)
     if not (folder / CASES_FILE).is_file():
         work.reporter.info(f"reading the task set {spec.name}")
@@ -88,7 +88,7 @@ def keep_taskset(spec: TasksetSpec, work: "OpenProject") -> Path:
 
 
 def name_rewards(work: "OpenProject") -> dict[str, Any]:
-    """What rewards and prompts add to the name of a run; nothing for other objectives."""
+    """The part of rewards and prompts in the identity of a run; nothing for other objectives."""
     train = work.settings.train
     if train.objective != "grpo":
         return {}
@@ -188,7 +188,7 @@ def job_prompts(job: TrainJob, settings: TrainSettings) -> tuple[Case, ...]:
 
 
 def keep_reward_seconds(work: "OpenProject", seconds: float) -> None:
-    """Keep what the rewards of one answer took, for the next plan."""
+    """Store the time to reward one answer, for the next plan."""
     path = work.project.state / REWARD_SECONDS
     measured = _read_reward_seconds(path)
     write_atomic(path, json.dumps({**measured, _reward_key(work): seconds}))
@@ -214,8 +214,9 @@ def _read_reward_seconds(path: Path) -> dict[str, float]:
 
 
 PlannedRollouts = tuple[list[Row], TrainSettings, RolloutLoad]
-"""Rows as many and as long as the answers of a run may become, settings that step over them, and what is
-sampled for each step."""
+"""Rows with the maximum number and length of a run's answers, settings that step over them, and what is
+sampled for each step.
+"""
 
 
 def rollout_rows(work: "OpenProject", dataset: Path) -> PlannedRollouts:
@@ -254,7 +255,7 @@ def rollout_rows(work: "OpenProject", dataset: Path) -> PlannedRollouts:
 def lay_out_rows(
     longest: Sequence[Row], supervised: Sequence[Row], settings: TrainSettings, *, reward_seconds: float = 0.0
 ) -> PlannedRollouts:
-    """The rows of all steps; batches hold a step of answers and supervised rows."""
+    """Lay out the rows of all steps; batches contain a step of answers and supervised rows."""
     rollouts = settings.rollouts
     size, steps = rollouts.prompts * rollouts.num_generations, rollouts.steps * rollouts.updates
     answers = (row for prompt in cycle(longest) for row in [prompt] * rollouts.num_generations)

@@ -114,12 +114,12 @@ class RolloutSampler:
         ]
 
     def prepare(self, batch: int) -> None:
-        """Nothing to do: the adapter in training is the one that writes."""
+        """Nothing to do: the adapter in training generates the answers."""
 
     def write(
         self, groups: Sequence[Sequence[AskedReply]], *, progress: Callable[[], None]
     ) -> list[list[WrittenReply]]:
-        """Replies by the live adapter; the replies of a group share the beginning of their tokens."""
+        """Generate replies with the live adapter; the replies of a group share their prompt."""
         from graftwork.model.adapters.lora import active_adapter
         from graftwork.model.adapters.peft import activate
         from graftwork.model.load import eval_mode
@@ -203,7 +203,9 @@ class RolloutSampler:
         return requests
 
     def _give_back(self) -> None:
-        """A decoder's cache would wait for the garbage collector, and batches of them would pile up."""
+        """Free the decoder's cache now; otherwise it would wait for the garbage collector, and batches of
+        them would pile up.
+        """
         if self._decoder is not None:
             self._decoder.reset()
             self._decoder = None
@@ -213,13 +215,13 @@ ATTEMPTS = 3
 LONGEST_ANSWER = 64 * 2**20
 WHERE = "train.rollouts.endpoint"
 TOKEN_MARK = "token_id:"
-"""How vLLM names a token where it was asked for ids."""
+"""vLLM's prefix of a token if ids were requested."""
 
 SaveAdapter = Callable[[Path], None]
 
 
 class EndpointSampler(RolloutSampler):
-    """The same as the sampler over the live adapter, but for who writes the replies."""
+    """Like the sampler over the live adapter, with an endpoint that generates the replies."""
 
     def __init__(
         self,
@@ -239,8 +241,9 @@ class EndpointSampler(RolloutSampler):
         self._served = endpoint.model
 
     def prepare(self, batch: int) -> None:
-        """Give the endpoint the adapter as it is now, under a name of its own: prefixes that the endpoint
-        remembers belong to another name then."""
+        """Load the current adapter into the endpoint, under a new name, so that cached prefixes of the old
+        one are not used.
+        """
         if not self._endpoint.load_adapters or self._save is None:
             return
         # A resumed run names it differently: the server may still have the one from before.
@@ -345,7 +348,7 @@ def _no_tokens(why: str) -> UserError:
 
 
 MOST_APART = 3.0
-"""Tokens whose probability by trainer and server differs by more than this factor are left out."""
+"""Tokens whose probability differs by more than this factor between trainer and server are left out."""
 
 
 def correct_mismatch(
@@ -355,8 +358,9 @@ def correct_mismatch(
     *,
     most: float,
 ) -> tuple[list[TrainingSample], dict[str, float]]:
-    """Weigh each token by the trainer's probability over the sampler's. Tokens beyond `most` or below its
-    inverse are left out, as are tokens that nobody sampled. Gives rows and measures. Pure."""
+    """Weight each token by the trainer's probability over the sampler's. Tokens beyond `most` or below its
+    inverse are left out, as are tokens that were not sampled. Returns rows and measures. Pure.
+    """
     corrected, gaps, left_out = [], [], 0
     for row, theirs, ours in zip(rows, sampled, now, strict=True):
         factors = []

@@ -52,10 +52,9 @@ class RewardGrader(Protocol):
 
 
 class GroupRanking:
-    """Judges that compare the answers to one prompt: asked only where the other rewards tie.
-
-    A group whose gate failed, or whose rewards differ already, costs no judge; a group that was ranked before
-    a crash is not ranked again.
+    """Judges that compare the answers to one prompt, used only if the other rewards tie. A group whose gate
+    failed, or whose rewards already differ, costs no judge; a group that was ranked before a crash is not
+    ranked again.
     """
 
     def __init__(self, rewards: Sequence[RewardSettings], judge: RewardGrader) -> None:
@@ -125,7 +124,7 @@ ReferenceValues = Callable[[Sequence[TrainingSample]], list[tuple[float, ...]]]
 
 @dataclass(frozen=True)
 class RolloutParts:
-    """What a source is made of."""
+    """Components of a source."""
 
     settings: TrainSettings
     prompts: Mapping[str, tuple[Case, list[int]]]
@@ -135,7 +134,7 @@ class RolloutParts:
     journal: EpisodeJournal
     reference: ReferenceValues | None = None
     now: ReferenceValues | None = None
-    """Given where another sampler than the model in training writes the answers."""
+    """Set if another sampler than the model in training generates the answers."""
     supervised: Sequence[Row] = ()
     audit: Mapping[str, Case] = field(default_factory=dict)
     """Cases with the checks that never reward, by id."""
@@ -144,7 +143,7 @@ class RolloutParts:
 
 
 class RolloutSource(TrainingCallback):
-    """A batch source, and the callback that keeps the record of its prompts in checkpoints."""
+    """A batch source, and the callback that saves the record of its prompts in checkpoints."""
 
     name = "rollouts"
 
@@ -223,7 +222,7 @@ class RolloutSource(TrainingCallback):
     def _require_verdicts(
         self, number: int, groups: Sequence[Sequence[tuple[SampledAnswer, AnswerVerdict]]]
     ) -> None:
-        """Stop where no answer of a batch could be graded: there is nothing to train on."""
+        """Stop if no answer of a batch could be graded: there is nothing to train on."""
         graded = [verdict for group in groups for answer, verdict in group if not answer.decoy]
         if any(verdict.reward is not None for verdict in graded):
             return
@@ -260,8 +259,9 @@ class RolloutSource(TrainingCallback):
     def _watch(
         self, number: int, groups: Sequence[Sequence[tuple[SampledAnswer, AnswerVerdict]]], *, seconds: float
     ) -> None:
-        """Stop before training on nothing, on a reward that pays for the impossible, or on one that its audit
-        no longer follows."""
+        """Stop before training without a signal, on a reward that pays for the impossible, or on one that
+        diverges from its audit.
+        """
         checks = self._settings.reward_checks
         for answer, verdict in (pair for group in groups for pair in group):
             if answer.decoy and (verdict.reward or 0.0) >= CAUGHT:
@@ -287,7 +287,7 @@ class RolloutSource(TrainingCallback):
                 )
 
     def _look_for_signal(self, number: int, *, seconds: float) -> None:
-        """Say what the first batch shows, and stop where enough prompts carry no signal."""
+        """Report the first batch, and stop if enough prompts carry no signal."""
         if self._looked.found or number <= self._looked.until:
             return
         spent = seconds if self._has_sampled else 0.0
@@ -356,7 +356,7 @@ class RolloutSource(TrainingCallback):
         return self._held[1]
 
     def _grade(self, number: int, answers: Sequence[SampledAnswer]) -> dict[str, AnswerVerdict]:
-        """The verdict of each answer; those in the journal are not asked for again."""
+        """The verdict of each answer; those in the journal are not requested again."""
         verdicts = self._parts.journal.verdicts(number)
         if len(verdicts) == len(answers) and all(verdict.failed for verdict in verdicts.values()):
             # The run stopped here, as with a judge that is down: a run that is resumed asks it again.
@@ -420,7 +420,7 @@ class RolloutSource(TrainingCallback):
         ]
 
     def _correct(self, rows: list[TrainingSample], number: int) -> list[TrainingSample]:
-        """Where another sampler wrote the answers: weigh tokens by how far both are apart."""
+        """If another sampler generated the answers: weight tokens by the ratio of probabilities."""
         if self._parts.now is None or self._rollouts.endpoint is None or not rows:
             return rows
         answers = self._parts.journal.answers(number) or []

@@ -37,11 +37,11 @@ from graftwork.train.streamed.transfers import HostUnit, ModelUnits, cut_up, gra
 # working copies. A thread updates the units in the order in which the next forward pass asks for them; `wait`
 # blocks until one of them is done.
 SLICE_ELEMENTS = 1 << 22
-"""Elements that are updated at once: few enough for a slice of the gradient to stay in the cache."""
+"""Elements that are updated at once: a slice of the gradient fits the cache."""
 
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
-"""As torch.optim.AdamW has them."""
+"""The defaults of torch.optim.AdamW."""
 
 
 class StreamedAdam:
@@ -76,13 +76,13 @@ class StreamedAdam:
                 self._pending[id(unit)] = self._threads.submit(self._update, unit, scale, rate)
 
     def wait(self, unit: HostUnit) -> None:
-        """Until this unit is updated."""
+        """Wait until this unit is updated."""
         pending = self._pending.pop(id(unit), None)
         if pending is not None:
             pending.result()
 
     def finish(self) -> None:
-        """Until all units are updated."""
+        """Wait until all units are updated."""
         for unit in self._units:
             self.wait(unit)
 
@@ -103,7 +103,7 @@ class StreamedAdam:
                 unit.working[part].copy_(unit.master[part])
 
     def _update_on_gpu(self, unit: HostUnit, scale: float, rate: float) -> None:
-        """Two slices at a time on the GPU: one is fetched while the other is stepped and sent back."""
+        """Two slices at a time on the GPU: one is fetched while the other is updated and sent back."""
         assert unit.gradient is not None
         assert unit.moments is not None
         if not self._buffers:
@@ -153,7 +153,7 @@ class StreamedAdam:
 
 
 class _SliceBuffers:
-    """A slice on the GPU: weights, both moments and the gradient in float32, and what travels in 16 bits."""
+    """A slice on the GPU: weights, both moments and the gradient in float32, and 16-bit transfer buffers."""
 
     def __init__(self, elements: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -165,7 +165,7 @@ class _SliceBuffers:
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def apart(self) -> AbstractContextManager[Any]:
-        """What is launched within goes on next to the computation."""
+        """Launches inside run parallel to the computation."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def synchronize(self) -> None:
@@ -173,12 +173,12 @@ class _SliceBuffers:
             self._stream.synchronize()
 
     def sent(self, size: int, dtype: torch.dtype) -> Tensor:
-        """Room for `size` numbers on their way."""
+        """Buffer for `size` numbers in transfer."""
         return self._sent.view(dtype)[:size]
 
 
 CLIP_EPSILON = 1e-6
-"""As torch's `clip_grad_norm_` has it."""
+"""The same value as in torch's `clip_grad_norm_`."""
 
 
 class StreamedStrategy(SingleProcess):
@@ -326,7 +326,7 @@ class StreamedEngine(TrainingEngine):
         return super().digest()
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors themselves: a copy would need as much host memory again."""
+        """The tensors themselves: a copy would need the same amount of host memory again."""
         tensors = {f"adapter/{name}": tensor for name, tensor in self.learned().items()}
         for index, parameter in enumerate(self.parameters):
             moments = self.strategy.optimizer_state(parameter)

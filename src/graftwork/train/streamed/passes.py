@@ -30,7 +30,7 @@ from graftwork.train.streamed.transfers import (
 
 
 class BlockCall(NamedTuple):
-    """How the decoder calls per block, besides the hidden states."""
+    """The decoder's arguments for each block, besides the hidden states."""
 
     arguments: tuple[Any, ...]
     named: dict[str, Any]
@@ -64,7 +64,7 @@ class DecoderShell:
         self.padding: int | None = getattr(self.embedding, "padding_idx", None)
         """The token whose row is not trained."""
         self.row_scale = self._probe_rows(dtype)
-        """What the embedding multiplies a row of its table by."""
+        """The factor of the embedding on a row of its table."""
         for module in decoder.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
@@ -77,7 +77,9 @@ class DecoderShell:
 
     @torch.no_grad()
     def _probe_rows(self, dtype: torch.dtype) -> float:
-        """Look up rows of a table of zeros and of one of ones: the embedding may scale them, and no more."""
+        """Look up rows of a table of zeros and of one of ones: the embedding may scale them, but nothing
+        else.
+        """
         weight = self.embedding.weight
         tokens = torch.tensor([[0, weight.shape[0] - 1]], device=weight.device)
         ones = torch.ones((), dtype=dtype, device=weight.device)
@@ -96,7 +98,7 @@ class DecoderShell:
     def enter(
         self, embedded: Tensor, attended: Tensor, outer: Mapping[str, Tensor]
     ) -> tuple[Tensor, list[BlockCall]]:
-        """The first block's hidden states, and how each block is called."""
+        """Return the first block's hidden states, and the arguments of each block."""
         first: list[Tensor] = []
         calls: list[BlockCall] = []
 
@@ -121,7 +123,7 @@ class DecoderShell:
         )
 
     def run(self, index: int, weights: Mapping[str, Tensor], hidden: Tensor, call: BlockCall) -> Tensor:
-        """One block."""
+        """Run one block."""
         positional = () if call.by_name else (hidden,)
         keywords = {HIDDEN: hidden, **call.named} if call.by_name else call.named
         with weights_of_call(self.blocks[index], weights):
@@ -131,7 +133,7 @@ class DecoderShell:
         return result
 
     def leave(self, hidden: Tensor, attended: Tensor, outer: Mapping[str, Tensor]) -> Tensor:
-        """What the decoder makes of the last block's hidden states."""
+        """Return the decoder's output for the last block's hidden states."""
         last = len(self.blocks) - 1
 
         def answer(index: int) -> Callable[..., Any]:
@@ -168,7 +170,7 @@ class DecoderShell:
 
 @contextmanager
 def weights_of_call(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """The module computes with these weights for a moment; its own are put back, ties included."""
+    """The module computes with these weights temporarily; its own are restored, ties included."""
     owners = [
         (module.get_submodule(path), leaf) for path, _, leaf in (name.rpartition(".") for name in weights)
     ]
@@ -184,13 +186,13 @@ def weights_of_call(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
 
 @dataclass
 class Portion:
-    """Rows that go through a block together."""
+    """Rows that pass through a block together."""
 
     batch: TokenBatch
     hidden: Tensor
     """In the forward pass the hidden states, in the backward pass their gradient."""
     entered: tuple[Tensor, Tensor] | None
-    """The embedded rows and the first block's input, where the decoder does something in between."""
+    """The embedded rows and the first block's input, if the decoder does something in between."""
     calls: list[BlockCall]
 
 
@@ -218,11 +220,11 @@ class StreamedPasses:
         )
 
     def forget_weights(self) -> None:
-        """The weights on the host have changed."""
+        """Call after the weights on the host have changed."""
         self._weights.forget()
 
     def abandon(self) -> None:
-        """Forget what an interrupted step holds."""
+        """Drop the state of an interrupted step."""
         self._inputs.drop()
         self._memory.drop("inputs", "states", "outer", "head")
 
@@ -263,7 +265,7 @@ class StreamedPasses:
         return losses
 
     def _outer(self, *, learn: bool) -> dict[str, Tensor]:
-        """Weights outside of the blocks: few, and on the device for the whole step."""
+        """Weights outside the blocks: few, and on the device for the whole step."""
         unit = self._units.outer
         self._ready(unit)
         flat = unit.working.to(self._memory.device, copy=True)
@@ -308,7 +310,7 @@ class StreamedPasses:
         return self._units.head or self._units.table
 
     def _fetch(self, unit: HostUnit) -> dict[str, Tensor]:
-        """The table or the head, which are on the device only while they are used."""
+        """The embedding or the head, which are on the device only while they are used."""
         self._ready(unit)
         flat = self._memory.buffer(unit.elements, self._memory.dtype, "head")
         self._lane.copy(flat, unit.working).wait()
@@ -382,7 +384,7 @@ class StreamedPasses:
         return total, back
 
     def _sum_of(self, unit: HostUnit, part: str, *, passes: int) -> GradientSum:
-        """Where gradients outside of the blocks are added up: in float32, if there are several."""
+        """Accumulator of gradients outside the blocks: in float32, if there are several."""
         assert unit.gradient is not None
         several = passes > 1 or self._head_tokens is not None
         kind = torch.float32 if several else unit.gradient.dtype
@@ -427,7 +429,7 @@ class StreamedPasses:
             self._gradients.send(summed)
 
     def _leave(self, portions: list[Portion], outer: dict[str, Tensor], sums: GradientSum | None) -> None:
-        """The gradients of what is before the blocks: of the embedding, on the host."""
+        """The gradients of what precedes the blocks: of the embedding, on the host."""
         table = self._units.table
         if table.trained:
             self._lane.synchronize()

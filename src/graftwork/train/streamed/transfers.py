@@ -21,22 +21,22 @@ from graftwork.train.host_memory import CopyLane, DeviceMemory, Mark, aligned, h
 
 @dataclass
 class HostUnit:
-    """Weights that travel together. `gradient` and `moments` are None if the weights are frozen."""
+    """Weights that are transferred together. `gradient` and `moments` are None if the weights are frozen."""
 
     name: str
     begins: dict[str, int]
-    """Where each parameter is in a flat buffer."""
+    """Offset of each parameter in a flat buffer."""
     parameters: dict[str, nn.Parameter]
-    """By the name within the module that computes with them."""
+    """By the name within the module that uses them."""
     master: Tensor
     working: Tensor
-    """The weights as the device computes with them; the master itself if it is in the same type."""
+    """The weights as used by the device; the master itself if it has the same type."""
     gradient: Tensor | None = None
     moments: tuple[Tensor, Tensor] | None = None
     updates: int = 0
-    """Updates that the moments have seen."""
+    """Number of updates included in the moments."""
     norms: dict[str, Tensor] = field(default_factory=dict)
-    """The length of the last gradient of each parameter."""
+    """The norm of the last gradient of each parameter."""
 
     @property
     def trained(self) -> bool:
@@ -55,14 +55,14 @@ class HostUnit:
         return {name: self.view(name, flat) for name in self.parameters}
 
     def refresh(self) -> None:
-        """The working copy follows the master."""
+        """Update the working copy from the master."""
         if self.working is not self.master:
             self.working.copy_(self.master)
 
 
 @dataclass
 class ModelUnits:
-    """A model, cut up. `head` is None if the head shares the table of the embedding."""
+    """A model split into units. `head` is None if the head shares the embedding."""
 
     table: HostUnit
     outer: HostUnit
@@ -70,7 +70,7 @@ class ModelUnits:
     head: HostUnit | None
 
     def in_order(self) -> list[HostUnit]:
-        """As a forward pass asks for them."""
+        """In the order of a forward pass."""
         return [self.table, self.outer, *self.blocks, *([self.head] if self.head is not None else [])]
 
     def owner(self, parameter: nn.Parameter) -> tuple[HostUnit, str]:
@@ -87,10 +87,8 @@ class ModelUnits:
 def cut_up(
     model: Any, dtype: torch.dtype, *, pinned: bool = False, pinned_states: bool = False
 ) -> ModelUnits:
-    """Move the weights of a model in host memory into units, one after the other.
-
-    `dtype` is that of the working copies. What the device copies from and to is pinned, with `pinned_states`
-    also masters and moments.
+    """Move the weights of a model in host memory into units, one after the other. `dtype` is that of the
+    working copies. Buffers for transfers are pinned, with `pinned_states` also masters and moments.
     """
     parts = decoder_parts(model)
     embedding = model.get_input_embeddings()
@@ -152,9 +150,8 @@ def _cannot(why: str) -> UserError:
 
 
 def add_rows(table: HostUnit, tokens: Tensor, gradient: Tensor, *, padding: int | None) -> None:
-    """Add the gradient of looked-up rows to that of the table; the row of `padding` is not trained.
-
-    Rows of the same token are summed on the device, in their order: the same bits every time.
+    """Add the gradient of looked-up rows to that of the table; the row of `padding` is not trained. Rows of
+    the same token are summed on the device in order, for bit-identical results.
     """
     assert table.gradient is not None
     (name,) = table.parameters
@@ -169,7 +166,7 @@ def add_rows(table: HostUnit, tokens: Tensor, gradient: Tensor, *, padding: int 
 
 
 def gradient_norm(units: ModelUnits, parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The length of the whole gradient, on the host."""
+    """The norm of the whole gradient, on the host."""
     norms = []
     for parameter in parameters:
         unit, name = units.owner(parameter)
@@ -179,7 +176,7 @@ def gradient_norm(units: ModelUnits, parameters: Sequence[nn.Parameter]) -> Tens
 
 
 def measure_norms(unit: HostUnit, flat: Tensor) -> None:
-    """Remember the length of each gradient in `flat`, wherever that is."""
+    """Record the norm of each gradient in `flat`, on any device."""
     unit.norms = {
         name: torch.linalg.vector_norm(view, dtype=torch.float32) for name, view in unit.views(flat).items()
     }
@@ -187,11 +184,13 @@ def measure_norms(unit: HostUnit, flat: Tensor) -> None:
 
 SLOTS = 2
 LEAVING = 2
-"""Inputs on their way to the host at once: the host waits before it launches more, or all would be there."""
+"""Inputs in transfer to the host at the same time: the host waits before it launches more, to bound
+memory.
+"""
 
 
 class WeightSlots:
-    """Weights of blocks on the device. `use` gives those of a block, `prefetch` begins to fetch another."""
+    """Weights of blocks on the device. `use` returns those of a block, `prefetch` begins to fetch another."""
 
     def __init__(
         self, units: list[HostUnit], memory: DeviceMemory, *, ready: Callable[[HostUnit], None]
@@ -204,10 +203,10 @@ class WeightSlots:
         self._marks = [Mark() for _ in range(SLOTS)]
         self._holds: list[int | None] = [None] * SLOTS
         self._used = 0
-        """The slot that is computed with."""
+        """The slot in use."""
 
     def use(self, index: int) -> dict[str, Tensor]:
-        """The weights of a block, for everything that is computed from now on."""
+        """The weights of a block, for all later computation."""
         self.prefetch(index)
         self._used = self._holds.index(index)
         self._marks[self._used].wait()
@@ -215,7 +214,7 @@ class WeightSlots:
         return unit.views(self._slots[self._used][: unit.elements])
 
     def prefetch(self, index: int) -> None:
-        """Begin to fetch a block into the slot that is not in use, after what is computed until now."""
+        """Begin to fetch a block into the free slot, after the computation so far."""
         if not 0 <= index < len(self._units) or index in self._holds:
             return
         slot = 1 - self._used
@@ -225,12 +224,12 @@ class WeightSlots:
         self._marks[slot] = self._lane.copy(self._slots[slot][: unit.elements], unit.working)
 
     def forget(self) -> None:
-        """The weights on the host have changed."""
+        """Call after the weights on the host have changed."""
         self._holds = [None] * SLOTS
 
 
 class GradientSlots:
-    """Gradients on their way to the host: added up over the passes of a step, measured, copied."""
+    """Gradients in transfer to the host: accumulated over the passes of a step, measured, copied."""
 
     def __init__(self, units: list[HostUnit], memory: DeviceMemory) -> None:
         self._memory = memory
@@ -242,7 +241,7 @@ class GradientSlots:
         self._sums: Tensor | None = None
 
     def begin(self, unit: HostUnit, *, passes: int) -> "GradientSum":
-        """Where the gradients of a unit are added up."""
+        """Return the accumulator of a unit's gradients."""
         self._turn = (self._turn + 1) % SLOTS
         self._marks[self._turn].wait()
         slot = self._slots[self._turn][: unit.elements]
@@ -288,18 +287,18 @@ class GradientSum:
                 self._begun.add(name)
 
     def finish(self) -> None:
-        """What no pass has used has a gradient of zero."""
+        """Weights that no pass has used get a gradient of zero."""
         for name in self._views.keys() - self._begun:
             self._views[name].zero_()
 
 
 class BlockInputs:
-    """The hidden states that blocks start from, until their backward pass: on the device, or on the host."""
+    """The inputs of blocks until their backward pass: on the device, or on the host."""
 
     def __init__(self, memory: DeviceMemory, *, on_host: int) -> None:
         self._memory = memory
         self._on_host = on_host
-        """Blocks, from the bottom, whose inputs wait on the host."""
+        """Blocks, from the bottom, whose inputs are offloaded to the host."""
         self._there: dict[tuple[int, int], Tensor] = {}
         self._away: dict[tuple[int, int], tuple[Tensor, torch.Size]] = {}
         self._coming: dict[tuple[int, int], tuple[Tensor, Mark]] = {}
