@@ -147,7 +147,7 @@ def compare_live(forecast: EscalationForecast, requests: Sequence[LiveRequest]) 
     graded = [request for request in requests if request.quality is not None]
     priced = [request for request in requests if request.cost is not None]
     cost = mean_cost([request.cost for request in priced], [request.session for request in priced])
-    remarks = [] if graded else ["no live answer has a grade: feedback is what live quality is measured by"]
+    remarks = [] if graded else ["no live answer has a grade: live quality is measured by feedback"]
     return EscalationLive(
         predicted_at=forecast.made_at,
         requests=len(requests),

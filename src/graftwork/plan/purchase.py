@@ -540,7 +540,7 @@ def price_of(option: PurchaseOption, gpu: Gpu, *, have: Machine) -> Price:
     if gpu.launch_usd is None:
         raise UserError(
             f"{gpu.name} has no price",
-            why="it was not sold by itself at launch, or the catalog does not know for how much",
+            why="it was not sold separately at launch, or the catalog lacks its price",
             fix=f'state it: --option "{gpu.name}=1800"',
             where="--option",
         )

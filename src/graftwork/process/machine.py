@@ -195,7 +195,11 @@ def killed_for_memory(code: int, *, kills: int, vitals: Vitals | None) -> OutOfM
     starved = free is not None and limit is not None and free < NEARLY_NONE * limit
     if not kills and not starved:
         return None
-    why = "the kernel killed for want of memory" if kills else f"only {free:.2f} GiB of memory were free"
+    why = (
+        "the kernel killed a process because memory ran out"
+        if kills
+        else f"only {free:.2f} GiB of memory were free"
+    )
     figures = {"peak_memory_gib": vitals.memory_gib} if vitals else {}
     if limit is not None:
         figures["memory_limit_gib"] = limit

@@ -531,7 +531,7 @@ def start_project(
     )
     write_atomic(path, text)
     load_settings(path)
-    estimated = None if proposal.size.counted else f"the tokenizer of {base} is not at hand yet"
+    estimated = None if proposal.size.counted else f"the tokenizer of {base} is not on this machine yet"
     if clean is None:
         estimated = "rows that repeat others are not known yet"
     return Started(

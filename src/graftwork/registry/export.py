@@ -212,7 +212,7 @@ def _read_parent(work: OpenProject, name: str) -> _Parent:
         )
     if unmergeable := [key for key in tensors if not key.endswith((".lora_A.weight", ".lora_B.weight"))]:
         raise UserError(
-            f"{name} has weights besides its LoRA factors",
+            f"{name} has weights other than its LoRA factors",
             why=f"{unmergeable[0]} and {len(unmergeable) - 1} more"
             if len(unmergeable) > 1
             else unmergeable[0],

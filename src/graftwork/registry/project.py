@@ -395,10 +395,10 @@ def trace_release(work: OpenProject, release: Release, *, lines: bool = True) ->
             parent = work.releases.get(child.parent)
         except GraftError:
             lost = drawing.node("release", child.parent[:12], key=child.parent, state="not in this index")
-            drawing.edge(child_node, lost, "took the place of")
+            drawing.edge(child_node, lost, "replaced")
             break
         below = _draw_release(work, drawing, parent)
-        drawing.edge(child_node, below, "took the place of")
+        drawing.edge(child_node, below, "replaced")
         _draw_making(work, drawing, parent, below, None, lines=False)
         child, child_node = parent, below
     return LineageGraph(nodes=tuple(drawing.nodes.values()), edges=tuple(drawing.edges))

@@ -86,7 +86,7 @@ def describe_experiment(work: OpenProject, settings: ServeSettings) -> str | Non
         return None
     if isinstance(experiment, str):
         return f"no experiment yet, {settings.split.alias} answers everything: {experiment}"
-    remark = "" if settings.capture else "; captures are off, so nothing of it can be compared"
+    remark = "" if settings.capture else "; captures are off, so it cannot be compared"
     return (
         f"experiment {experiment.experiment}: {experiment.share:.3g} of the sessions that ask for "
         f"{experiment.alias} go to {settings.split.challenger} ({experiment.challenger[:12]}){remark}"
@@ -174,7 +174,9 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
             _require_template(work, release, template)
             require_engine_gate(work, release, settings)
         if not same_base:
-            work.reporter.info(f"{release.model} needs another base ({release.base}): it is not served here")
+            work.reporter.info(
+                f"{release.model} needs a different base ({release.base}): it is not served here"
+            )
         elif release.template_fingerprint != template:
             work.reporter.info(f"{release.model} was trained with another chat template: it is not served")
         elif settings.engine.kind != "endpoint":
@@ -269,7 +271,7 @@ def with_threshold(work: OpenProject, settings: ServeSettings) -> ServeSettings:
         meant = "whole answers" if prefix_tokens is None else f"the first {prefix_tokens} tokens"
         raise UserError(
             f"the threshold of log-probabilities was not chosen for {meant}",
-            why="the mean over the first tokens is another figure than that over the whole answer",
+            why="the mean over the first tokens differs from that over the whole answer",
             fix="graft eval escalation --logprob"
             + ("" if prefix_tokens is None else f" --prefix-tokens {prefix_tokens}"),
             where="serve.escalate.min_logprob",
@@ -493,14 +495,14 @@ def _require_template(work: OpenProject, release: Release, template: str | None)
     if release.template_fingerprint != template:
         raise UserError(
             f"release {release.id[:12]} was trained with another chat template",
-            why="asked in another form than it was trained in, the model answers badly",
+            why="a model that is prompted in another form than in training answers badly",
             fix="restore the template of the base model, or prepare and train again",
         )
     file = open_store(work).get(release.id) / TEMPLATE_FILE
     if file.is_file() and file.read_text() != load_template(work).tool_template:
         raise UserError(
             f"release {release.id[:12]} was trained with another form of tool calls",
-            why="asked in another form than it was trained in, the model calls its tools badly",
+            why="a model that is prompted in another form than in training calls its tools badly",
             fix="serve it with the version of graftwork that made it, or train again",
             where=str(file),
         )

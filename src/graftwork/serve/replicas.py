@@ -598,7 +598,7 @@ class EngineSet:
         """Use other settings from now on. Of the engine itself only the replicas may differ."""
         if self._own is None and not settings.failover.endpoints:
             raise UserError(
-                "nobody would answer any more",
+                "no engine would be left to answer",
                 why="this server has no engine of its own, and the settings name no endpoint",
                 fix="stop `graft serve` and start it again",
                 where="serve.failover.endpoints",

@@ -148,7 +148,7 @@ def _busy(where: str) -> Busy:
     return Busy(
         "another process keeps the state database busy",
         why="it held the write lock for longer than the timeout",
-        fix="run the same command again; `graft status` shows what is at work",
+        fix="run the same command again; `graft status` shows what is running",
         where=where,
     )
 

@@ -214,7 +214,7 @@ def _control_cycle(action: cycle.ControlAction) -> WebAction:
 
 
 CONTROLLED: dict[cycle.ControlAction, str] = {
-    "begin": "a cycle was asked for",
+    "begin": "a cycle was requested",
     "pause": "the coordinator pauses after the running step",
     "resume": "the coordinator continues",
     "cancel": "the cycle was canceled",

@@ -95,7 +95,7 @@ def _check_session(
     if provider.starts is not None and not any(
         start <= session.start < end for start, end in provider.starts
     ):
-        broken.append("nobody is there to start it")
+        broken.append("nobody is present to start it")
     if provider.longest is not None and length > provider.longest:
         broken.append(f"{length} minutes, {provider.longest} possible")
     if session.train < provider.shortest:

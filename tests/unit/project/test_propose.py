@@ -392,7 +392,7 @@ def test_a_count_without_the_tokenizer_is_called_an_estimate(tmp_path, monkeypat
     monkeypatch.setattr("graftwork.project.init.is_ready", lambda *_args, **_more: False)
     log = write_log(tmp_path / "log.jsonl", chat)
     started = start_project(tmp_path, [str(log)], base="smollm2-135m-instruct")
-    assert started.estimated == "the tokenizer of smollm2-135m-instruct is not at hand yet"
+    assert started.estimated == "the tokenizer of smollm2-135m-instruct is not on this machine yet"
 
 
 @pytest.mark.parametrize("base", ["qwen3", "someone/no-such-model"])

@@ -238,9 +238,7 @@ def test_a_lineage_goes_down_to_the_log_and_back_to_the_parents(place):
     kinds = [node["kind"] for node in graph["nodes"]]
     assert kinds[0] == "release"
     assert {"release", "run", "plan", "report", "verdict", "base", "dataset", "file"} <= set(kinds)
-    assert {"made": f"release:{second}", "of": f"release:{first}", "how": "took the place of"} in graph[
-        "edges"
-    ]
+    assert {"made": f"release:{second}", "of": f"release:{first}", "how": "replaced"} in graph["edges"]
     assert place.type("lineage", second, "--dot").startswith("digraph lineage {")
     words = place.type("lineage", second)
     assert (

@@ -289,7 +289,7 @@ def test_the_cycle_is_approved_paused_and_canceled_with_name_and_reason(acting):
     assert visitor.post("/actions/cycle-approve", cycle="3", step="promote", reason="seen").status == 409
     done = visitor.post("/actions/cycle-approve", cycle="4", step="promote", reason="seen")
     assert done.status == 303
-    assert "Promote waits for you" not in visitor.get("/cycle").text
+    assert "Promote waits for your approval" not in visitor.get("/cycle").text
     assert visitor.post("/actions/cycle-pause", reason="the card is needed").status == 303
     assert "paused by" in visitor.get("/cycle").text
     assert visitor.post("/actions/cycle-resume", reason="it is free").status == 303

@@ -324,7 +324,7 @@ def test_a_plan_with_a_number_that_cannot_be_is_refused_on_its_page(page, query)
 
 def test_the_cycle_shows_its_steps_and_what_waits_for_a_person(page):
     text = page.visitor.get("/cycle").text
-    assert "Promote waits for you" in text
+    assert "Promote waits for your approval" in text
     assert "graft up approve promote" in text
     assert "Train was approved by ada" in text
     assert "not promoted" in text

@@ -360,7 +360,7 @@ class _CanaryClaim:
             raise Busy(
                 f"this canary of {self._running.alias} has ended: another canary took its place",
                 why="the command that watches it gave no sign of life until its lease had ended",
-                fix="wait for the other one; the same command goes on with the evidence so far",
+                fix="wait for the other one; the same command continues with the evidence so far",
                 where="--canary",
             )
 

@@ -346,7 +346,7 @@ class HostsPlace:
         """Counts and hashes of a prepared dataset that is on the host, and its folder there."""
         if len(self._connections) > 1:
             raise UserError(
-                f"{self.name} has several hosts, and data of its own is on one",
+                f"{self.name} has several hosts, but its data is on one",
                 fix=f"specify the host, as {self.name}:{next(iter(self._connections))}",
             )
         connection = next(iter(self._connections.values()))

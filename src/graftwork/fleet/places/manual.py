@@ -208,7 +208,7 @@ def _instructions(order: JobOrder, bundle: Bundle, secrets: Mapping[str, str]) -
         f"3. Download `{RESULTS}` and run `graft fleet fetch {order.job_id} {RESULTS}` here.",
         "",
         f"On a machine with a shell: unpack the archive and run `{run.removeprefix('!')}`.",
-        f"The job ends by itself after {order.seconds / 3600:.1f} h, with a checkpoint. `graft "
+        f"The job ends after {order.seconds / 3600:.1f} h, with a checkpoint. `graft "
         "fleet run` continues from it, at this place or another.",
     ]
     if secrets:

@@ -69,7 +69,7 @@ class RestClient:
         if status == 429 or status >= 500:
             raise PlaceUnreachable(
                 f"{self.name} answered with status {status}",
-                why="a machine may have been made all the same",
+                why="a machine may have been created anyway",
                 fix="`graft fleet reconcile` finds it; then run the command again",
             )
         return self.checked(status, content)

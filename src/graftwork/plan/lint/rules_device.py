@@ -244,7 +244,7 @@ def full_hardly_fits(config: Configuration, context: LintContext) -> Iterator[Ru
     yield RuleHit(
         f"weights and what learns them take {least:.1f} of {context.gpu.memory_gib:.1f} GiB; "
         f"{remaining:.1f} are left",
-        f"{explanation}; activations, buffers and the CUDA context must do with the rest",
+        f"{explanation}; activations, buffers and the CUDA context have to fit the rest",
         f"offload the weights too (ZeRO-3), or train an adapter; {FIT}",
         ("zero_stage", "method", "model"),
     )

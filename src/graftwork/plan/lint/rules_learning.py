@@ -147,7 +147,7 @@ def ppo_is_heavy(config: Configuration, _context: LintContext) -> Iterator[RuleH
     """PPO where memory is short."""
     if (config.algorithm or "").lower() == "ppo":
         yield RuleHit(
-            "PPO keeps a value model, a reward model and a reference besides the policy",
+            "PPO keeps a value model, a reward model and a reference model in addition to the policy",
             "that is up to four models in memory; TRL took its PPO trainer out in 1.13",
             "GRPO needs no value model, and with an adapter the reference is the base itself",
             ("algorithm",),
