@@ -1,4 +1,4 @@
-"""What commands share: options, opening the project with progress on the terminal, detached runs."""
+"""Shared parts of commands: options, opening the project with progress on the terminal, detached runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -251,7 +251,7 @@ IO.puts("\n{\"total\":#{total},\"failures\":#{failures}}")
 
 ERLANG, ELIXIR = "/usr/lib/erlang", "/usr/lib/elixir"
 LEAST_SECONDS, LEAST_MEMORY = 30.0, 1024 * MIB
-"""Time and memory limits for the BEAM, which takes most of a second to start and reserves address space."""
+"""Least time and memory for the BEAM, which takes most of a second to start and reserves address space."""
 ALLOWED = (
     "Enum", "String", "List", "Map", "Regex", "Integer", "Float", "Tuple", "Keyword", "MapSet", "Stream",
     "Kernel", "Range", "Bitwise", "Base", "URI", "Date", "DateTime", "Time", "Access", "Function", "Logger",

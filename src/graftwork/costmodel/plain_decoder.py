@@ -435,7 +435,7 @@ class Linear:
         count, width = sizes[0] * sizes[1], ELEMENT_BYTES[setup.dtype]
         self.four = setup.method == "qlora"
         self.last = False
-        """True for the last use in its layer."""
+        """True for the last module of its layer."""
         self.weights = [Weight((count + 1) // 2, 1)] if self.four else [Weight(count, width, trained=trained)]
         if self.four:
             blocks = -(-count // QUANTIZED_BLOCK)
@@ -553,7 +553,7 @@ class Norm:
         width = FLOAT if setup.method == "qlora" and setup.kbit_upcast else ELEMENT_BYTES[setup.dtype]
         self.size, self.style = size, style
         self.last = False
-        """True for the last use in its layer."""
+        """True for the last module of its layer."""
         self.weight = Weight(size, width, trained=trained)
         self.weights = [self.weight]
 

@@ -1,4 +1,4 @@
-"""What a GPU reaches within a training step, by its data sheet. Pure.
+"""Rates of a GPU within a training step, by its data sheet. Pure.
 
 Input: a GPU of the catalog. Output: StepRates, in operations and bytes per second. Constants without a source
 were fitted to benchmarks/results/train_gpu.json and tests/data/step_times.jsonl (H200, 2026-11).

@@ -1,4 +1,4 @@
-"""What the coordinator does next: begin a cycle, do a step, wait or close the cycle; and its notices.
+"""Decide what the coordinator does next: begin a cycle, do a step, wait or close the cycle; and its notices.
 
 Input: the state, the settings, facts about the project and the moment. Output: one action, or the difference
 of two states as messages for people. Knows no stores, no clock and no models.

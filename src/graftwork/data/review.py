@@ -1,4 +1,4 @@
-"""What people say of answers: rows to look at, corrections, and the judge compared with them.
+"""Human review: rows to look at, corrections, and the judge compared with them.
 
 Input: an open project: its captures, the last evaluation, the last audit, the dataset. Output: items and
 decisions; corrections with reviewer and time, and which contradict each other; one JudgeCalibration for each

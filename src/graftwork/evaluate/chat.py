@@ -280,7 +280,7 @@ def chat_settings(work: OpenProject, subject: ChatSubject) -> ServeSettings:
 def open_chat(
     work: OpenProject, subject: ChatSubject, *, max_tokens: int | None = None, temperature: float = 0.0
 ) -> Iterator["Chat"]:
-    """Start what answers, and end it with the block."""
+    """Start the engine that answers; it ends with the block."""
     settings = chat_settings(work, subject)
     require_upstream_keys(settings)
     folder = work.project.serving / CHAT / secrets.token_hex(4)

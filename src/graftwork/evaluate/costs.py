@@ -1,4 +1,4 @@
-"""What answers cost: tokens per task, dollars per success, the slowest requests; what a small model saves.
+"""Costs of answers: tokens per task, dollars per success, the slowest requests; savings of a small model.
 
 Input: cases, answers, what a token or a second costs; the usage of the log by day. Output: metrics with
 intervals, clustered by session; Savings with an interval over days. What the log does not state is left out,

@@ -1,4 +1,4 @@
-"""What graft.yaml says about evaluation, checked when it is read."""
+"""The `evaluate` settings of graft.yaml, validated when they are read."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches

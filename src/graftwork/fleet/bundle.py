@@ -1,4 +1,4 @@
-"""What travels: a job as a folder that any place can run, its results on the way back, an image to run it in.
+"""A job as a folder that any place can run, its results, and an image to run it in.
 
 Input: the job of a worker, its dataset, where its base is, a checkpoint to continue from. Output: the folder,
 named by its content; `bundle.json` names every file by its hash. This installation travels in it as a wheel

@@ -1,4 +1,4 @@
-"""What checks can say of the beginning of an answer, while the rest is still being written.
+"""Apply checks to the beginning of an answer, while the rest is still being generated.
 
 Input: the name of a metric or check, a case, the text so far. Output: `fails` where no continuation can pass,
 `passes` where every one does, None if it depends on the rest. A check that is not known here judges whole

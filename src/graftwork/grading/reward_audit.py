@@ -1,4 +1,4 @@
-"""What would spoil a reward, looked for before training: answers that cheat, logged scores that say nothing.
+"""Find problems of a reward before training: answers that cheat, logged scores without information.
 
 Input: a case, or the scores of a log with their replies and status. Output: answers that deserve nothing,
 each to be tried against a reward (programs are for cases that ask for code, texts for all); findings that

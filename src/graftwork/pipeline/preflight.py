@@ -1,4 +1,4 @@
-"""Everything that can be found out before the first training step, in seconds and without loading weights.
+"""Checks before the first training step, in seconds and without loading weights.
 
 Input: an open project with a prepared dataset and a plan. Output: problems, how long each stage will take,
 and what disk and port look like; for `graft reward check`, what the gold answer, an empty one and a catalog

@@ -1,4 +1,4 @@
-"""The whole run in time: which steps have to be done, how long each should take, and how long it took.
+"""The time of a whole run: which steps have to be done, how long each should take, and how long it took.
 
 Input: an open project and the steps of its pipeline. Output: a RunPlan; for each step that was done a
 StageTime in the ledger, which `graft status --json` shows part by part. Nothing is done, trained or loaded.

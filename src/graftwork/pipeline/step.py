@@ -1,4 +1,4 @@
-"""What a step is: what it needs, what it depends on, what it makes, and when it is up to date.
+"""The definition of a step: its dependencies, inputs and outputs, and when it is up to date.
 
 A step is done again only when the fingerprint of its inputs has changed or its output is gone.
 """

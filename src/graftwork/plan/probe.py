@@ -1,4 +1,4 @@
-"""Half a minute on the real device: started in a process of its own, kept, and found again.
+"""The probe: half a minute on the real device in a separate process, with a cached result.
 
 Input: a shape and a place to try the disk. Output: ProbeFacts, in the project's state folder and in the
 user's cache, by device, driver and version of torch. A probe of another device is never given out.

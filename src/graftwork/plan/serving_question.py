@@ -1,4 +1,4 @@
-"""A question about serving, the records of its answer, and what engines reach of a machine's figures. Pure.
+"""A question about serving, the records of its answer, and the efficiency of engines. Pure.
 
 Input: facts: the shape of a model, the figures of a machine, the load; it does not know where they were read.
 Every figure of an answer has a range. Constants have sources: [M] measured, on the machine named; [D] derived

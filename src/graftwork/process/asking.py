@@ -1,4 +1,4 @@
-"""One asker of many prompts: some at a time, each once, within a budget, its reply kept by what was asked.
+"""Send many prompts: in parallel, each once, within a budget, with replies cached by prompt.
 
 Input: a key of all that decides the reply, and a function that sends the question. Output: the reply, from
 the journal where the same was asked before. Each request is journaled before it is sent and after it is

@@ -1,4 +1,4 @@
-"""The heartbeat file, written by the worker while it works, and what it says: working, slow, stuck or gone.
+"""The heartbeat file of a worker, and the health that follows from it: working, slow, stuck or gone.
 
 `Heart` also beats from a thread, so that a long single operation (a model that loads, a step that
 takes a minute) does not look like death; `done` moves only when the work itself moves. `move` says

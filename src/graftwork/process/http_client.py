@@ -1,4 +1,4 @@
-"""An HTTP client that goes where it was sent and nowhere else, for this long and this many bytes and no more.
+"""An HTTP client that follows no redirects and limits the time and the bytes of a request.
 
 Input: a request, and its limits. Output: the answer whatever its status, or `NoAnswer`. What is meant for one
 host (a key, a prompt, an alert) is not carried to another because a server says so: a redirect is an answer

@@ -1,4 +1,4 @@
-"""What this machine has and how much of it is in use: memory, also of this process and container, and GPUs.
+"""Memory and GPUs of this machine, and how much of them this process, its container and others use.
 
 Output: figures in GiB and one DeviceVitals for each GPU that this process may use; None if the system does
 not report them. Reads /proc and the control groups of both versions; elsewhere only the high-water mark is

@@ -1,4 +1,4 @@
-"""How a child process begins and ends: `python -m some.worker JOB_FILE`.
+"""Start and end of a worker process: `python -m some.worker JOB_FILE`.
 
 Input: the job as a file. Output: an exit code of the design and, for an expected failure, `error.json` in the
 job's folder, so that the parent can say what happened without parsing a traceback.

@@ -1,4 +1,4 @@
-"""`graft doctor`: what the machine, the accounts and the project have of what the work needs.
+"""`graft doctor`: check the machine, the accounts and the project for everything the work needs.
 
 Input: a project, or none. Output: checks, each with what it found and how to fix it. Shows no secret, and
 changes nothing but a file that it removes.

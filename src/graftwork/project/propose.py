@@ -1,4 +1,4 @@
-"""What a log is about, and the settings that fit it.
+"""Analyze a log, and propose settings that fit it.
 
 Input: logged interactions, what the machine is. Output: a Proposal: the kind of task, checks and metrics that
 can grade it, rules that a model which learned nothing cannot keep, a test split of a useful size, settings

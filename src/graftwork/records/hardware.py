@@ -1,4 +1,4 @@
-"""What a run can be put on: a GPU, a CPU, a machine of both. Facts with a source and a date."""
+"""Hardware of a run: a GPU, a CPU, a machine of both. Facts with a source and a date."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The way of a checked call to its answer, from top to bottom: route, ask, reply, capture.
+"""From a checked call to its answer: route, ask, reply, capture.
 
 Input: a call of a client, whatever API it speaks. Output: an answer, whole or streamed. Counts and captures
 it once it has ended. `routing.py` chooses who answers; escalation, chains and shadow traffic are in modules

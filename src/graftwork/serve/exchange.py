@@ -1,4 +1,4 @@
-"""One exchange while it runs: who asks whom, what has arrived, and what captures and logs will keep.
+"""A running exchange: its client and model, the pieces so far, and the data for captures and logs.
 
 Each of several choices is a request of its own to the engine, and all run at once.
 """

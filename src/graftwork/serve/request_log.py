@@ -1,4 +1,4 @@
-"""What is logged of requests and of the endpoint itself: never a prompt, an answer, a secret or a query.
+"""Logs of requests and of the endpoint itself: never a prompt, an answer, a secret or a query.
 
 Input: finished requests. Output: a line for each on standard error, as text or JSON, written by a thread.
 `log_as_json` turns all log messages of the endpoint into JSON lines.

@@ -1,5 +1,4 @@
-"""What the form of a text shows: placeholders, cut-off or failed replies, script, damaged characters, control
-tokens.
+"""Detect by form: placeholders, cut-off or failed replies, script, damaged characters, control tokens.
 
 Input: a text. Output: the reason it is recognized by, or None. Does not know the question; when in doubt,
 reports nothing.

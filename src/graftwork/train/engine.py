@@ -1,4 +1,4 @@
-"""What an engine is: it computes the gradient of a batch, applies updates and saves its state.
+"""The training engine: computes the gradient of a batch, applies updates and saves its state.
 
 Input: rows and a learning rate. Output: what the step measured, and the state by names. This engine runs any
 causal decoder of transformers eagerly in PyTorch, alone or under a distributed strategy; `cpu/step.py`

@@ -1,4 +1,4 @@
-"""Where the rows of a run's steps come from, by its objective.
+"""The batch source of a run, by its objective.
 
 Input: a job, its settings and training rows. Output: the rows that an engine is prepared for, and what opens
 the batch source with its callbacks once the engine exists. Supervised runs take their rows as they are.

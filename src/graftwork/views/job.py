@@ -1,4 +1,4 @@
-"""Places, their offers, jobs there and what they cost; the bundle of a job and the image of a machine."""
+"""Places, their offers, jobs and costs; the bundle of a job and the image of a machine."""
 
 import time
 from datetime import date

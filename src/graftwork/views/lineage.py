@@ -1,4 +1,4 @@
-"""What a release was made from: a tree for terminals, a drawing for pages."""
+"""The lineage of a release: a tree for terminals, a drawing for pages."""
 
 from typing import TYPE_CHECKING
 

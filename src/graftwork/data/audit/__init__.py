@@ -1,1 +1,1 @@
-"""What is wrong with logs: checks of single rows, and findings about the corpus."""
+"""Findings about logs: checks of single rows, and findings about the corpus."""

@@ -1,4 +1,4 @@
-"""What each row asks: the line of its turns that is not boilerplate, and rows that ask nearly the same.
+"""The question of each row: the line of its turns that is not boilerplate, and rows with similar questions.
 
 Input: fingerprints of the lines of each row. Output: window by window, the lines that many rows share, the
 weights of runs of words, the question line of each row and pairs of rows with similar questions. Row i is

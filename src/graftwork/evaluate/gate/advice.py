@@ -1,4 +1,4 @@
-"""What to try next, drawn from the answers and from how training went, the largest cause first. Pure.
+"""Advice on what to try next, from the answers and the training curve, the largest cause first. Pure.
 
 Input: a report, its judged rules, the outcome and the steps of the run. Output: sentences. Reports only what
 was observed.

@@ -1,4 +1,4 @@
-"""What a gate needs from project and store: the champion, earlier reports and verdicts, the rules of a run.
+"""Inputs of a gate from project and store: the champion, earlier reports and verdicts, the rules of a run.
 
 Input: an open project. Output: the report with the champion among its subjects where both answered the same
 cases in the same way; reports and verdicts by adapter; a note where the rules were changed since the run

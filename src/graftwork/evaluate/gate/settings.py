@@ -1,4 +1,4 @@
-"""What graft.yaml says about the gate, checked when it is read.
+"""The `gate` settings of graft.yaml, validated when they are read.
 
 Input: rules as people write them. Output: frozen settings with a hash, so that a change of the rules shows.
 Knows the names of the metrics, not how they are measured.

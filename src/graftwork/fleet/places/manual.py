@@ -1,4 +1,4 @@
-"""Places without an API: a notebook and a bundle to carry there, and the result to carry back.
+"""Places without an API: a person uploads a notebook and a bundle, and downloads the result.
 
 Input: an order. Output: `<root>/<label>/` with the packed bundle, a notebook for Colab, SageMaker Studio Lab
 and others, and instructions. The job counts as running until its results are received.

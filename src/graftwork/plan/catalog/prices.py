@@ -1,4 +1,4 @@
-"""What places ask for machines, and under which rules; what providers ask for tokens of their models.
+"""Prices and terms of machines at places, and token prices of model providers.
 
 Input: nothing but the catalog and the team's own rows over it. Output: offers, places, and prices by the name
 that a log has for a model, dated. Does not fetch prices; says how old they are. Prices that others quoted are

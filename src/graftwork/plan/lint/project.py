@@ -1,4 +1,4 @@
-"""A configuration file, looked at: read it, find the model and the GPU, hold it against all rules.
+"""Check a configuration file: read it, find the model and the GPU, apply all rules.
 
 Input: a path and what the command line adds. Output: findings, the most severe first, in the order of the
 file. Reads files; the rules themselves are pure and are in `rules_*.py`.

@@ -33,7 +33,7 @@ def warmup_outlasts_run(config: Configuration, _context: LintContext) -> Iterato
     reached = steps.total / warmup
     yield RuleHit(
         f"the warm-up of {warmup} steps is as long as the run of {steps.total} or longer",
-        f"the learning rate rises to {reached:.0%} of what is set and never falls: the schedule does not happen",
+        f"the learning rate rises to {reached:.0%} of its setting and never falls: there is no decay",
         f"warm up for {max(round(steps.total * 0.05), 1)} to {max(round(steps.total * 0.1), 1)} steps",
         ("warmup_steps", "warmup_ratio"),
     )

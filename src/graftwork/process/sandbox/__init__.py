@@ -1,4 +1,4 @@
-"""Code that a model wrote runs in here: no network, no files but its own, limits on everything.
+"""The sandbox for code that a model wrote: no network, only its own files, limits on everything.
 
 Input: source as text. Output: how it ended. `docs/sandbox.md` says what each way guarantees. `inside/` runs
 on the far side and imports nothing of ours.

@@ -1,4 +1,4 @@
-"""Generated code is run here and nowhere else: one program in a sandbox, or many small ones in few.
+"""Run generated code: one program in a sandbox, or many small ones in a few.
 
 Input: source, limits. Output: how it ended. The code is shut in before it is read by any interpreter, is
 ended at the first limit it reaches, with everything that it has started, and none of its files is ever opened

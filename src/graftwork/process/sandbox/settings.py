@@ -1,4 +1,4 @@
-"""What graft.yaml says about running generated code, checked when it is read."""
+"""The sandbox settings of graft.yaml, validated when they are read."""
 
 from enum import StrEnum
 from typing import Literal

@@ -1,1 +1,1 @@
-"""The APIs that clients speak: requests checked, answers written. No clock, network or model."""
+"""The APIs for clients: validate requests, encode answers. No clock, network or model."""

@@ -1,4 +1,4 @@
-"""How the processes of one run are started, know of each other, and end; as a program, torchrun.
+"""Start, connect and end the processes of one run; as a program, torchrun.
 
 Input: how many there are, on how many machines. Output: torchrun's arguments, the strategy of a process, and
 torchrun itself. The first machine, which hosts the rendezvous, leaves last: torchrun has all meet once more

@@ -98,7 +98,7 @@ def make_pairs(rows: Sequence[Row], render: Render) -> tuple[list[ReplyPair], Co
 
 
 def describe_pairs(pairs: Sequence[ReplyPair], left_out: Mapping[str, int]) -> list[str]:
-    """What users should know before training on them."""
+    """Describe what users should know before training on them."""
     lengths = [[len(row.tokens) - row.trained_from for row in pair] for pair in pairs]
     chosen_tokens, rejected = (median([length[column] for length in lengths] or [0]) for column in (0, 1))
     notes = [f"{len(pairs)} pairs; median tokens: chosen {chosen_tokens:g}, rejected {rejected:g}"]

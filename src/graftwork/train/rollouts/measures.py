@@ -1,4 +1,4 @@
-"""What sampled answers show: the next prompts, measures of a batch, advice before training, when to stop.
+"""Evaluate sampled answers: the next prompts, measures of a batch, advice before training, when to stop.
 
 Input: rewards, lengths, checks of cases. Output: prompts, measures by name, messages, and the guards against
 a reward that is not the task: decoys and checks held back to audit. Pure.

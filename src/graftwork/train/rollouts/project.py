@@ -1,4 +1,4 @@
-"""What an open project gives to rollouts: prompts, rewards, held-out cases, and rows that a plan counts.
+"""Inputs of rollouts from an open project: prompts, rewards, held-out cases, and rows that a plan counts.
 
 Input: the settings, the dataset, a file of cases or a task set. Output: cases to sample from, the
 `RewardSpec` of a reward worker, `RolloutLoad`. Here the cases and checks of evaluation become prompts and

@@ -1,4 +1,4 @@
-"""What runs on the far side: it enters the box, shuts it, and runs the code. Standard library only.
+"""The far side of the sandbox: isolates itself and runs the code. Standard library only.
 
 These files are loaded by a bare interpreter that knows neither the packages of the environment nor the
 rest of graftwork; `command.py` next to this folder says how. They are loaded for every run, so they import

@@ -578,7 +578,7 @@ class Peer:
         return self._kinds[key]
 
     def lookup(self, name: str) -> Any:
-        """A name of the answer; its classes count as named by the tests."""
+        """A name of the answer; its classes are treated as if the tests named them."""
         value = self.ask("global", name)
         if issubclass(type(value), Remote):
             self.named.add(object.__getattribute__(value, "_number"))
