@@ -221,7 +221,7 @@ def _attention_cost(setup: PlainSetup, family: ModelFamily) -> Cost:
 
 
 def _attention(shape: ModelShape, setup: PlainSetup, family: ModelFamily, rates: StepRates) -> BothPasses:
-    """Return the attention of one block; without fused attention the scores above the diagonal are computed too."""
+    """Return the attention of one block; unfused, it also computes the scores above the diagonal."""
     tokens = setup.rows * setup.tokens
     once = 2.0 * setup.tokens * shape.heads * shape.head_dim * tokens
     if _attention_cost(setup, family) is ATTENTION:
