@@ -8,13 +8,13 @@ from graftwork.records.dataset import Audit, Finding, LengthSummary
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 EXPORTED = [
-    "NegativeResult",
     "Audit",
     "EnvironmentFailure",
     "Evaluated",
     "Figure",
     "FitAnswer",
     "GraftError",
+    "NegativeResult",
     "NullReporter",
     "Plan",
     "PreparedData",

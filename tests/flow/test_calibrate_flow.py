@@ -150,5 +150,5 @@ def test_reviews_of_rows_and_each_person_who_disagrees_are_labels(
 
 
 def test_without_a_judge_there_is_nothing_to_calibrate(small_project, listener):
-    with pytest.raises(UserError, match="names no judge"):
+    with pytest.raises(UserError, match="does not configure a judge"):
         open_project(small_project, reporter=listener).calibrate()

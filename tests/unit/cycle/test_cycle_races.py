@@ -236,7 +236,7 @@ def test_an_approval_holds_for_the_cycle_that_was_looked_at(step):
     open_cycle(store, 2)
     first = next(state for state in store.states if is_at("promote")(state))
     look_at(store, first)
-    with pytest.raises(NegativeResult, match="cycle 1 is not open any more"):
+    with pytest.raises(NegativeResult, match="cycle 1 is no longer open"):
         approve_step(SimpleNamespace(cycles=store), step, who="ada")
     assert store.read().open_cycle.approvals == ()
 
@@ -245,7 +245,7 @@ def test_only_the_cycle_that_was_shown_is_canceled():
     """It ends while a person decides to cancel it."""
     store = Recorded()
     open_cycle(store, 2)
-    with pytest.raises(NegativeResult, match="cycle 1 is not open any more"):
+    with pytest.raises(NegativeResult, match="cycle 1 is no longer open"):
         decide(SimpleNamespace(cycles=store), "cancel", who="ada", cycle=1)
     assert store.read().open_cycle.number == 2
 

@@ -1,6 +1,5 @@
 """What a release says of itself is read back, also where another version wrote it."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -9,13 +8,14 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from registry_samples import PROJECT, parts, publish_parts, write_adapter
+from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
 from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
+from graftwork.records.dataset import Dataset
 from graftwork.registry.deploy import export_release
-from graftwork.registry.project import _read_dataset, open_store, read_verdict, trace_release
+from graftwork.registry.project import open_store, read_verdict, trace_release
 
 
 @pytest.fixture
@@ -45,13 +45,16 @@ def test_a_verdict_with_other_bytes_is_not_shown(work, release):
     assert read_verdict(work, release) is None
 
 
-def test_a_dataset_that_another_version_described_is_drawn_without_its_files(work, release, tmp_path):
-    older = tmp_path / "dataset.json"
-    older.write_text(json.dumps({"hash": "h", "an_older_field": 1}))
-    assert _read_dataset(older) is None
-    assert _read_dataset(tmp_path / "none.json") is None
+def test_a_dataset_that_another_version_described_is_drawn_without_its_files(work, tmp_path):
+    class LaterDataset(Dataset):
+        a_later_field: int = 1
+
+    described = parts(write_adapter(tmp_path / "adapter", weights=b"x"))
+    described["dataset"] = LaterDataset(**dict(dataset()))
+    release = publish_parts(folder=open_store(work), index=work.releases, **described)
     graph = trace_release(work, release)
-    assert any(node.kind == "dataset" for node in graph.nodes)
+    assert [node.kind for node in graph.nodes].count("dataset") == 1
+    assert not any(node.kind == "file" for node in graph.nodes)
 
 
 def test_a_folder_to_export_to_gets_a_file_of_its_own(work, release, tmp_path):

@@ -92,7 +92,7 @@ def test_specialists_on_the_same_base_are_served_and_others_are_left_out_in_word
         assert set(serving.engine_job(work, held, ServeSettings()).adapters) == {main, same}
         other = make("other", model="tagger", base=OTHER)
         assert set(serving.engine_job(work, held, ServeSettings()).adapters) == {main}
-        assert "tagger needs another base" in work.reporter.words[-1]
+        assert "tagger needs a different base" in work.reporter.words[-1]
         assert serving.AdapterFinder(work, held, TEMPLATE_PRINT, ServeSettings())(other) is None
 
 

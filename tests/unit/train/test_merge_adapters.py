@@ -70,7 +70,7 @@ def test_an_adapter_with_other_trained_weights_is_refused_by_name(work, tmp_path
     two, _ = make_adapter(
         tmp_path / "two", more={"base_model.model.lm_head.weight": np.ones((2, 2), np.float32)}
     )
-    with pytest.raises(UserError, match="besides its LoRA factors"):
+    with pytest.raises(UserError, match="weights other than its LoRA factors"):
         merge_adapters(work, MergeRequest((one, two), tmp_path / "out"))
 
 
