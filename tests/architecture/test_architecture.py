@@ -83,7 +83,7 @@ FEATURES = {
 AROUND = {
     "views": {*FEATURES, *FOUNDATION, "pipeline"},
     "store": {*FEATURES, *FOUNDATION},
-    "project": {*FEATURES, *FOUNDATION, "store", "pipeline"},
+    "project": {*FEATURES, *FOUNDATION, "store"},
     "pipeline": {*FEATURES, *FOUNDATION, "store", "project", "views"},
     "api": {*FEATURES, *FOUNDATION, "store", "project", "pipeline", "views"},
     "web": {"text", "files", "process", "records", "api", "views"},

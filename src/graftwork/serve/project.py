@@ -2,7 +2,7 @@
 
 The model runs in a child process of the serve stage; this side stays free of torch. Captures also come from
 traces. What was captured of a session or a user can be deleted; copies in log files, datasets and releases
-are found and not changed. `data/captures.py` makes training rows of captures.
+are found and not changed. `data/ingest/captures.py` reads captures as rows.
 """
 
 import asyncio

@@ -272,9 +272,9 @@ KEEPING = (
 ENDPOINT_ACCESS = ("url", "api_key_env", "concurrency", "seconds")
 """Settings of `rollouts.endpoint` that do not change the result."""
 LOSS = "loss"
+"""The metric of an evaluation that needs no answers."""
 REWARD = "reward"
 """The metric of an evaluation during training: the mean reward of answers to held-out cases."""
-"""The metric of an evaluation that needs no answers."""
 
 
 class ModuleSettings(Record):
