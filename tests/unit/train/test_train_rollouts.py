@@ -1,5 +1,6 @@
 """Reinforcement learning through the real worker: it learns, and kills anywhere change nothing."""
 
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -377,6 +378,31 @@ def test_recorded_batches_leave_the_adapter_acting_whatever_happens(tiny_base, m
     for model in (sampler._model, again._model):
         assert active_adapter(model) == acting
         assert all(m.row_change is None for m in model.modules() if isinstance(m, LoraLinear))
+
+
+class Activations:
+    """What a pass has in memory until its frame is gone."""
+
+
+def test_a_recorded_pass_without_memory_is_freed_before_the_answers_are_written_again(tiny_base, monkeypatch):
+    from graftwork.model.generate.decoder import SlotDecoder
+    from graftwork.train.rollouts.sampling import AskedPrompt
+
+    original, failed = SlotDecoder.step, []
+
+    def step(decoder):
+        if not failed:
+            activations = Activations()
+            failed.append(weakref.ref(activations))
+            raise MemoryError
+        assert failed[0]() is None
+        original(decoder)
+
+    monkeypatch.setattr("graftwork.model.generate.decoder.GraphRecorder", AlwaysRecorded)
+    monkeypatch.setattr(SlotDecoder, "step", step)
+    sampler, _ = make_sampler(tiny_base, recorded=True)
+    assert len(sampler.sample(0, [AskedPrompt("a", list(range(10, 40)))])) == 4
+    assert failed
 
 
 @pytest.mark.parametrize("recorded", [False, True])

@@ -133,12 +133,15 @@ class RolloutSampler:
 
         adapter = active_adapter(self._model)
         with eval_mode(self._model):
+            requests = None
             try:
                 try:
                     requests = self._write(groups, adapter, progress)
                 except Exception as error:
                     if not (self._recorded and is_exhaustion(error)):
                         raise
+                if requests is None:
+                    # Not in the handler: the error refers to the tensors of the failed pass.
                     # Recorded passes keep their memory between batches, others give it back.
                     self._give_back()
                     self._recorded, self._token_pass = False, None
