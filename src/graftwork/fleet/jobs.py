@@ -372,7 +372,9 @@ class RunSet:
         """Train what `outputs` plans. The caps of the fleet are the confirmation."""
         job = find_open(work, outputs.get("plan", Plan))
         job = job or start_run(work, request, lambda _quote: True, outputs=outputs, ahead=ahead)
-        self._open[name] = work, request.place, job
+        # An earlier process may have sent it to another place. `ssh:HOST` is a part of the place `ssh`.
+        is_there = request.place.partition(":")[0] == job.place
+        self._open[name] = work, request.place if is_there else job.place, job
 
     def ended(self) -> Iterator[tuple[str, FleetJob, str]]:
         """Return the runs that have ended since, with their job and why there is no outcome; empty if it is

@@ -181,7 +181,8 @@ def test_a_machine_that_was_taken_away_says_nothing_of_the_settings(
 @pytest.fixture
 def poll(monkeypatch):
     """Why the run has ended at a time, with the place up, down or refusing; None while it goes on."""
-    job, place = SimpleNamespace(id="job", is_open=True, state="running", reason=""), "ssh:far"
+    place = "ssh:far"
+    job = SimpleNamespace(id="job", place="ssh", is_open=True, state="running", reason="")
     monkeypatch.setattr(fleet_jobs, "get_job", lambda *_asked: job)
     monkeypatch.setattr(fleet_jobs, "find_jobs", lambda *_asked: [job])
     work = SimpleNamespace(reporter=SimpleNamespace(info=lambda _text: None))
@@ -220,6 +221,28 @@ def test_a_place_that_answers_in_between_goes_on(poll):
     assert poll(600) is None
     assert poll(1000, down=True) is None
     assert poll(1899, down=True) is None
+
+
+@pytest.mark.parametrize(
+    ("has_it", "requested", "polled"),
+    [("slurm", "ray", "slurm"), ("ssh", "ssh:far", "ssh:far"), ("ray", "ray", "ray")],
+)
+def test_a_job_of_an_earlier_command_is_asked_for_at_the_place_that_has_it(
+    monkeypatch, has_it, requested, polled
+):
+    job, asked = SimpleNamespace(id="job", place=has_it, is_open=True), []
+
+    def collecting(_work, place):
+        asked.append(place)
+        return SimpleNamespace(reconcile=lambda **_when: Reconciled())
+
+    monkeypatch.setattr(fleet_jobs, "get_job", lambda *_asked: job)
+    monkeypatch.setattr(fleet_jobs, "find_jobs", lambda *_asked: [job])
+    monkeypatch.setattr(fleet_jobs, "collecting", collecting)
+    runs, outputs = fleet_jobs.RunSet(), StepOutputs({"plan": Plan.model_construct()})
+    runs.start("run", SimpleNamespace(), fleet_jobs.FleetRequest(requested), outputs)
+    assert not list(runs.ended())
+    assert asked == [polled]
 
 
 @dataclass
