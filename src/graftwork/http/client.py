@@ -277,7 +277,7 @@ class Link(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._error = ConnectionError(f"the server is not responding in HTTP/1.1: {error}")
+            self._error = ConnectionError(f"the server does not answer in HTTP/1.1: {error}")
             self.close()
         if self._other_bytes > _HEAD_BYTES + _FRAMING * self._body_bytes and not self._done:
             self._error = ConnectionError("the head or the trailers of the server's answer are too large")

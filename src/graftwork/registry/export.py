@@ -348,7 +348,7 @@ def export(job: ExportJob) -> None:
         agreement = compare_logits(unmerged, merged, dtype=dtype)
         if not agreement.holds:
             raise NegativeResult(
-                "the merged model is not responding like base and adapter",
+                "the merged model does not answer like base and adapter",
                 why=f"the logits of {agreement.positions} reply tokens differ by up to "
                 f"{agreement.largest_difference:.4g} (largest logit {agreement.largest_logit:.4g}), the "
                 f"first choice agrees at {agreement.same_first:.1%}; allowed in {agreement.dtype}: "

@@ -77,7 +77,7 @@ def test_a_busy_server_is_asked_again_and_a_broken_one_is_named(tmp_path):
         assert len(sampler.sample(1, [AskedPrompt("p", [5, 6])])) == 3
     with CompletionsServer(echo, fail_first=99) as server:
         sampler, _ = make_sampler(server, tmp_path / "run", load_adapters=False, concurrency=1)
-        with pytest.raises(EnvironmentFailure, match="is not responding completions") as refused:
+        with pytest.raises(EnvironmentFailure, match="does not answer /completions") as refused:
             sampler.sample(1, [AskedPrompt("p", [5, 6])])
     assert "503" in refused.value.why
 

@@ -316,7 +316,7 @@ class EndpointSampler(RolloutSampler):
             pause = retries.after_failure(asked=asked_pause) if may_come else None
             if pause is None:
                 raise EnvironmentFailure(
-                    f"the endpoint {self._endpoint.url} is not responding {path}",
+                    f"the endpoint {self._endpoint.url} does not answer /{path}",
                     why=hide(why, [key]),
                     fix="check its URL, model and log; `graft train` resumes the run where it stopped",
                     where=WHERE,
