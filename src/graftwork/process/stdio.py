@@ -109,9 +109,11 @@ class LineProcess:
             return reply
         code = process.poll()
         self.end()
-        if code is None:
-            return {"failed": f"it took longer than {self._seconds:g} s"}
-        return {"failed": f"its process ended with exit code {code}"}
+        if code is not None:
+            return {"failed": f"its process ended with exit code {code}"}
+        if self._seconds is None:
+            return {"failed": "it gave no answer"}
+        return {"failed": f"it took longer than {self._seconds:g} s"}
 
     def kill(self) -> None:
         """End it now, from any thread: a caller that waits for a reply gets none."""

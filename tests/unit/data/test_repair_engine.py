@@ -63,6 +63,12 @@ def test_an_engine_that_ended_before_it_was_asked_is_an_error_with_a_reason(make
     assert caught.value.why == "no memory"
 
 
+def test_an_engine_that_answers_something_else_is_an_error(make_engine):
+    child = make_engine("import sys; print('loading', flush=True); sys.stdin.read()")
+    with pytest.raises(WorkerFailed, match="the silent engine exited"):
+        child.ask_once(ASKED, DecodingSettings(8))
+
+
 def test_a_stopped_engine_gives_up_the_answer_at_once_and_is_not_started_again(silent_engine):
     child, started = silent_engine
     failures = []
