@@ -237,6 +237,14 @@ def test_a_place_that_fails_once_is_tried_again(federated):
     assert not done.rounds[0].left_out
 
 
+def test_a_place_whose_job_trained_another_plan_is_tried_again(federated, monkeypatch):
+    """As a job of an interrupted command, which was planned for another device."""
+    ended = FakeSites.ended
+    monkeypatch.setattr(FakeSites, "ended", lambda sites: ((name, job, "") for name, job, _ in ended(sites)))
+    done, _ = run(federated, fails={"south": 1})
+    assert [place.name for place in done.rounds[0].places] == list(NAMES)
+
+
 def test_too_few_places_end_the_round_and_keep_what_is_trained(federated):
     with pytest.raises(NegativeResult, match="1 of the 2 places") as failure:
         run(federated, down=("south", "west"))

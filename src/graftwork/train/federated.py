@@ -223,8 +223,9 @@ def train_round(
                     fail(site, error.what)
             for label, _, why in sites.runs.ended():
                 run = training.pop(label)
-                if why:
-                    fail(run.site, why)
+                if why or not run.is_trained:
+                    # A job of an earlier command may have been planned for another device.
+                    fail(run.site, why or "its job trained another plan")
                 else:
                     trained[label] = run
                     reporter.info(f"{label} has finished the round")
