@@ -50,7 +50,14 @@ def start_with_upstream(folder: Path, *, url: str, model: str, api_key_env: str 
     serve = SERVE.format(served=_quote(served), endpoint=ENDPOINT, url=_quote(url), model=_quote(model))
     key = "" if api_key_env is None else KEY.format(variable=api_key_env)
     write_atomic(path, starter.removesuffix("  port: 8080\n") + serve + key)
-    load_settings(path)
+    try:
+        load_settings(path)
+    except UserError as error:
+        # The corrected command would find it, and overwrites none.
+        path.unlink()
+        raise UserError(
+            error.what, why=error.why, fix="write it as https://host/v1#model", where="--upstream"
+        ) from error
     return Started(file=str(path))
 
 

@@ -5,6 +5,7 @@ import pytest
 from graftwork.data.settings import ModelSettings
 from graftwork.project.load import load_settings
 from graftwork.project.settings import OneModel, ProjectSettings
+from graftwork.project.upstream import start_with_upstream
 from graftwork.records.errors import UserError
 
 START = "project: p\ndata:\n  logs: [log.jsonl]\n"
@@ -159,3 +160,13 @@ def test_a_setting_for_all_models_stays_where_one_of_them_uses_it(load):
     assert settings.of_model("b").train.objective == "sft"
     shared = "train: {rewards: [{metric: task_success}]}\nmodels:\n  a: {}\n  b: {train: {objective: grpo}}\n"
     assert load(shared).of_model("b").train.rewards
+
+
+@pytest.mark.parametrize(
+    ("url", "model", "named"),
+    [("ftp://host/v1", "gpt-4o", "http://"), ("http://host/v1", "base", "another model")],
+)
+def test_an_upstream_that_cannot_be_served_leaves_no_file_behind(tmp_path, url, model, named):
+    with pytest.raises(UserError, match=named):
+        start_with_upstream(tmp_path, url=url, model=model, api_key_env=None)
+    assert start_with_upstream(tmp_path, url="http://host/v1", model="gpt-4o", api_key_env=None)
