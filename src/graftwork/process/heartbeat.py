@@ -41,7 +41,7 @@ GROWTH_WINDOW_SECONDS = 300.0
 GROWTH_LEAST_SECONDS = 60.0
 """A shorter time proves nothing: the first steps of a run allocate their buffers once."""
 LINES_AT_FULL_RATE = 2000
-"""After this many, lines become ever rarer: the file grows with the logarithm of the time."""
+"""After this many, lines become rarer, down to one a minute."""
 
 
 class Sampler:
