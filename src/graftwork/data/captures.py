@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from graftwork.data.audit.row_checks import find_refusal, is_negative
+from graftwork.data.ingest.fields import BadRow, first_of
+from graftwork.data.ingest.turns import require_user, take_turns, to_messages
 from graftwork.data.project import PreparedData
 from graftwork.data.settings import CaptureSettings
 from graftwork.evaluate.cases import read_case_file
@@ -19,13 +21,14 @@ from graftwork.files.dataset import iterate_rows
 from graftwork.files.disk import write_atomic
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import Record
-from graftwork.records.interaction import Capture, CaptureOrigin, user_texts
+from graftwork.records.interaction import Capture, CaptureOrigin, Message, user_texts
 from graftwork.text.words import words
 
 FeedbackFilter = Literal["not_negative", "positive", "negative", "all"]
 
 HELD_OUT = "it asks a held-out question of the dataset"
 NOT_CORRECTED = "no person has corrected it, so it has no reference: `graft data review`"
+NO_QUESTION = "its messages are not text that ends with a question or a result"
 OutputFormat = Literal["log", "cases"]
 
 
@@ -56,7 +59,11 @@ class CaptureQuery(Record):
 
 def _text_of(capture: Capture) -> str:
     messages = capture.request.get("messages")
-    return "\n".join((json.dumps(messages, ensure_ascii=False), capture.reply, capture.correction or ""))
+    try:
+        texts = [turn.content for turn in take_turns(messages, "messages")]
+    except BadRow:
+        texts = [json.dumps(messages, ensure_ascii=False)]
+    return "\n".join((*texts, capture.reply, capture.correction or ""))
 
 
 class CaptureExport:
@@ -86,8 +93,8 @@ class CaptureExport:
             if not self._query.selects(capture):
                 continue
             reason = self._why_not(capture)
-            if reason is None and self._format == "cases" and not capture.correction:
-                reason = NOT_CORRECTED
+            if reason is None and self._format == "cases":
+                reason = _why_no_case(capture)
             if reason is None and held_out.intersection(_questions_of(capture.request.get("messages"))):
                 reason = HELD_OUT
             yield capture, reason
@@ -198,11 +205,28 @@ def _of_feedback(settings: CaptureSettings, feedback: FeedbackFilter) -> Capture
     return settings.model_copy(update={"feedback": "positive" if feedback == "positive" else "not_negative"})
 
 
+def _why_no_case(capture: Capture) -> str | None:
+    if not capture.correction:
+        return NOT_CORRECTED
+    messages = _read_prompt(capture)
+    return None if messages and messages[-1].role != "assistant" else NO_QUESTION
+
+
+def _read_prompt(capture: Capture) -> tuple[Message, ...]:
+    """The prompt as a row has it, with its tools; empty if it cannot be read as text."""
+    try:
+        turns = take_turns(capture.request.get("messages"), "messages")
+        require_user(turns, "messages")
+        return to_messages(turns, tools=first_of(capture.request, "tools", "functions"))
+    except BadRow:
+        return ()
+
+
 def _to_case(capture: Capture) -> str:
     """A line of a file for `evaluate.cases`: the correction is the reference."""
     case = {
         "id": capture.id,
-        "messages": capture.request.get("messages"),
+        "messages": [message.model_dump() for message in _read_prompt(capture)],
         "reference": capture.correction,
         **({"session": capture.session} if capture.session else {}),
     }

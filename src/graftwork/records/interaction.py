@@ -117,14 +117,19 @@ class Interaction(Record):
 
 
 def user_texts(messages: Any) -> list[str]:
-    """The texts of the user's turns of a request, which may be of any form."""
+    """The texts of the user's turns of a request, which may be of any form; of parts, those that are text."""
     if not isinstance(messages, list):
         return []
-    return [
-        turn["content"]
-        for turn in messages
-        if isinstance(turn, dict) and turn.get("role") == "user" and isinstance(turn.get("content"), str)
-    ]
+    turns = [turn for turn in messages if isinstance(turn, dict) and turn.get("role") == "user"]
+    return [text for turn in turns if (text := _text_of(turn.get("content"))) is not None]
+
+
+def _text_of(content: Any) -> str | None:
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    texts = [part.get("text") for part in content if isinstance(part, dict)]
+    stated = [text for text in texts if isinstance(text, str)]
+    return "".join(stated) if stated else None
 
 
 Arm = Literal["champion", "challenger"]

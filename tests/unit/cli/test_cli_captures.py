@@ -19,6 +19,12 @@ from graftwork.store.captures import FeedbackStore
 NAMES = {
     name: f"{number:032x}" for number, name in enumerate(("plain", "good", "bad", "fixed", "tried", "late"))
 }
+TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
+
+
+def in_parts(text):
+    """A turn as clients with attachments send it."""
+    return {"role": "user", "content": [{"type": "text", "text": text}]}
 
 
 def captured(name, **more):
@@ -150,6 +156,54 @@ def test_held_out_questions_are_left_out_by_content(export, monkeypatch):
     rows, printed = export()
     assert "plain" not in rows
     assert printed["left_out"][exporting.HELD_OUT] == 1
+
+
+def test_a_held_out_question_in_parts_is_left_out_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(exporting, "_held_out_questions", lambda _work: {"what of it"})
+    (tmp_path / "graft.yaml").write_text(yaml.safe_dump({"project": "p"}))
+    with use_project(open_project(tmp_path), NullReporter()) as work:
+        work.captures.add([captured("plain", request={"messages": [in_parts("What of it?")]})])
+        log = exporting.CaptureExport(work, work.settings.data.captures, feedback="all")
+        assert list(log) == []
+        assert log.left_out == {exporting.HELD_OUT: 1}
+
+
+def test_every_written_case_can_be_asked(tmp_path):
+    turns = {
+        "plain": [in_parts("What of it?")],
+        "good": [in_parts("And?"), {"role": "assistant", "content": "Yes,"}],
+        "bad": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
+    }
+    (tmp_path / "graft.yaml").write_text(yaml.safe_dump({"project": "p"}))
+    with use_project(open_project(tmp_path), NullReporter()) as work:
+        requests = {name: {"messages": messages, "tools": [TOOL]} for name, messages in turns.items()}
+        work.captures.add([captured(name, request=request) for name, request in requests.items()])
+        for name in turns:
+            feedback = Feedback(capture=NAMES[name], at="2026-11-11", score=0.0, correction="It is not.")
+            FeedbackStore(work.database, project="p").add(feedback)
+        exported = exporting.export_captures(
+            work,
+            tmp_path / "cases.jsonl",
+            work.settings.data.captures,
+            feedback="all",
+            query=exporting.CaptureQuery(),
+            output_format="cases",
+        )
+    [case] = read_case_file(tmp_path / "cases.jsonl")
+    assert case.id == NAMES["plain"]
+    assert [turn.role for turn in case.messages] == ["system", "user"]
+    assert '"lookup"' in case.messages[0].content
+    assert case.messages[1].content == "What of it?"
+    assert exported.left_out == {exporting.NO_QUESTION: 2}
+
+
+def test_a_text_is_looked_for_in_what_was_said_alone():
+    capture = captured("plain", request={"messages": [{"role": "user", "content": 'Say "hi"\nto C:\\x'}]})
+    found = {
+        text: exporting.CaptureQuery(text=text).selects(capture)
+        for text in ('say "hi"', 'hi"\nto', "C:\\x", "role", "content")
+    }
+    assert [text for text, selected in found.items() if not selected] == ["role", "content"]
 
 
 def test_a_time_that_is_none_is_named_by_its_option(export):
