@@ -14,7 +14,6 @@ from typing import Any, Literal
 from graftwork.data.audit.row_checks import find_refusal, is_negative
 from graftwork.data.ingest.fields import BadRow, first_of
 from graftwork.data.ingest.turns import require_user, take_turns, to_messages
-from graftwork.data.project import PreparedData
 from graftwork.data.settings import CaptureSettings
 from graftwork.evaluate.cases import read_case_file
 from graftwork.files.dataset import iterate_rows
@@ -242,7 +241,7 @@ def _held_out_questions(work: OpenProject) -> set[str]:
             _question_of([message.model_dump() for message in case.messages]) for case in read_case_file(path)
         }
     entry = work.ledger.get("prepare")
-    folder = Path(PreparedData.model_validate(entry.output).folder) if entry is not None else None
+    folder = Path(entry.output["folder"]) if entry is not None else None
     if folder is not None and folder.is_dir():
         questions |= {
             _question_of([message.model_dump() for message in row.messages])

@@ -228,7 +228,7 @@ def _read_rows(work: OpenProject) -> list[Row]:
     prepared = work.ledger.get("prepare")
     if prepared is None:
         return []
-    folder = Path(PreparedData.model_validate(prepared.output).folder)
+    folder = Path(prepared.output["folder"])
     try:
         read_manifest(folder)
         return [row for split in SPLITS for row in islice(iterate_rows(folder, split), MOST_ROWS)]

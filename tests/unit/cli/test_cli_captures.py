@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 
 from graftwork.cli.main import app
 from graftwork.data import captures as exporting
+from graftwork.data.review import list_items
 from graftwork.evaluate.cases import read_case_file
+from graftwork.evaluate.live.drift import measure_drift
 from graftwork.project.folder import open_project
 from graftwork.project.open_project import use_project
 from graftwork.project.reporter import NullReporter
@@ -166,6 +168,18 @@ def test_a_held_out_question_in_parts_is_left_out_too(monkeypatch, tmp_path):
         log = exporting.CaptureExport(work, work.settings.data.captures, feedback="all")
         assert list(log) == []
         assert log.left_out == {exporting.HELD_OUT: 1}
+
+
+def test_what_another_version_noted_of_the_dataset_is_no_obstacle(tmp_path):
+    (tmp_path / "graft.yaml").write_text(yaml.safe_dump({"project": "p"}))
+    with use_project(open_project(tmp_path), NullReporter()) as work:
+        noted = {"folder": str(tmp_path / "gone"), "dataset": {}, "portions": [{"rows_an_epoch": 1.0}]}
+        work.ledger.put("prepare", fingerprint="f", output=noted, finished_at="2026-11-10", seconds=0.0)
+        work.captures.add([captured("plain")])
+        log = exporting.CaptureExport(work, work.settings.data.captures, feedback="all")
+        assert [capture.id for capture in log] == [NAMES["plain"]]
+        assert measure_drift(work).why_not
+        assert [item.capture for item in list_items(work)] == [NAMES["plain"]]
 
 
 def test_every_written_case_can_be_asked(tmp_path):

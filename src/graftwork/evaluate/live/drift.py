@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from graftwork.data.project import PreparedData
 from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.files.dataset import iterate_rows, read_manifest
 from graftwork.project.open_project import OpenProject, timestamp
@@ -40,7 +39,7 @@ def measure_drift(work: OpenProject) -> PromptDrift:
         return PromptDrift(
             why_not="nothing was captured yet" if prepared is not None else "there is no dataset yet"
         )
-    folder = Path(PreparedData.model_validate(prepared.output).folder)
+    folder = Path(prepared.output["folder"])
     try:
         dataset = read_manifest(folder).content_hash
         key = fingerprint([dataset, newest[0].id, len(newest)])
@@ -84,7 +83,7 @@ def find_unlike(work: OpenProject, captures: Sequence[Capture]) -> set[str]:
     if prepared is None or not captures:
         return set()
     try:
-        folder = Path(PreparedData.model_validate(prepared.output).folder)
+        folder = Path(prepared.output["folder"])
         training, _, held_out, _ = _read_prompts(folder)
     except GraftError:
         return set()
