@@ -51,6 +51,7 @@ from graftwork.project.open_project import OpenProject, current_user, timestamp
 from graftwork.records.base import Record
 from graftwork.records.dataset import Audit
 from graftwork.records.errors import GraftError, UserError, WorkerFailed
+from graftwork.records.fleet import FleetJob
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.report import Verdict
@@ -316,20 +317,26 @@ def stop_jobs(work: OpenProject, cycle: CycleState) -> None:
     """Stop the open jobs of a canceled cycle. The fleet's reconciliation retries what fails here."""
     plan = _planned_in(work, cycle)
     jobs = find_jobs(work, plan) if plan is not None else []
-    # The cycle that is open now may follow such a job: the same data and settings are the same run.
-    newest, followed = work.cycles.read().open_cycle, set[str]()
-    if newest is not None and newest.number != cycle.number:
-        step, newest_plan = newest.step("train"), _planned_in(work, newest)
-        if step is not None and step.status != "waiting" and newest_plan is not None:
-            followed = {job.id for job in find_jobs(work, newest_plan)}
     for job in jobs:
-        if job.is_open and job.id not in followed:
+        # Asked before each: stopping one takes a while, and the next cycle may begin in between.
+        if job.is_open and not _is_followed(work, cycle, job):
             try:
                 stop(work, job, at_once=True)
             except Exception as error:  # whatever a place may raise: the other jobs are stopped all the same
                 work.reporter.info(f"job {job.id} at {job.place} is not stopped yet: {what_failed(error)}")
             else:
                 work.reporter.info(f"job {job.id} at {job.place} is stopped: the cycle was canceled")
+
+
+def _is_followed(work: OpenProject, canceled: CycleState, job: FleetJob) -> bool:
+    """Whether the cycle that is open now follows this job: the same data and settings are the same run."""
+    newest = work.cycles.read().open_cycle
+    if newest is None or newest.number == canceled.number:
+        return False
+    step, plan = newest.step("train"), _planned_in(work, newest)
+    if step is None or step.status == "waiting" or plan is None:
+        return False
+    return any(followed.id == job.id for followed in find_jobs(work, plan))
 
 
 def _planned_in(work: OpenProject, cycle: CycleState) -> Plan | None:

@@ -100,6 +100,26 @@ def test_a_canceled_cycle_leaves_the_job_that_the_next_one_trains_with(work, mon
         assert stopped == ([] if number == 8 else ["1"])
 
 
+def test_a_cycle_that_begins_while_jobs_are_stopped_keeps_the_job_that_it_follows(work, monkeypatch):
+    """Stopping the first one takes a while; the next cycle trains the same in the second."""
+    stopped = []
+    entries = dict.fromkeys((name_cycle(7, "plan"), name_cycle(8, "plan")), HERE)
+    outputs = {name: SimpleNamespace(output=plan.model_dump(mode="json")) for name, plan in entries.items()}
+    work.ledger.get = outputs.get
+    for number in range(2):
+        work.jobs.enter(make_job(THERE, number))
+
+    def stop(_work, job, at_once):
+        stopped.append(job.id[-1])
+        train = CycleStepState(name="train", status="running")
+        cycle = CycleState(number=8, model="main", cause="x", version="", started_at=0.0, steps=(train,))
+        work.cycles.change(lambda state: state.model_copy(update={"cycle": cycle}))
+
+    monkeypatch.setattr(runner, "stop", stop)
+    runner.stop_jobs(work, SimpleNamespace(number=7))
+    assert stopped == ["0"]
+
+
 def test_a_job_that_cannot_be_stopped_does_not_keep_the_others_of_a_canceled_cycle(work, monkeypatch):
     stopped, lines = [], []
 
