@@ -578,11 +578,12 @@ def week_status(work: OpenProject, *, now: datetime | None = None) -> WeekStatus
 
 
 def current_week(work: OpenProject) -> WeekStatus | None:
-    """The planned week that is not over; None if there is none."""
+    """The planned week that is not over; None without one that can be read: `graft up week` says why."""
     path, now = work.project.root / WEEK_FILE, datetime.now(tz=UTC)
-    if not path.exists() or read_schedule(path).end <= now:
+    try:
+        return week_status(work, now=now) if path.exists() and read_schedule(path).end > now else None
+    except (UserError, Corrupted):
         return None
-    return week_status(work, now=now)
 
 
 def follow_once(work: OpenProject) -> WeekTick:

@@ -19,6 +19,7 @@ from graftwork.week.follow import (
     WeekFollower,
     WeekStatus,
     WeekTick,
+    current_week,
     due_sessions,
     lost_sessions,
     over_sessions,
@@ -218,6 +219,17 @@ def test_the_status_names_what_was_missed_and_the_command_for_each_kind():
     assert "main at kaggle" in lines[0]
     assert '"place": "studio-lab"' in lines[1]
     assert "main at own on Mon 20:00" in lines[2]
+
+
+@pytest.mark.parametrize("broken", ["week.json", ".graft/week.json"])
+def test_the_status_of_a_project_does_without_a_week_that_cannot_be_read(tmp_path, broken):
+    work = SimpleNamespace(project=SimpleNamespace(root=tmp_path, state=tmp_path / ".graft"))
+    work.project.state.mkdir()
+    running = schedule().model_copy(update={"end": datetime.now(tz=UTC) + HOUR})
+    write_schedule(tmp_path / "week.json", running)
+    assert current_week(work) is not None
+    (tmp_path / broken).write_text('{"monday": "meeting"}')
+    assert current_week(work) is None
 
 
 def test_a_preempted_session_is_an_event_and_a_model_that_fails_to_be_judged_is_tried_again():
