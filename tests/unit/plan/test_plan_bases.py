@@ -83,3 +83,34 @@ def test_a_base_that_does_not_fit_is_refused_with_the_largest_that_does():
     )
     assert f"--base {name_in_settings(model_of(largest))} " in refused.value.fix
     assert "GiB are lacking" in refused.value.why
+
+
+ROW = "{name},mit,,good,{tools},fair,fair,en,labels,code,a team,2026-11-19"
+"""A row of a team's own bases.csv."""
+
+
+def write_bases(folder, **cells):
+    header = "name,license,terms,json,tools,code,text,languages,good_for,not_for,source,dated"
+    (folder / "bases.csv").write_text(f"{header}\n{ROW.format(**{'tools': 'fair', **cells})}\n")
+    return folder
+
+
+def test_a_teams_own_base_is_found_however_it_writes_the_name(tmp_path):
+    overlay = write_bases(tmp_path, name="Qwen3 0.6B")
+    base = find_base_row("qwen3-0.6b", overlay=overlay)
+    assert (base.name, base.license) == ("Qwen3 0.6B", "mit")
+    assert model_of(base, overlay=overlay).name == "qwen3-0.6b"
+    assert choose_base(need(license="mit"), GPU, overlay=overlay).chosen == base.name
+
+
+def test_a_teams_own_base_without_sizes_is_a_mistake_that_names_the_table(tmp_path):
+    overlay = write_bases(tmp_path, name="qwen3-0.6")
+    with pytest.raises(UserError, match=r"no model 'qwen3-0\.6'") as refused:
+        choose_base(need(), GPU, overlay=overlay)
+    assert "qwen3-0.6b" in refused.value.fix
+    assert "models.csv" in refused.value.fix
+
+
+def test_a_grade_that_does_not_exist_is_named_with_its_column(tmp_path):
+    with pytest.raises(UserError, match="`tools` must be one of good, fair, poor, and is 'great'"):
+        list_bases(overlay=write_bases(tmp_path, name="qwen3-0.6b", tools="great"))

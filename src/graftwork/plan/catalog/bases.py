@@ -5,23 +5,40 @@ catalog of models. The grades are a judgment by size and by what the makers stat
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from graftwork.model.base import EMBEDDED, HUB_ID
-from graftwork.plan.catalog import SOURCE, ColumnParsers, list_rows, names, normalize, text
+from graftwork.plan.catalog import (
+    SOURCE,
+    CatalogRow,
+    ColumnParsers,
+    find_named,
+    list_rows,
+    names,
+    normalize,
+    text,
+)
 from graftwork.plan.catalog.models import CatalogModel, list_models
 from graftwork.records.base import Record
 
 Grade = Literal["good", "fair", "poor"]
 TaskNeed = Literal["json", "tools", "code", "text"]
+
+
+def grade(row: CatalogRow, column: str) -> str:
+    if row.text(column) not in get_args(Grade):
+        raise row.mistake(column, rule=f"must be one of {', '.join(get_args(Grade))}")
+    return row.text(column)
+
+
 COLUMNS = ColumnParsers(
     needed={
         "name": text,
         "license": text,
-        "json": text,
-        "tools": text,
-        "code": text,
-        "text": text,
+        "json": grade,
+        "tools": grade,
+        "code": grade,
+        "text": grade,
         "languages": names,
         "good_for": text,
         "not_for": text,
@@ -73,8 +90,10 @@ def list_bases(*, overlay: Path | None = None) -> tuple[CatalogBase, ...]:
 
 
 def model_of(base: CatalogBase, *, overlay: Path | None = None) -> CatalogModel:
-    """The sizes of a base."""
-    return next(model for model in list_models(overlay=overlay) if model.name == base.name)
+    """The sizes of a base, by its name in the catalog of models."""
+    models = {model.name: (model, ()) for model in list_models(overlay=overlay)}
+    fix = "or put its sizes into your own models.csv, or its name there into bases.csv"
+    return find_named(base.name, models, kind="model", fix=fix)
 
 
 def name_in_settings(model: CatalogModel) -> str:
@@ -84,9 +103,9 @@ def name_in_settings(model: CatalogModel) -> str:
 
 def find_base_row(name: str, *, overlay: Path | None = None) -> CatalogBase | None:
     """The base of this name, as the catalog, graft.yaml or the Hub writes it."""
-    by_model = {base.name: base for base in list_bases(overlay=overlay)}
+    by_model = {normalize(base.name): base for base in list_bases(overlay=overlay)}
     for model in list_models(overlay=overlay):
         written = (model.name, model.hf_id, name_in_settings(model))
-        if model.name in by_model and normalize(name) in map(normalize, written):
-            return by_model[model.name]
+        if normalize(name) in map(normalize, written) and normalize(model.name) in by_model:
+            return by_model[normalize(model.name)]
     return None
