@@ -1,6 +1,7 @@
 """The written-out decoder: the gradients of transformers, and documents that never see each other."""
 
 import random
+import weakref
 from contextlib import nullcontext
 from unittest.mock import MagicMock
 
@@ -305,15 +306,22 @@ class Crowded:
         return torch.tensor(1.0)
 
 
-def test_recordings_give_way_to_a_batch_of_another_shape(monkeypatch):
-    from graftwork.train.gpu.decoder import CudaGraphDecoder
-
-    monkeypatch.setattr(torch.cuda, "MemPool", object)
+@pytest.fixture
+def pools(monkeypatch):
+    """Pools and streams of a GPU that do nothing."""
+    monkeypatch.setattr(torch.cuda, "MemPool", MagicMock)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", nullcontext)
     monkeypatch.setattr(torch.cuda, "Stream", MagicMock)
     monkeypatch.setattr(torch.cuda, "current_stream", MagicMock)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+@pytest.mark.usefixtures("pools")
+def test_recordings_give_way_to_a_batch_of_another_shape():
+    from graftwork.train.gpu.decoder import CudaGraphDecoder
+
     weight = torch.nn.Parameter(torch.ones(2))
     captured = CudaGraphDecoder(Crowded({}), [weight])
     assert torch.equal(weight.grad, torch.zeros(2))
@@ -324,6 +332,39 @@ def test_recordings_give_way_to_a_batch_of_another_shape(monkeypatch):
     assert float(captured.learn(portion.tokens[:, None], portion, torch.tensor(1.0))) == 1.0
     assert crowded.passes == 1
     assert not captured._recordings
+
+
+class Activations:
+    """What a pass has in memory until its frame is gone."""
+
+
+class FullWhileRecording:
+    """A decoder whose second pass, the recording, finds no memory."""
+
+    def __init__(self):
+        self.passes = 0
+
+    def learn(self, x, packed, scale, progress=lambda: None):
+        self.passes += 1
+        if self.passes == 2:
+            activations = Activations()
+            self.left = weakref.ref(activations)
+            raise torch.OutOfMemoryError("no room")
+        assert self.passes == 1 or self.left() is None
+        return torch.tensor(1.0)
+
+
+@pytest.mark.usefixtures("pools")
+def test_a_recording_without_memory_is_freed_before_its_pass_is_computed(monkeypatch):
+    from graftwork.train.gpu import decoder
+
+    monkeypatch.setattr(decoder, "record", lambda compute, **_where: compute())
+    full = FullWhileRecording()
+    captured = decoder.CudaGraphDecoder(full, [torch.nn.Parameter(torch.ones(2))])
+    (portion,) = pack(make_rows((20, 30)), make_tuning(head_tokens=8, longest=0), device="cpu")
+    for passes in (1, 3, 4):
+        assert float(captured.learn(portion.tokens[:, None], portion, torch.tensor(1.0))) == 1.0
+        assert full.passes == passes
 
 
 def test_memory_that_ran_out_is_known_behind_another_error():

@@ -397,6 +397,8 @@ class CudaGraphDecoder:
                     raise
                 # Not enough memory for another recording: this shape stays eager.
                 self._plain.add(shape)
+            if shape in self._plain:
+                # Not in the handler: the error refers to the tensors of the recording.
                 return self.give_way(lambda: self.decoder.learn(x, packed, scale, progress))
         graph, still_x, still, still_scale, loss = self._recordings[shape]
         still_x.copy_(x)
