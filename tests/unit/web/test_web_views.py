@@ -4,14 +4,18 @@ import re
 import shutil
 import sqlite3
 import threading
+from typing import Any
 
 import pytest
+import typer
 from served_page import serve
 from web_views import list_views
 
+from graftwork.cli.main import make_app
 from graftwork.records.week import ShownSession, WeekSchedule, WhatIf
 from graftwork.views.charts import draw_gantt
 from graftwork.views.plan import draw_week
+from graftwork.web.plan import FORMS
 
 HOSTILE = ("<script>document", "<img src=x", "onerror=alert(1)>")
 MOST_BYTES = 300_000
@@ -377,6 +381,15 @@ def test_zero_is_a_number_in_plans(page):
     text = page.visitor.get("/plan/serve?model=qwen2.5-7b&gpu=RTX+4090&ram=64&adapters=0").text
     assert "above 0" not in text
     assert "--adapters 0" in text
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_shows_options_that_its_command_has(name):
+    command: Any = typer.main.get_command(make_app())
+    for word in ("plan", name):
+        command = command.commands[word]
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {field.flag for field in FORMS[name].fields} <= options
 
 
 def test_the_curve_of_escalation_is_drawn_with_its_threshold(page):
