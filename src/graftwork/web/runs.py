@@ -1,7 +1,7 @@
 """Training runs: the list, one run with curves that grow while it works, events, and two runs compared."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from markupsafe import Markup
@@ -83,7 +83,7 @@ def curve(request: Request) -> Response:
     )
     validation = [point for point in evaluations if point.metric == LOSS]
     columns = {
-        **to_columns(steps),
+        **to_columns(steps, keep={point.step for point in validation}),
         "validation": {
             "step": [point.step for point in validation],
             "loss": [_finite(point.value) for point in validation],
@@ -92,12 +92,18 @@ def curve(request: Request) -> Response:
     return JSONResponse(columns, headers={"cache-control": "no-store"})
 
 
-def to_columns(steps: Sequence[TrainStep]) -> dict[str, list[float | None]]:
-    """Each step once, as it was last done; long runs are thinned, but keep the steps that were skipped."""
+def to_columns(steps: Sequence[TrainStep], *, keep: Collection[int] = ()) -> dict[str, list[float | None]]:
+    """Each step once, as it was last done; long runs are thinned, but keep the steps that were skipped, and
+    those in `keep`.
+    """
     last = {step.step: step for step in steps}
     ordered = [last[number] for number in sorted(last)]
     every = max(len(ordered) // MOST_CURVE_POINTS, 1)
-    ordered = [step for position, step in enumerate(ordered) if position % every == 0 or step.skipped]
+    ordered = [
+        step
+        for position, step in enumerate(ordered)
+        if position % every == 0 or step.skipped or step.step in keep
+    ]
     measured = dict.fromkeys(name for step in ordered for name in step.measures)
     return {
         "step": [float(step.step) for step in ordered],

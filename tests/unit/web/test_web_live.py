@@ -124,11 +124,12 @@ def test_new_steps_of_a_curve_are_those_after_the_last(page, made_project):
     assert rest["validation"] == whole["validation"], "an evaluation may end after its step was sent"
 
 
-def test_a_long_curve_keeps_its_skipped_steps():
+def test_a_long_curve_keeps_its_skipped_and_its_evaluated_steps():
     random = Random(0)
     steps = [make_step(number, random, 0.0) for number in range(1, 10 * MOST_CURVE_POINTS)]
     steps[102] = steps[102].model_copy(update={"skipped": True})
-    columns = to_columns(steps)
+    columns = to_columns(steps, keep={200})
     assert len(columns["step"]) <= 2 * MOST_CURVE_POINTS
+    assert {103.0, 200.0} <= {*columns["step"]}
     assert dict(zip(columns["step"], columns["skipped"], strict=True))[103.0] == 1.0
     assert sum(columns["skipped"]) == 1
