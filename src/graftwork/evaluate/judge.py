@@ -50,7 +50,7 @@ _POINT = (
     "5: excellent. 4: good, a small flaw. 3: usable, clear flaws. 2: mostly wrong. 1: wrong or useless.\n"
     'Reply with one JSON object and nothing else: {{"reason": "one sentence", "mark": 1 to 5}}'
 )
-REMINDER = "That was not the single JSON object requested. Reply with it, and with nothing else."
+REMINDER = "That was not the one JSON object that was asked for. Reply with it, and with nothing else."
 
 
 class JudgeBudget:

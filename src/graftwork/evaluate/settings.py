@@ -30,8 +30,9 @@ from graftwork.text.redact import EndpointUrl, VariableName
 
 RUBRIC = (
     "Is the answer correct, complete, supported by what the user gave, and in the form that was "
-    "asked for? Length by itself is not a merit."
+    "asked for? Length by itself is no merit."
 )
+"""Part of what a calibration is for: other words need new labels of people."""
 
 
 class JudgeSettings(Record):

@@ -18,6 +18,7 @@ from graftwork.evaluate.judge_statistics import (
     opinions_of_marks,
     opinions_of_pairs,
 )
+from graftwork.evaluate.project import judge_identity
 from graftwork.evaluate.settings import JudgeSettings
 
 
@@ -175,6 +176,13 @@ def judged_report():
     return report(
         subject("adapter", {"judge_score": marks(98, 100)}), subject("base", {"judge_score": marks(99, 100)})
     )
+
+
+def test_a_calibration_of_the_usual_judge_still_counts():
+    """Its identity has the usual criteria in it: other words would ask people for their labels again."""
+    judge = JudgeSettings(url="http://127.0.0.1:1/v1", model="judge")
+    assert judge_identity(judge, "pairwise").startswith("f8538be06b5f6f47")
+    assert judge_identity(judge, "pointwise").startswith("a0ae2afbe6b924c8")
 
 
 @pytest.mark.parametrize("severity", ["must", "invariant"])
