@@ -635,11 +635,13 @@ def _settle_base(
         if base != EMBEDDED:
             try:
                 find_base(base, project_folder=folder)
-            except EnvironmentFailure as unreachable:
-                embedded = find_base_row(EMBEDDED)
+            except GraftError as unreachable:
+                # A proxy may answer that there is no such model. The user named none.
+                embedded = next((option for option in proposal.options if option.base == EMBEDDED), None)
+                if embedded is None or embedded.refused is not None:
+                    raise
                 why = f"needs no download; {base} suits better but was not fetched: {unreachable.what}"
-                name = embedded.name if embedded else ""
-                return EMBEDDED, proposal.model_copy(update={"chosen": name, "why": why})
+                return EMBEDDED, proposal.model_copy(update={"chosen": embedded.name, "why": why})
         return base, proposal
     row = find_base_row(named)
     if row is not None:
