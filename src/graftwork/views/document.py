@@ -25,7 +25,11 @@ def safe(text: str) -> str:
 
 def quote(text: object) -> str:
     """Text escaped for use in markup, with its control characters made visible."""
-    return escape(safe(str(text)))
+    shown = safe(str(text))
+    body = shown.rstrip("\\")
+    # Backslashes are escaped before a tag only: the empty one makes those at the end exact wherever they are.
+    end = "\\" * 2 * (len(shown) - len(body))
+    return escape(body) + (f"{end}[none][/]" if end else "")
 
 
 class State(NamedTuple):

@@ -270,7 +270,7 @@ def compare_subjects(report: Report, link: Callable[[str], str] | None = None) -
 
 def page_figure(metric: Metric | None) -> str:
     if metric is None or not metric.n:
-        return f"[dim]–[/]\n[dim]{metric.vacuous}[/]" if metric and metric.vacuous else "[dim]–[/]"
+        return f"[dim]–[/]\n[dim]{quote(metric.vacuous)}[/]" if metric and metric.vacuous else "[dim]–[/]"
     counts = f" [dim]{metric.successes} of {metric.n}[/]" if metric.successes is not None else ""
     low, high = html.value_of(metric, metric.low), html.value_of(metric, metric.high)
     interval = "" if metric.low == metric.high else f"\n[dim]{low} to {high}[/]"
