@@ -99,7 +99,7 @@ class TerminalChat:
         text, calls = split_answer(answer.text)
         stream.finish(text)
         for call in calls:
-            print_text(f"→ {show_call(call)}")
+            print_text(safe(f"→ {show_call(call)}"))
         cut_off = ", cut off at --max-tokens" if answer.finish_reason == "length" else ""
         tokens = "" if answer.reply_tokens is None else f", {answer.reply_tokens} tokens"
         print_line(stderr, f"[dim]{duration(answer.seconds)}{tokens}{cut_off}[/]")

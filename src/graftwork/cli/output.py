@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from graftwork.records.errors import GraftError
+from graftwork.views.document import safe
 
 if TYPE_CHECKING:
     from graftwork.records.base import Record
@@ -30,13 +31,13 @@ def print_text(*lines: str) -> None:
 
 
 def print_error(error: GraftError, *, as_json: bool) -> None:
-    """What, where, why and fix, without a traceback."""
+    """What, where, why and fix, without a traceback. They may quote a log, a model or a server."""
     if as_json:
         print_json(error.as_json())
         return
     text = Text()
-    text.append("✗ ", style="bold red").append(error.what, style="bold")
+    text.append("✗ ", style="bold red").append(safe(error.what), style="bold")
     for label, value in (("where", error.where), ("why", error.why), ("fix", error.fix)):
         if value:
-            text.append(f"\n  {label:<6}", style="dim").append(value)
+            text.append(f"\n  {label:<6}", style="dim").append(safe(value))
     stderr.print(text, highlight=False, soft_wrap=True)
