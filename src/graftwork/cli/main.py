@@ -115,7 +115,7 @@ def reflow(text: str) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """Names and help texts for lists of commands."""
+    """The help text in lists of commands."""
     return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
 
 

@@ -206,7 +206,7 @@ def _send(
     mlflow: str | None,
     alias: str | None,
 ) -> tuple[dict[str, Any], str]:
-    """Wait until a command that was just started in the background registers its run."""
+    """What was sent: as JSON and as text."""
     from graftwork.registry import deploy
 
     body: dict[str, Any]
