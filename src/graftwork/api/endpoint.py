@@ -187,10 +187,10 @@ def _ask_in_background(
     )
 
 
-def rate_answer(project: Project, capture: str, score: float, comment: str = "") -> None:
+def rate_answer(project: Project, capture: str, score: float, comment: str = "", who: str = "") -> None:
     """Feedback on a captured answer: 1 is good, 0 is bad."""
     with project.open() as work:
-        rate_capture(work, capture, score, comment)
+        rate_capture(work, capture, score, comment, who)
 
 
 def ask_model(

@@ -473,9 +473,9 @@ def is_loaded(work: OpenProject) -> bool:
     return _find_port(_shared_folder(work)) is not None
 
 
-def rate_capture(work: OpenProject, capture: str, score: float, comment: str = "") -> None:
+def rate_capture(work: OpenProject, capture: str, score: float, comment: str = "", who: str = "") -> None:
     """Feedback on an answer that was captured a moment ago: 1 is good, 0 is bad."""
-    body = {"capture": capture, "score": score, **({"comment": comment} if comment else {})}
+    body = {"capture": capture, "score": score, "comment": comment, "user": who}
     try:
         feedback = parse_feedback(json.dumps(body).encode(), at=time.time())
     except ApiError as error:

@@ -115,8 +115,9 @@ async def rate(request: Request) -> Response:
 def _rate(request: Request, form: ActionForm) -> Response:
     require_allowed(request)
     capture, good = form.text("capture"), form.text("score") == "1"
-    endpoint.rate_answer(form.project, capture, 1.0 if good else 0.0, form.text("note"))
+    endpoint.rate_answer(form.project, capture, 1.0 if good else 0.0, form.text("note"), who=form.who)
     notice = f"rated {'good' if good else 'bad'}"
+    log_action(form, "rate", "graft chat", outcome=f"{notice}: capture {capture[:12]}")
     return RedirectResponse(address(f"{CAPTURES}/{capture}", notice=notice), status_code=303)
 
 

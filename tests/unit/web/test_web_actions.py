@@ -273,14 +273,14 @@ def test_a_thumb_is_feedback_on_the_capture(acting):
     project = open_project(acting.folder)
     capture = list_captures(project)[0].items[0].id
     before = len(read_capture(project, capture)[1])
-    answer = acting.visitor.post("/playground/rate", capture=capture, score="0", note="the date is wrong")
+    visitor = Visitor(acting.base, acting.cookie + "; graft_who=ada")
+    answer = visitor.post("/playground/rate", capture=capture, score="0", note="the date is wrong")
     assert answer.headers["location"].startswith(f"/captures/{capture}")
     kept = read_capture(project, capture)[1]
-    assert (len(kept), kept[-1].score, kept[-1].comment) == (
-        before + 1,
-        0.0,
-        "the date is wrong",
-    )
+    assert (len(kept), kept[-1].score, kept[-1].comment) == (before + 1, 0.0, "the date is wrong")
+    assert kept[-1].who == "ada"
+    line = log_of(acting.folder)[-1]
+    assert (line["who"], line["action"]) == ("ada", "rate")
     assert acting.visitor.post("/playground/rate", capture="f" * 32, score="1").status == 404
 
 
