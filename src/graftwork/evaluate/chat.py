@@ -26,6 +26,7 @@ from graftwork.evaluate.project_subjects import explain_unfinished, find_trained
 from graftwork.evaluate.subjects import Kind, NamedSubject, parse_subject
 from graftwork.files.disk import make_folder, read_record, write_atomic
 from graftwork.http.messages import ApiError
+from graftwork.model.base import is_ready
 from graftwork.process.http_client import HttpAnswer, NoAnswer
 from graftwork.process.worker import lock_holder, start_detached
 from graftwork.project.open_project import OpenProject, load_template
@@ -153,7 +154,8 @@ def _parse(work: OpenProject, text: str) -> NamedSubject:
 
 def _newest_run(work: OpenProject) -> ChatSubject:
     runs = work.runs.list(limit=_MOST_RUNS)
-    done = next((run for run in runs if _why_not(work, run) is None), None)
+    revision = _revision(work) if runs else None
+    done = next((run for run in runs if _why_not(run, revision) is None), None)
     if done is not None:
         if runs[0].state == "failed":
             failure = runs[0].error or {}
@@ -181,15 +183,17 @@ class ChatChoice(Record):
 
 
 def list_chat_subjects(work: OpenProject, *, runs: int = 20) -> tuple[ChatChoice, ...]:
-    """The newest runs, the models, the releases with their aliases, the base and the endpoints."""
-    choices = []
+    """The newest runs, the models, the releases with their aliases, the base and the endpoints. Fetches no
+    base.
+    """
+    choices, revision = [], _revision(work, fetch=False)
     for entry in work.runs.list(limit=runs):
-        why_not = _why_not(work, entry) or ""
+        why_not = _why_not(entry, revision) or ""
         choices.append(ChatChoice(name=f"run:{entry.id}", kind="run", about=entry.state, why_not=why_not))
     for name in work.project.settings.models:
         why_not = "" if find_trained(work, name) is not None else "it is not trained"
         choices.append(ChatChoice(name=f"model:{name}", kind="model", why_not=why_not))
-    aliases, revision = work.releases.aliases(), _revision(work)
+    aliases = work.releases.aliases()
     for release in work.releases.list():
         names = [alias for alias, release_id in aliases.items() if release_id == release.id]
         why_not = "" if release.base_fingerprint in (None, revision) else f"it needs {release.base}"
@@ -204,21 +208,22 @@ def list_chat_subjects(work: OpenProject, *, runs: int = 20) -> tuple[ChatChoice
     return tuple(choices)
 
 
-def _revision(work: OpenProject) -> str | None:
+def _revision(work: OpenProject, *, fetch: bool = True) -> str | None:
     """The commit or hash of the base; None where it is not on this machine, and so fits nothing."""
-    try:
-        return work.base.revision
-    except GraftError:
-        return None
+    with suppress(GraftError):
+        if fetch or is_ready(work.settings.base, project_folder=work.project.root):
+            return work.base.revision
+    return None
 
 
-def _why_not(work: OpenProject, entry: "RunEntry") -> str | None:
-    """Why this run cannot answer; None if it can."""
+def _why_not(entry: "RunEntry", revision: str | None) -> str | None:
+    """Why this run cannot answer on the base of this revision; None if it can."""
     if entry.outcome is None:
         failure = entry.error or {}
         return str(failure.get("what") or f"it is {entry.state}")
-    if entry.plan.get("base_fingerprint") not in (None, _revision(work)):
-        return f"it was trained on {entry.plan.get('base')}"
+    if entry.plan.get("base_fingerprint") not in (None, revision):
+        base = entry.plan.get("base")
+        return f"it was trained on {base}" + ("" if revision else ", which is not on this machine yet")
     folder = entry.outcome.get("adapter_folder")
     return None if isinstance(folder, str) and Path(folder).is_dir() else "its adapter is gone"
 
