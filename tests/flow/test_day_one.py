@@ -12,7 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from graftwork.api.project import open_project
+from graftwork.evaluate.chat import find_chat_subject, open_chat
 from graftwork.process.http_client import HttpClient
+from graftwork.records.interaction import Message
 
 TIMEOUT = 120.0
 KEY = "upstream-key-0123456789"
@@ -208,6 +210,14 @@ def test_a_model_name_that_goes_to_nobody_is_refused_at_the_start(upstream, tmp_
     refused = run_graft("serve", "-C", folder, check=False)
     assert refused.returncode == 2
     assert "there is no 'lage' to answer for gpt-4o" in refused.stderr
+
+
+def test_the_upstream_is_talked_to_whatever_the_endpoint_listens_with(upstream, tmp_path):
+    own = {"tls_certificate": "server.pem", "tls_key": "server.key", "admin_port": 1, "access_log": True}
+    folder = write_project(tmp_path / "project", serve_models(upstream, **own))
+    question = [Message(role="user", content="hello")]
+    with open_project(folder).open() as work, open_chat(work, find_chat_subject(work, "large")) as chat:
+        assert chat.ask(question).text == "gpt-4o answers"
 
 
 def test_from_an_upstream_to_captures_by_two_commands(upstream, tmp_path):

@@ -37,7 +37,7 @@ from graftwork.records.report import Case, Endpoint
 from graftwork.registry.store import Lease
 from graftwork.serve.feedback import PAUSES, parse_feedback
 from graftwork.serve.own_endpoint import OwnEndpoint, gateway_folder
-from graftwork.serve.project import StoreSink, serve_in_background
+from graftwork.serve.project import StoreSink, serve_in_background, without_operations
 from graftwork.serve.settings import FailoverSettings, ServeSettings, require_upstream_keys
 from graftwork.train.runs import find_run
 
@@ -264,7 +264,9 @@ class _ChatSink(StoreSink):
 
 
 def chat_settings(work: OpenProject, subject: ChatSubject) -> ServeSettings:
-    """The settings of `serve` for one subject: no other model may answer, and nobody else is served."""
+    """The settings of `serve` for one subject: no other model may answer, and nobody else is served. Without
+    TLS, as `serve_in_background` serves.
+    """
     engine = EngineSettings()
     if subject.endpoint is not None:
         remote = subject.endpoint
@@ -278,7 +280,8 @@ def chat_settings(work: OpenProject, subject: ChatSubject) -> ServeSettings:
         "failover": FailoverSettings(retries=0),
     }
     local = {"port": 0, "host": "127.0.0.1", "api_key_env": None}
-    return work.settings.serve.model_copy(update={"engine": engine, **alone, **local})
+    settings = work.settings.serve.model_copy(update={"engine": engine, **alone, **local})
+    return without_operations(settings)
 
 
 @contextmanager
