@@ -206,7 +206,8 @@ class Escalator:
     def begin_check(self, call: ChatCall, names: tuple[str, str], release: str) -> CheckedReply | None:
         """How the answer is checked: one choice of a named model. None if it is not."""
         settings = self.settings
-        if call.choices != 1 or settings.to in names:
+        # A name of clients may go to the large model: it cannot answer in its own place.
+        if call.choices != 1 or settings.to in (*names, release):
             return None
         if settings.models and not any(name in settings.models for name in names):
             return None

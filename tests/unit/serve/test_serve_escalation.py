@@ -22,7 +22,7 @@ from graftwork.serve.family import Family
 from graftwork.serve.keys import KeyRing
 from graftwork.serve.routing import Fallbacks, Routes
 from graftwork.serve.run import operating
-from graftwork.serve.settings import EscalateSettings, FamilySettings, ServeSettings
+from graftwork.serve.settings import EscalateSettings, FamilySettings, ServedModel, ServeSettings
 from graftwork.text.tool_calls import TextAndCalls, ToolCall, split_tools, write_calls
 
 GOOD, BAD = "answer as JSON", "say anything"
@@ -299,6 +299,20 @@ def test_the_large_models_own_answers_are_not_escalated_to_itself(run):
             text, headers = await ask(client, BAD, model="large")
             assert text.endswith(BAD)
             assert "x-graft-escalation" not in headers
+
+    run(main)
+
+
+@pytest.mark.parametrize("stream", ["hold", "prefix"])
+def test_a_name_of_clients_that_goes_to_the_large_model_is_not_escalated_to_it(run, stream):
+    async def main():
+        large = LargeEngine(text=BAD)
+        routes = Routes(models={"gpt-4o": ServedModel(to="large")})
+        async with open_pair(large=large, routes=routes, stream=stream) as (_, client):
+            text, headers = await ask(client, BAD, model="gpt-4o")
+            assert (text, headers["x-graft-release"]) == (BAD, "large")
+            assert "x-graft-escalation" not in headers
+            assert large.asked == ["large-1"]
 
     run(main)
 
