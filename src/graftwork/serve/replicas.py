@@ -573,6 +573,8 @@ class EngineSet:
         self.pool: ReplicaPool | EndpointsOnly = self._own or EndpointsOnly(self.endpoints)
         self._opened: dict[str, FallbackEndpoint] = {}
         self._retired: set[asyncio.Task[None]] = set()
+        # Before the server listens: what is asked while the engines start may ask for their state.
+        self._revise_endpoints()
 
     @property
     def has_base(self) -> bool:
@@ -580,9 +582,8 @@ class EngineSet:
 
     async def start(self) -> None:
         """Start all engines; returns when the first replica answers. Raises if no replica starts."""
-        opened = self._revise_endpoints()
-        first = self._own or opened[0]
-        for pool in opened:
+        first = self._own or next(iter(self.endpoints.values()))
+        for pool in self.endpoints.values():
             if pool is not first:
                 pool.start_in_background()
         await first.start()

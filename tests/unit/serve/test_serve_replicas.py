@@ -623,6 +623,18 @@ def test_an_engine_ends_although_the_wait_for_its_end_is_cancelled(run, tmp_path
     run(main)
 
 
+def test_endpoints_alone_have_a_state_before_they_are_started(run, tmp_path):
+    endpoint = {"url": "http://127.0.0.1:9/v1", "model": "gpt-4o"}
+    settings = ServeSettings.model_validate({"failover": {"endpoints": {"large": endpoint}}})
+
+    async def main():
+        engines = EngineSet(EngineJob(folder=str(tmp_path), base_folder=""), settings)
+        assert not engines.has_base
+        assert engines.pool.state == engines.pool.describe()["state"] == "starting"
+
+    run(main)
+
+
 def test_a_model_is_asked_only_where_it_is_loaded(run):
     async def main():
         async with open_fleet(2) as fleet:
