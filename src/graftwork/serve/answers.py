@@ -22,6 +22,7 @@ from graftwork.http.messages import (
     Response,
     StreamResponse,
 )
+from graftwork.records.interaction import TokenPrice
 from graftwork.serve.api.call import ChatCall, add_usage
 from graftwork.serve.captures import CaptureWriter, ChainMark
 from graftwork.serve.chains import (
@@ -45,6 +46,8 @@ from graftwork.serve.serving_engine import OUT_OF_TIME, NoReplica, ReplyStream, 
 from graftwork.serve.settings import ServeSettings
 from graftwork.serve.shadow import Shadow
 
+FindPrices = Callable[[ServeSettings], Mapping[str, TokenPrice]]
+"""What tokens cost, by the names of endpoints."""
 _EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 
 
@@ -91,12 +94,16 @@ class AnswerService:
         endpoints: Mapping[str, ServingEngine] = {},
         checks: AnswerChecks | None = None,
         chain_checks: Mapping[str, AnswerChecks] = {},
+        find_prices: FindPrices = lambda _settings: {},
     ) -> None:
         self.engine, self.settings, self.routes, self.captures = engine, settings, routes, captures
         self.observe: Callable[[FinishedRequest], None] | None = None
         """Gets each finished request. Must return at once."""
         self.metrics = Metrics()
-        self.fallbacks = Fallbacks(settings.failover.fallback, engine=engine, endpoints=endpoints)
+        self._find_prices = find_prices
+        self.fallbacks = Fallbacks(
+            settings.failover.fallback, engine=engine, endpoints=endpoints, prices=find_prices(settings)
+        )
         self.escalator: Escalator | None = None
         if settings.escalate is not None and checks is not None:
             self.escalator = Escalator(settings.escalate, checks=checks, clock=time.monotonic)
@@ -120,6 +127,12 @@ class AnswerService:
         """By capture id: answers that were given and wait for their check or the small model's answer."""
         self.streaming: set[str] = set()
         """Capture ids of answers that are still streaming."""
+
+    def revise(self, settings: ServeSettings) -> None:
+        """Use other settings from the next request on."""
+        self.settings = settings
+        self.fallbacks.chains = dict(settings.failover.fallback)
+        self.fallbacks.prices = self._find_prices(settings)
 
     # -- route ---------------------------------------------------------------------------------
 

@@ -90,8 +90,7 @@ class Gateway:
 
     def revise(self, settings: ServeSettings) -> None:
         """Use other settings from the next request on."""
-        self.answers.settings = settings
-        self.answers.fallbacks.chains = dict(settings.failover.fallback)
+        self.answers.revise(settings)
 
     @property
     def _settings(self) -> ServeSettings:

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from graftwork.project.load import load_settings
 from graftwork.project.open_project import OpenProject, load_template, timestamp
 from graftwork.records.base import MIB, Record
 from graftwork.records.errors import EnvironmentFailure, GraftError, NegativeResult, UserError, WorkerFailed
-from graftwork.records.interaction import Capture, Feedback, Interaction, Origin
+from graftwork.records.interaction import Capture, Feedback, Interaction, Origin, TokenPrice
 from graftwork.records.release import Release
 from graftwork.registry.manifest import split_alias
 from graftwork.registry.project import full_alias, open_store
@@ -334,19 +335,12 @@ def serve_here(
     `revise` makes the settings of a reload from those in graft.yaml; None keeps the settings.
     """
     from graftwork.evaluate.live.canary import find_canary
-    from graftwork.evaluate.project import price_models
     from graftwork.serve.run import ServedProject, run, serve
 
     require_upstream_keys(settings)
     require_known_models(work, settings)
     require_accepted_keys(work, settings)
-    root = work.project.root
-    settings = with_threshold(work, find_certificate(settings, root=root))
-
-    def read_settings() -> ServeSettings:
-        assert revise is not None
-        return find_certificate(revise(load_settings(work.project.file).serve), root=root)
-
+    settings = with_threshold(work, find_certificate(settings, root=work.project.root))
     if remark := describe_shadow(work, settings):
         work.reporter.info(remark)
     with open_store(work).lease() as lease:
@@ -368,19 +362,33 @@ def serve_here(
                     feedback=sink,
                     read_traces=read_traces,
                     load_keys=work.api_keys.list,
-                    read_settings=None if revise is None else read_settings,
+                    read_settings=None if revise is None else partial(read_settings, work, revise),
                     family=open_family(work, settings),
                     checks=open_checks(work, settings),
                     chain_checks=open_chain_checks(work, settings),
-                    prices=price_models(
-                        {name: e.model for name, e in settings.failover.endpoints.items()}
-                        | ({BASE: settings.engine.model or ""} if settings.engine.kind == "endpoint" else {})
-                    ),
+                    find_prices=find_prices,
                 ),
                 on_ready=on_ready,
                 stop=stop,
             )
         )
+
+
+def find_prices(settings: ServeSettings) -> dict[str, TokenPrice]:
+    """What tokens of the endpoints cost, by their names; `base` too, where an endpoint answers for it."""
+    from graftwork.evaluate.project import price_models
+
+    models = {name: endpoint.model for name, endpoint in settings.failover.endpoints.items()}
+    if settings.engine.kind == "endpoint":
+        models[BASE] = settings.engine.model or ""
+    return price_models(models)
+
+
+def read_settings(work: OpenProject, revise: Callable[[ServeSettings], ServeSettings]) -> ServeSettings:
+    """The settings of a reload. A name of `serve.models` that goes to nobody is refused, as at the start."""
+    settings = find_certificate(revise(load_settings(work.project.file).serve), root=work.project.root)
+    require_known_models(work, settings)
+    return settings
 
 
 def find_certificate(settings: ServeSettings, *, root: Path) -> ServeSettings:

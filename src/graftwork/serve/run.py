@@ -24,8 +24,7 @@ from graftwork.files.disk import write_atomic
 from graftwork.http.server import Server
 from graftwork.process.worker import hold_lock
 from graftwork.records.errors import GraftError, UserError
-from graftwork.records.interaction import TokenPrice
-from graftwork.serve.answers import AnswerService
+from graftwork.serve.answers import AnswerService, FindPrices
 from graftwork.serve.captures import CaptureSink, CaptureWriter
 from graftwork.serve.escalation import AnswerChecks
 from graftwork.serve.family import Family
@@ -260,8 +259,7 @@ class ServedProject:
     """Checks of `serve.escalate`."""
     chain_checks: Mapping[str, AnswerChecks] = field(default_factory=dict)
     """Checks that conditions of `serve.chains` name."""
-    prices: Mapping[str, TokenPrice] = field(default_factory=dict)
-    """What tokens cost, by the names of endpoints."""
+    find_prices: FindPrices = lambda _settings: {}
 
 
 async def serve(
@@ -309,8 +307,8 @@ async def serve(
         endpoints=engines.endpoints,
         checks=project.checks,
         chain_checks=project.chain_checks,
+        find_prices=project.find_prices,
     )
-    answers.fallbacks.prices = project.prices
     gateway = Gateway(answers, feedback=project.feedback, read_traces=project.read_traces, keys=keys)
     reloader = SettingsReloader(
         settings,

@@ -1,5 +1,6 @@
 """Model names of clients: the endpoint behind them, and the share that a small model answers."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -7,8 +8,11 @@ from pydantic import ValidationError
 
 from graftwork.engines.protocol import BASE
 from graftwork.http.messages import ApiError
+from graftwork.records.errors import UserError
 from graftwork.records.interaction import TokenPrice
+from graftwork.serve.answers import AnswerService
 from graftwork.serve.metrics import Metrics
+from graftwork.serve.project import read_settings
 from graftwork.serve.routing import Fallbacks, Routes, choose_target, update_routes
 from graftwork.serve.settings import ServeSettings
 
@@ -119,3 +123,34 @@ def test_endpoints_alone_answer_only_where_every_name_goes_to_one():
     assert make_settings(small="champion", share=0.1).uses_endpoints_only
     assert not ServeSettings().uses_endpoints_only
     assert not ServeSettings.model_validate({"models": {"gpt-4o": {"to": "champion"}}}).uses_endpoints_only
+
+
+def test_a_reload_refuses_a_name_that_goes_to_nobody(tmp_path):
+    file = tmp_path / "graft.yaml"
+    releases = SimpleNamespace(aliases=dict, list=tuple)
+    work = SimpleNamespace(project=SimpleNamespace(file=file, root=tmp_path), releases=releases)
+
+    def reload(to):
+        serve = {"models": {"gpt-4o": {"to": to}}, "failover": {"endpoints": LARGE}}
+        file.write_text(json.dumps({"project": "p", "data": {"logs": ["a.jsonl"]}, "serve": serve}))
+        return read_settings(work, lambda settings: settings)
+
+    assert reload("large").models["gpt-4o"].to == "large"
+    with pytest.raises(UserError, match="there is no 'lage' to answer for gpt-4o"):
+        reload("lage")
+
+
+def test_after_a_reload_an_endpoint_has_the_price_of_its_new_model():
+    def find_prices(settings):
+        return {
+            name: PRICE.model_copy(update={"model": endpoint.model})
+            for name, endpoint in settings.failover.endpoints.items()
+        }
+
+    answers = AnswerService(
+        engine(BASE), settings=make_settings(), routes=Routes, captures=None, find_prices=find_prices
+    )
+    assert answers.fallbacks.prices["large"].model == "gpt-4o"
+    large = {"large": {**LARGE["large"], "model": "gpt-4o-mini"}}
+    answers.revise(ServeSettings.model_validate({"failover": {"endpoints": large}}))
+    assert answers.fallbacks.prices["large"].model == "gpt-4o-mini"
