@@ -27,10 +27,11 @@ USAGE = {
 
 
 class Upstream:
-    """An OpenAI-compatible API that takes one key. Set `usage` to what its answers state."""
+    """An OpenAI-compatible API that takes one key. Set `usage` to what its answers state, and `lists` to
+    whether the key may list models."""
 
     def __init__(self):
-        self.usage, self.asked = dict(USAGE), []
+        self.usage, self.asked, self.lists = dict(USAGE), [], True
         upstream = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -52,8 +53,12 @@ class Upstream:
                 self.wfile.write(data)
 
             def do_GET(self):
-                if not self.refuse():
+                if self.refuse():
+                    return
+                if upstream.lists:
                     self.answer(200, {"data": [{"id": "gpt-4o"}]})
+                else:
+                    self.answer(403, {"error": {"message": "missing scope: models.read"}})
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -203,6 +208,12 @@ def test_a_refused_or_missing_key_is_said_at_the_start_with_the_name_of_its_vari
     missing = run_graft("serve", "-C", folder, check=False)
     assert missing.returncode == 3
     assert "UPSTREAM_KEY is empty or not set" in missing.stderr
+
+
+def test_a_key_that_may_answer_and_not_list_models_is_served(upstream, tmp_path):
+    upstream.lists = False
+    with served(write_project(tmp_path / "project", serve_models(upstream))) as client:
+        assert client.chat(model="gpt-4o")[0] == 200
 
 
 def test_a_model_name_that_goes_to_nobody_is_refused_at_the_start(upstream, tmp_path):

@@ -117,7 +117,7 @@ def require_known_models(work: OpenProject, settings: ServeSettings) -> None:
 
 def require_accepted_keys(work: OpenProject, settings: ServeSettings) -> None:
     """Ask each server that clients' models go to for its models, with its key. Refuse a key that it refuses;
-    a server that does not answer now may do so later."""
+    a server that does not answer now may do so later, and a valid key may be forbidden to list models."""
     names = {model.to for model in settings.models.values()}
     servers: list[tuple[str, str | None, str | None]] = [
         (f"serve.failover.endpoints.{name}", endpoint.url, endpoint.api_key_env)
@@ -139,7 +139,11 @@ def require_accepted_keys(work: OpenProject, settings: ServeSettings) -> None:
         except (NoAnswer, ValueError) as error:
             work.reporter.info(f"{where}: {url} does not answer yet: {error}")
             continue
-        if status in (401, 403):
+        if status == 403:
+            work.reporter.info(
+                f"{where}: {url}/models answered with status 403; requests show what is allowed"
+            )
+        elif status == 401:
             raise EnvironmentFailure(
                 f"the server refuses the key in {variable}" if variable else "the server asks for a key",
                 why=f"{url}/models answered with status {status}",
