@@ -18,7 +18,7 @@ from graftwork.data.settings import CaptureSettings
 from graftwork.evaluate.cases import read_case_file
 from graftwork.files.dataset import iterate_rows
 from graftwork.files.disk import write_atomic
-from graftwork.project.open_project import OpenProject
+from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.base import Record
 from graftwork.records.interaction import Capture, CaptureOrigin, Message, user_texts
 from graftwork.text.words import words
@@ -233,21 +233,23 @@ def _to_case(capture: Capture) -> str:
 
 
 def _held_out_questions(work: OpenProject) -> set[str]:
-    """What the test and validation rows of the project's dataset ask, and its file of cases."""
+    """What the test and validation rows of the datasets of all models ask, and the file of cases."""
     questions = set()
     case_file = work.settings.evaluate.cases
     if case_file is not None and (path := work.project.root / case_file).is_file():
         questions = {
             _question_of([message.model_dump() for message in case.messages]) for case in read_case_file(path)
         }
-    entry = work.ledger.get("prepare")
-    folder = Path(entry.output["folder"]) if entry is not None else None
-    if folder is not None and folder.is_dir():
-        questions |= {
-            _question_of([message.model_dump() for message in row.messages])
-            for split in ("validation", "test")
-            for row in iterate_rows(folder, split)
-        }
+    steps = (name_entry(work, "prepare", model=model) for model in work.project.settings.all_models)
+    outputs = [entry.output for step in steps if (entry := work.ledger.get(step)) is not None]
+    folders = {folder for output in outputs for folder in (output["folder"], *output["folders"].values())}
+    questions |= {
+        _question_of([message.model_dump() for message in row.messages])
+        for folder in folders
+        if Path(folder).is_dir()
+        for split in ("validation", "test")
+        for row in iterate_rows(Path(folder), split)
+    }
     return questions - {""}
 
 

@@ -1,6 +1,8 @@
 """`graft data captures`: which exchanges are written, which are left out, and why that is said."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -17,6 +19,9 @@ from graftwork.project.reporter import NullReporter
 from graftwork.records.errors import UserError
 from graftwork.records.interaction import TRY_OUT_SESSION, Capture, Feedback
 from graftwork.store.captures import FeedbackStore
+
+sys.path.append(str(Path(__file__).parents[1] / "data"))
+from dataset_samples import row, write_dataset
 
 NAMES = {
     name: f"{number:032x}" for number, name in enumerate(("plain", "good", "bad", "fixed", "tried", "late"))
@@ -170,10 +175,27 @@ def test_a_held_out_question_in_parts_is_left_out_too(monkeypatch, tmp_path):
         assert log.left_out == {exporting.HELD_OUT: 1}
 
 
+@pytest.mark.parametrize("step", ["prepare", "prepare@tagger"])
+def test_the_held_out_questions_of_every_model_are_left_out(tmp_path, step):
+    models = {"planner": {}, "tagger": {}}
+    (tmp_path / "graft.yaml").write_text(yaml.safe_dump({"project": "p", "models": models}))
+    with use_project(open_project(tmp_path), NullReporter()) as work:
+        asked = {"planner": "Something else?", "tagger": "What of the plain one?"}
+        folders = {
+            name: str(write_dataset(tmp_path / name, test=[row(question)]))
+            for name, question in asked.items()
+        }
+        output = {"folder": folders["planner"], "folders": folders}
+        work.ledger.put(step, fingerprint="f", output=output, finished_at="2026-11-10", seconds=0.0)
+        work.captures.add([captured("plain"), captured("good")])
+        log = exporting.CaptureExport(work, work.settings.data.captures, feedback="all")
+        assert [capture.id for capture in log] == [NAMES["good"]]
+
+
 def test_what_another_version_noted_of_the_dataset_is_no_obstacle(tmp_path):
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump({"project": "p"}))
     with use_project(open_project(tmp_path), NullReporter()) as work:
-        noted = {"folder": str(tmp_path / "gone"), "dataset": {}, "portions": [{"rows_an_epoch": 1.0}]}
+        noted = {"folder": str(tmp_path / "gone"), "folders": {}, "portions": [{"rows_an_epoch": 1.0}]}
         work.ledger.put("prepare", fingerprint="f", output=noted, finished_at="2026-11-10", seconds=0.0)
         work.captures.add([captured("plain")])
         log = exporting.CaptureExport(work, work.settings.data.captures, feedback="all")
