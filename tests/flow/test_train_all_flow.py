@@ -17,9 +17,11 @@ from graftwork.model.base import find_base
 from graftwork.model.load import tensors_digest
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process.alert import ALERTS_FILE
+from graftwork.project.supervise import JOB_FILE
 from graftwork.records.errors import Corrupted, EnvironmentFailure, UserError
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.export import EXPORT_FILE, export_run
+from graftwork.store.schema import runs
 from graftwork.train.all_models import train_all
 from graftwork.train.checkpoints import TENSORS
 from graftwork.train.run_folder import ADAPTER, CHECKPOINTS
@@ -173,6 +175,17 @@ def test_an_export_is_proven_and_the_base_is_left_alone(trained_project, tmp_pat
     assert find_base(str(tiny_base), project_folder=tmp_path) == before
     # The merged folder is a base like any other.
     assert find_base(merged.folder, project_folder=tmp_path).revision != before.revision
+
+
+def test_a_run_that_another_version_stored_is_exported(trained_project, tmp_path):
+    with opened(trained_project) as work:
+        (run,) = work.runs.list()
+        job_file = Path(run.folder) / JOB_FILE
+        job_file.write_text(json.dumps({**json.loads(job_file.read_text()), "examined_file": None}))
+        plan = {**run.plan, "renamed_since": None}
+        with work.database.write() as connection:
+            connection.execute(runs.update().where(runs.c.id == run.id).values(plan=plan))
+        assert export_run(work, run=run.id, to=tmp_path / "merged").merged.agreement.holds
 
 
 @pytest.mark.slow

@@ -51,7 +51,6 @@ from graftwork.project.supervise import JOB_FILE, WorkerTask, run_job
 from graftwork.records.base import Record
 from graftwork.records.dataset import Row
 from graftwork.records.errors import Corrupted, EnvironmentFailure, NegativeResult, UserError
-from graftwork.records.plan import Plan
 from graftwork.records.release import (
     ExportedAdapter,
     ExportFormat,
@@ -60,7 +59,7 @@ from graftwork.records.release import (
     MergeProof,
     Release,
 )
-from graftwork.records.run import TrainJob, TrainOutcome
+from graftwork.records.run import TrainOutcome
 from graftwork.registry.index import find_release
 from graftwork.registry.project import open_store
 from graftwork.registry.publish import TEMPLATE_FILE
@@ -229,7 +228,7 @@ def _read_parent(work: OpenProject, name: str) -> _Parent:
     }
     base = str(config.get("base_model_name_or_path", ""))
     entry = work.runs.get(subject.which) if subject.kind == "run" else None
-    learned = round(Plan.model_validate(entry.plan).trained_tokens.value) if entry is not None else None
+    learned = round(entry.plan["trained_tokens"]["value"]) if entry is not None else None
     return _Parent(name, shape, base, pairs, learned, config)
 
 
@@ -398,7 +397,8 @@ EXPORT_FILE = "graftwork_export.json"
 
 class _Source(NamedTuple):
     outcome: TrainOutcome
-    plan: Plan
+    plan: dict[str, Any]
+    """As it was stored, by whichever version."""
     base: BaseFolder
     folder: Path
 
@@ -449,7 +449,7 @@ def export_run(
         run_id=outcome.run_id,
         format=format,
         folder=str(to),
-        base=source.plan.base,
+        base=source.plan["base"],
         base_fingerprint=source.base.revision,
         adapter_hash=outcome.adapter_hash,
         files={path.name: file_digest(path) for path in sorted(to.iterdir()) if path.is_file()},
@@ -474,18 +474,16 @@ def _find_source(work: OpenProject, run: str | None) -> _Source:
             f"there is no trained run {run}" if run else f"the model {work.model} is not trained yet",
             fix="`graft status` names the runs" if run else "`graft train` trains it",
         )
-    plan = Plan.model_validate(entry.plan)
-    base = find_base(
-        plan.base, project_folder=work.project.root, weights=True, store=report_downloads(work.reporter)
-    )
-    if base.revision != plan.base_fingerprint:
+    name, store = str(entry.plan["base"]), report_downloads(work.reporter)
+    base = find_base(name, project_folder=work.project.root, weights=True, store=store)
+    if base.revision != entry.plan["base_fingerprint"]:
         raise EnvironmentFailure(
-            f"the base {plan.base} is another one than this run was trained on",
+            f"the base {name} is another one than this run was trained on",
             why="an adapter fits only the base that it was trained on",
             fix="restore that base, or train again",
             where=base.folder,
         )
-    return _Source(TrainOutcome.model_validate(entry.outcome), plan, base, Path(entry.folder))
+    return _Source(TrainOutcome.model_validate(entry.outcome), entry.plan, base, Path(entry.folder))
 
 
 def _merge(work: OpenProject, source: _Source, to: Path) -> MergeProof:
@@ -494,9 +492,9 @@ def _merge(work: OpenProject, source: _Source, to: Path) -> MergeProof:
         folder=str(folder),
         base_folder=source.base.folder,
         adapter_folder=source.outcome.adapter_folder,
-        dataset_folder=TrainJob.from_json((source.folder / JOB_FILE).read_bytes()).dataset_folder,
+        dataset_folder=json.loads((source.folder / JOB_FILE).read_bytes())["dataset_folder"],
         to=str(to),
-        four_bits=source.plan.method == "qlora",
+        four_bits=source.plan["method"] == "qlora",
         threads=work.settings.train.threads,
     )
     task = WorkerTask(
