@@ -15,8 +15,8 @@ class ScoreThresholds(Record):
     integration: float | None = Field(1.0, ge=0, le=1, description="Cases with real dependencies.")
     performance: float | None = Field(None, ge=0, le=1, description="Limits of the cases.")
     quality: float | None = Field(None, ge=0, le=1, description="Code quality rules.")
-    coverage: float | None = Field(None, ge=0, le=1, description="Lines that the cases run.")
-    mutation: float | None = Field(None, ge=0, le=1, description="Mutants that the cases notice.")
+    coverage: float | None = Field(None, ge=0, le=1, description="Lines that the cases execute.")
+    mutation: float | None = Field(None, ge=0, le=1, description="Mutants that the cases detect.")
     consistency: float | None = Field(None, ge=0, le=1, description="Samples that behave the same.")
 
 

@@ -372,7 +372,7 @@ class DataSettings(Record):
         description="Drop rows whose log states another status. Rows without a status are kept.",
     )
     drop_failed: bool = Field(
-        True, description="Drop rows with another status, and replies that are error messages in disguise."
+        True, description="Drop rows with any other status, and replies that are error messages."
     )
     keep: Annotated[str, AfterValidator(require_condition)] | None = Field(
         None,

@@ -78,7 +78,7 @@ class JudgeSettings(Record):
         if self.max_cost is not None and (self.price_in is None or self.price_out is None):
             raise ValueError("max_cost requires price_in and price_out: otherwise the cost is unknown")
         if not self.modes:
-            raise ValueError("modes: name pairwise, pointwise or both")
+            raise ValueError("modes: specify pairwise, pointwise or both")
         return self
 
 
@@ -135,7 +135,7 @@ class PromptSettings(Record):
     )
     max_tokens: int = Field(2048, ge=1, description="Maximum tokens of all worked examples together.")
     optimizer: Literal["none", "gepa"] = Field(
-        "none", description="Who improves the instruction; `gepa` requires the package of that name."
+        "none", description="What improves the instruction; `gepa` requires the package of that name."
     )
     reflection: str | None = Field(
         None,
@@ -315,7 +315,7 @@ def require_evaluated(name: str, settings: EvaluateSettings) -> None:
         by_checks = name in (TASK_SUCCESS, CHECKS_PASSED) and settings.cases is None
         if by_checks and not right_or_wrong(settings.checks):
             raise ValueError(
-                f"nothing says when an answer is right, so {name} would never be measured; write a rule "
+                f"nothing says when an answer is correct, so {name} would never be measured; write a rule "
                 "under evaluate.checks, such as {name: done, contains: DONE}"
             )
         return

@@ -104,7 +104,7 @@ class FederatedPlace(Record):
     )
     name: str = Field("", pattern=r"^$|" + NAME, description="Its name in reports; default: the place.")
     model: str = Field("main", description="The model of that project whose dataset is used.")
-    base: str = Field("", description="Folder of the base at the place. Default: the job brings it.")
+    base: str = Field("", description="Folder of the base at the place. Default: sent with the job.")
 
     @property
     def label(self) -> str:

@@ -243,7 +243,7 @@ class ProjectSettings(Record):
             fnmatch(cycle.collect, pattern) or cycle.collect == pattern for pattern in self.data.logs
         ):
             raise ValueError(
-                f"cycle.collect: {cycle.collect} is in none of data.logs; captures would not become data"
+                f"cycle.collect: {cycle.collect} matches none of data.logs; captures would not become data"
             )
         return self
 
@@ -279,7 +279,7 @@ class ProjectSettings(Record):
                 raise ValueError(f"models.{name}.train: the main model cannot start from itself")
             if model_settings.base != self.of_model(self.main_model).base:
                 raise ValueError(
-                    f"models.{name} starts from the main model's adapter, but its base is another one"
+                    f"models.{name} starts from the main model's adapter, but has a different base"
                 )
         return self
 

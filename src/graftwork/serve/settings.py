@@ -124,7 +124,7 @@ class ChainSettings(Record):
             if step.name in before:
                 raise ValueError(f"two steps are called {step.name}")
             if step.name in GIVEN:
-                raise ValueError(f"{step.name} is a placeholder of its own: give the step another name")
+                raise ValueError(f"{step.name} is a reserved placeholder: give the step another name")
             if not before and step.when is not None:
                 raise ValueError(
                     f"the first step, {step.name}, has no previous answer that `when` could test"
@@ -365,7 +365,7 @@ class EscalateSettings(Record):
     stream: Literal["hold", "prefix"] = Field(
         default="hold",
         description="Streaming requests. `hold`: send nothing until all checks have passed. `prefix`: send "
-        "the answer once its beginning has passed the checks that can judge one.",
+        "the answer once its start has passed the checks that can judge one.",
     )
 
     prefix_tokens: int = Field(
@@ -406,15 +406,15 @@ class EscalateSettings(Record):
     @classmethod
     def _validate_budget(cls, value: Any) -> Any:
         if value == 0 and not isinstance(value, bool):
-            raise ValueError("a budget of 0 never escalates: leave `escalate` out, or give null for no limit")
+            raise ValueError("a budget of 0 never escalates: leave `escalate` out, or set null for no limit")
         return value
 
     @model_validator(mode="after")
     def _can_decide(self) -> Self:
         if self.to in self.models:
-            raise ValueError(f"{self.to} cannot be asked when its own answer fails: name another model")
+            raise ValueError(f"{self.to} cannot escalate to itself: specify another model")
         if not self.checks and self.min_logprob is None:
-            raise ValueError("nothing decides when the large model answers: give `checks` or `min_logprob`")
+            raise ValueError("nothing decides when the large model answers: set `checks` or `min_logprob`")
         return self
 
 
@@ -436,7 +436,8 @@ class ServedModel(Record):
 
     to: str = Field(
         min_length=1,
-        description="Who answers: a name under `serve.failover.endpoints`, or an alias, `base` or a release.",
+        description="The model that answers: a name under `serve.failover.endpoints`, or an alias, "
+        "`base` or a release.",
     )
 
     small: str | None = Field(
@@ -810,7 +811,9 @@ class ServeSettings(OperationSettings):
             if name in own:
                 raise ValueError(f"models: {name} is the name of another model of the endpoint")
             if model.to in self.models or model.to in self.chains:
-                raise ValueError(f"models: {name} goes to {model.to}, which is not a model: name who answers")
+                raise ValueError(
+                    f"models: {name} goes to {model.to}, which is not a model: specify one that answers"
+                )
         return self
 
     @property

@@ -123,7 +123,8 @@ class TasksetSettings(Record):
         "`envs/verifiers/bin/python`."
     )
     folder: str | None = Field(
-        None, description="A folder of the project with the package of the task set, if it is not installed."
+        None,
+        description="Folder in the project that contains the task set's package, if that is not installed.",
     )
     options: Annotated[dict[str, Any], NotSecret("settings of a task set; keys are read from variables")] = (
         Field(
@@ -133,7 +134,7 @@ class TasksetSettings(Record):
     tasks: int = Field(1000, ge=1, description="Maximum number of tasks to read.")
     reference: str | None = Field(
         None,
-        description="A right answer built from the fields of a task, such as `{answer}`: `graft reward "
+        description="A correct answer built from the fields of a task, such as `{answer}`: `graft reward "
         "check` tries it.",
     )
 
@@ -526,10 +527,10 @@ class TrainSettings(Record):
         if self.eval.metric != REWARD:
             return self
         if self.objective != "grpo":
-            raise ValueError("`eval.metric: reward` needs `objective: grpo`, whose rewards it asks")
+            raise ValueError("`eval.metric: reward` needs `objective: grpo`, whose rewards it measures")
         if self.rollouts.environment is not None or self.rollouts.taskset is not None:
             raise ValueError(
-                "`eval.metric: reward` asks for single replies to cases of a file: remove "
+                "`eval.metric: reward` needs single replies to cases of a file: remove "
                 f"`rollouts.environment` or `rollouts.taskset`, or set `eval.metric: {LOSS}`"
             )
         return self
@@ -541,7 +542,7 @@ class TrainSettings(Record):
         if self.strategy in ("fsdp", "zero3"):
             raise ValueError(
                 f"`eval.metric: {self.eval.metric}` needs the whole model on one device, and the strategy "
-                f"{self.strategy} cuts it up; set `eval.metric: {LOSS}`"
+                f"{self.strategy} shards it; set `eval.metric: {LOSS}`"
             )
         if self.method == "full" and self.offload and self.strategy == "single":
             raise ValueError(

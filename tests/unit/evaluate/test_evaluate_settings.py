@@ -92,7 +92,7 @@ def test_the_gate_may_only_name_what_is_evaluated(load):
         ({"checks": [{"name": "a", "contains": "x"}, {"name": "a", "contains": "y"}]}, "two checks"),
         ({"repeats": 3}, "same answer"),
         ({"subjects": ["chamption"]}, "is not a subject"),
-        ({"subjects": ["http://host/v1"]}, "cannot be asked"),
+        ({"subjects": ["http://host/v1"]}, "cannot be used"),
         ({"slices": ["rle"]}, "slices"),
         ({"sampling": {"temperature": -1}}, "temperature"),
         ({"fields": {"json_schema": {"typ": "x"}}}, "did you mean type"),

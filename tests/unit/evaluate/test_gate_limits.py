@@ -87,14 +87,14 @@ def test_a_rule_bound_to_the_value_says_that_luck_is_not_ruled_out():
         ({"metric": "json_valid", "margin": 0.02, "severity": "invariant"}, "a proven loss aborts anyway"),
         ({"metric": "json_vald", "over": 0.9}, "did you mean json_valid"),
         ({"metric": "json_valid", "over": 0.9, "margin": 0.02}, "not both"),
-        ({"metric": "json_valid", "at_least": 0}, "holds whatever is measured"),
-        ({"metric": "json_valid", "at_most": 1}, "holds whatever is measured"),
-        ({"metric": "tokens_per_second", "at_least": 0}, "holds whatever is measured"),
+        ({"metric": "json_valid", "at_least": 0}, "is always true"),
+        ({"metric": "json_valid", "at_most": 1}, "is always true"),
+        ({"metric": "tokens_per_second", "at_least": 0}, "is always true"),
         ({"metric": "latency_seconds", "under": math.inf}, "needs a number"),
         ({"metric": "latency_seconds", "margin": math.inf}, "needs a number"),
         ({"metric": "peak_memory_gib", "at_most": math.nan}, "needs a number"),
         ({"metric": "json_valid", "over": math.nan}, "needs a number"),
-        ({"metric": "judge_preference", "over": 0.5}, "has no figure of one"),
+        ({"metric": "judge_preference", "over": 0.5}, "has no value for a single answer"),
     ],
 )
 def test_a_rule_that_cannot_be_meant_is_refused_with_the_fix(rule, message):

@@ -144,7 +144,7 @@ def test_perplexity_over_one_session_proves_no_margin():
 
 @pytest.mark.parametrize("rule", [{"over": 0.9, "bound": "upper"}, {"at_most": 0.1, "bound": "lower"}])
 def test_the_bound_that_flatters_is_refused(rule):
-    with pytest.raises(ValidationError, match="flatters"):
+    with pytest.raises(ValidationError, match="is the favorable bound"):
         GateRule(metric="json_valid", **rule)
 
 

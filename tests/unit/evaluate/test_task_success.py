@@ -81,7 +81,7 @@ def test_a_rule_of_the_gate_on_a_task_that_nobody_set_is_refused_with_the_fix():
         "evaluate": {"metrics": ["task_success"]},
         "gate": {"rules": [{"metric": "task_success", "at_least": 0.98}]},
     }
-    with pytest.raises(ValueError, match="nothing says when an answer is right"):
+    with pytest.raises(ValueError, match="nothing says when an answer is correct"):
         ProjectSettings.model_validate(project)
     project["evaluate"]["checks"] = [BY_RULE]
     assert ProjectSettings.model_validate(project)

@@ -39,7 +39,7 @@ def test_without_the_section_nothing_begins_by_itself(tmp_path):
         ("cycle: {approve: [promot]}", "there is no step 'promot'"),
         ("cycle: {models: [mian]}", "did you mean main"),
         ("cycle: {canary: {minutes: 5}}", "set serve.split"),
-        ("cycle: {collect: captured.jsonl}", "is in none of data.logs"),
+        ("cycle: {collect: captured.jsonl}", "matches none of data.logs"),
         ("cycle: {shedule: '@daily'}", "unknown key"),
         ("cycle: {notify: {kinds: [gates]}}", "cycle.notify.kinds"),
     ],

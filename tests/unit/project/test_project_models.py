@@ -71,7 +71,7 @@ def test_start_from_main_for_all_means_the_specialists(tmp_path):
         ("models: {main: {}, a: {train: {rank: 0}}}", "models.a.train.rank"),
         ("models: {main: {}, a: {train: {watch: {spike: 0}}}}", "models.a.train.watch.spike"),
         ("models: {main: {train: {start_from: main}}}", "cannot start from itself"),
-        ("models: {main: {}, a: {base: b, train: {start_from: main}}}", "its base is another one"),
+        ("models: {main: {}, a: {base: b, train: {start_from: main}}}", "has a different base"),
     ],
 )
 def test_a_mistake_in_a_models_training_is_named_with_its_place(tmp_path, text, words):

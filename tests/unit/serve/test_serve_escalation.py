@@ -288,7 +288,7 @@ def test_escalation_without_anything_that_decides_is_refused():
         EscalateSettings(to="large", min_logprob=0.5)
     with pytest.raises(ValidationError, match="a budget of 0 never escalates"):
         EscalateSettings(to="large", checks=("json_valid",), per_minute=0)
-    with pytest.raises(ValidationError, match="champion cannot be asked when its own answer fails"):
+    with pytest.raises(ValidationError, match="champion cannot escalate to itself"):
         EscalateSettings(to="champion", checks=("json_valid",), models=("champion",))
 
 

@@ -100,7 +100,8 @@ class GateRule(Record):
             raise ValueError(f"the rule for {self.metric} needs a number, not {self.limit}")
         if self.metric == JUDGE_PREFERENCE and self.margin is None:
             raise ValueError(
-                f"{self.metric} says which of two answers is better, and has no figure of one: give it a "
+                f"{self.metric} says which of two answers is better, and has no value for a single "
+                "answer: give it a "
                 "`margin`, or make it the `primary` metric"
             )
         # Every grade is between 0 and 1, a custom metric's too: a limit outside always holds or never.
@@ -109,7 +110,7 @@ class GateRule(Record):
                 f"{self.metric} is a rate between 0 and 1, not {self.limit:g}: for 95 % write 0.95"
             )
         if self._holds_always:
-            raise ValueError(f"`{self._way}: {self.limit:g}` for {self.metric} holds whatever is measured")
+            raise ValueError(f"`{self._way}: {self.limit:g}` for {self.metric} is always true")
         if self.metric not in FIGURES and self.margin == 1:
             raise ValueError(f"a margin of 100 points for {self.metric} allows everything: 0.02 is 2 points")
         if self.margin is None and self.against is not None:
@@ -122,12 +123,12 @@ class GateRule(Record):
         sound = (None, "value", "lower" if self.wants_more else "upper")
         if self.margin is None and self.bound not in sound:
             raise ValueError(
-                f"`bound: {self.bound}` for {self.metric} is the bound that flatters: the fewer cases, the "
+                f"`bound: {self.bound}` for {self.metric} is the favorable bound: the fewer cases, the "
                 "easier it would pass; leave it out, or write `bound: value`"
             )
         if self.margin is not None and (self.at or self.bound or self.severity == "invariant"):
             raise ValueError(
-                f"the guardrail for {self.metric} takes `margin` and `against` alone: its bound is that of "
+                f"the guardrail for {self.metric} takes only `margin` and `against`: its bound is that of "
                 "the difference, and a proven loss aborts anyway"
             )
         return self
@@ -249,7 +250,7 @@ class GateSettings(Record):
     @classmethod
     def _some_rules(cls, rules: tuple[GateRule, ...]) -> tuple[GateRule, ...]:
         if not rules:
-            raise ValueError("a gate without rules would let anything through: name at least one")
+            raise ValueError("a gate without rules would let anything through: add at least one")
         return rules
 
     @model_validator(mode="after")
