@@ -175,10 +175,10 @@ def test_what_cannot_be_talked_to_is_refused_by_name(trained_project, change_set
     project = open_project(project.root)
     with project.open() as work:
         run = work.runs.list()[0]
-        with pytest.raises(UserError, match="no 'nobody' to talk to") as unknown:
+        with pytest.raises(UserError, match="no 'nobody' to chat with") as unknown:
             find_chat_subject(work, "nobody")
         assert f"run:{run.id}" in unknown.value.why
-        with pytest.raises(UserError, match="no questions of your own"):
+        with pytest.raises(UserError, match="cannot answer questions of your own"):
             find_chat_subject(work, "log")
         with pytest.raises(UserError, match="no example 1000"):
             read_example(work, 1000)
@@ -187,7 +187,7 @@ def test_what_cannot_be_talked_to_is_refused_by_name(trained_project, change_set
         work.runs.update(
             "other-base", state="done", when=timestamp(), outcome={**run.outcome, "run_id": "other-base"}
         )
-        with pytest.raises(UserError, match="run:other-base was trained on another base"):
+        with pytest.raises(UserError, match="run:other-base was trained on a different base"):
             find_chat_subject(work, "run:other-base")
         work.runs.create("failing", folder=run.folder, plan=run.plan, when=timestamp())
         error = UserError("no room on the disk", why="it is full", fix="make room")

@@ -43,7 +43,7 @@ class CallCase(Record):
     @classmethod
     def _require_outcome(cls, fields: Any) -> Any:
         if isinstance(fields, dict) and ("gives" in fields) == ("raises" in fields):
-            raise ValueError("give `gives` or `raises`, one of them")
+            raise ValueError("specify either `gives` or `raises`")
         return fields
 
     @model_validator(mode="after")

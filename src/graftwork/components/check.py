@@ -148,7 +148,7 @@ def check_files(files: Sequence[Path], cases: Path | None = None) -> CheckedSpec
         raise UserError(
             "there is no specification here",
             why=f"no file ends in {', '.join(ENDINGS)}",
-            fix="name a file",
+            fix="specify a file",
             where=", ".join(map(str, files)),
         )
     reports, refused, is_wrong = [], [], False

@@ -92,7 +92,7 @@ def generate_components(
         if work is None or work.settings.evaluate.judge is None:
             raise UserError(
                 "no judge is configured",
-                why="--judge asks the judge of a project",
+                why="--judge uses the judge of a project",
                 fix="specify one under evaluate.judge in graft.yaml",
                 where="--judge",
             )
@@ -174,7 +174,7 @@ def _open_local(subject: NamedSubject, work: OpenProject | None) -> Iterator[Com
         raise UserError(
             f"{subject.name!r} is a model of a project",
             why="there is no graft.yaml here",
-            fix="run the command in a project, or name it with -C",
+            fix="run the command in a project, or specify one with -C",
             where="--engine",
         )
     weights = find_weights(work, subject, None) if work is not None and subject.kind != "base" else None

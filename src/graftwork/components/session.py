@@ -325,7 +325,7 @@ def _require_cases(plan: ComponentPlan, chosen: set[str], handwritten: Mapping[s
     ids = ", ".join(component.id for component in components[:8])
     raise UserError(
         f"no component has an executable case: {ids}" if components else "the specification has no leaf",
-        why="an answer is accepted by cases, and by nothing else",
+        why="only cases can accept an answer",
         fix="write calls or properties in NAME.cases.yaml next to the specification; docs/components.md "
         "shows them",
         where=f"components.{components[0].id}" if components else "",

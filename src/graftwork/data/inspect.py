@@ -80,8 +80,8 @@ def show_rows(
             )
         raise UserError(
             f"no row has the id {row_id!r}",
-            why=f"the dataset {dataset.content_hash[:12]} contains {sizes} rows and none begins so",
-            fix="`graft data trace FILE:LINE` says what became of a line of the log",
+            why=f"the dataset {dataset.content_hash[:12]} contains {sizes} rows, and no id starts with this",
+            fix="`graft data trace FILE:LINE` shows what became of a line of the log",
         )
     return tuple(
         show_row(row, split=row_split, number=number, decoder=decoder, by_token=by_token)
@@ -152,7 +152,7 @@ def find_row_id(folder: Path, dataset: Dataset, row_id: str) -> dict[Split, list
         raise UserError(
             f"several rows begin with {row_id!r}",
             why=f"among them {', '.join(list(prefixed)[:3])}",
-            fix="give more characters of the id",
+            fix="use more characters of the id",
         )
     return next(iter(prefixed.values()), {})
 
@@ -344,7 +344,7 @@ def trace(folder: Path, what: str, *, root: Path, decoder: "TokenDecoder | None"
         raise UserError(
             f"the dataset has no record of {what!r}",
             why=f"no row and no drop of {dataset.content_hash[:12]} came from it; "
-            f"it was made of {files}{suffix}",
+            f"it was made from {files}{suffix}",
             fix="specify a line as FILE:LINE, a row by its id, or a position such as train:17 or "
             "train:17:203",
         )

@@ -140,7 +140,7 @@ def find_dataset_by_hash(datasets: Path, name: str) -> Path:
         raise UserError(
             f"several datasets start with {name!r}",
             why=f"among them {', '.join(folder.name[:12] for folder in matches[:3])}",
-            fix="give more characters of the hash",
+            fix="use more characters of the hash",
             where=str(datasets),
         )
     return matches[0]

@@ -469,7 +469,7 @@ def calibrate_judge(work: OpenProject, *, limit: int | None = None) -> Calibrate
         raise UserError(
             "graft.yaml does not configure a judge",
             why="there is no judge to compare with people's labels",
-            fix="name its endpoint under evaluate.judge: {url: https://host/v1, model: NAME}",
+            fix="specify its endpoint under evaluate.judge: {url: https://host/v1, model: NAME}",
             where="evaluate.judge",
         )
     answers, pairs = gather_labels(work)

@@ -104,7 +104,7 @@ def open_engine(name: str, source: EngineSource) -> MeasuringEngine:
     if missing:
         raise EnvironmentFailure(
             f"the engine {kind!r} has no {', '.join(missing)}",
-            why="graftwork.engines.interface.MeasuringEngine names what an engine must have",
+            why="graftwork.engines.interface.MeasuringEngine lists what an engine must have",
             fix=f"update the package that provides {kind!r}",
         )
     engine: MeasuringEngine = opened

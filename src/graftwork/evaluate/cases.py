@@ -51,7 +51,7 @@ def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case,
         raise UserError(
             "there are no held-out cases to evaluate on",
             why="without them the adapter cannot be evaluated",
-            fix="give the split a larger test share, or bring more logs",
+            fix="give the split a larger test share, or add more logs",
         )
     return draw_cases(cases, most=most)
 
@@ -205,7 +205,7 @@ def read_case_file(path: Path, *, named: Sequence[GradeCheck] | None = None) -> 
                         GradeContext(checks={declared.name: declared for declared in named}),
                     )
         except CannotGrade as error:
-            raise _wrong("a check of the case makes no sense", str(error), where) from error
+            raise _wrong("a check of the case is not valid", str(error), where) from error
         if case.id in cases:
             first = cases[case.id].origin
             raise _wrong(
@@ -238,7 +238,7 @@ def _read_case(line: bytes, where: Origin) -> Case:
     if not isinstance(checks, list) or not all(isinstance(check, dict) for check in checks):
         raise _wrong("`checks` is not a list of objects", "each check is an object with its own keys", where)
     if not reference and not checks:
-        raise _wrong("nothing defines the right answer", "there is neither `reference` nor `checks`", where)
+        raise _wrong("nothing defines the correct answer", "there is neither `reference` nor `checks`", where)
     case_id = value.get("id")
     if case_id is not None and not isinstance(case_id, str | int):
         raise _wrong("`id` is neither text nor a number", f"it is {case_id!r}", where)

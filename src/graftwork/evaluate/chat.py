@@ -1,6 +1,6 @@
 """Conversations with one model of a project, before the gate has decided about it or after.
 
-In: an open project, and what to talk to: a run, a model, an adapter folder, a release, the base, or another
+In: an open project, and what to chat with: a run, a model, an adapter folder, a release, the base, or another
 endpoint. Out: an endpoint for this process alone, streamed answers, and feedback on them. It answers with the
 engine and the prompts of an evaluation. Exchanges are captured as those of `graft serve`; held-out questions
 among them never become training rows, which `data/captures.py` sees to.
@@ -96,9 +96,9 @@ def find_chat_subject(work: OpenProject, text: str | None) -> ChatSubject:
     subject = _parse(work, text)
     if subject.kind in _NOT_ANSWERED or subject.engine:
         raise UserError(
-            f"{text!r} answers no questions of your own",
+            f"{text!r} cannot answer questions of your own",
             why="it exists for the cases of an evaluation only",
-            fix="name run:ID, model:NAME, release:ID, an alias, base or URL#MODEL",
+            fix="use run:ID, model:NAME, release:ID, an alias, base or URL#MODEL",
             where="SUBJECT",
         )
     if subject.kind == "endpoint":
@@ -144,9 +144,9 @@ def _parse(work: OpenProject, text: str) -> NamedSubject:
             raise  # it exists, and needs another base or template
         names = ", ".join(choice.name for choice in list_chat_subjects(work) if not choice.why_not)
         raise UserError(
-            f"there is no {text!r} to talk to",
+            f"there is no {text!r} to chat with",
             why=f"known: {names}, and endpoints as URL#MODEL",
-            fix="name one of these, for example `graft chat base`",
+            fix="use one of these, for example `graft chat base`",
             where="SUBJECT",
         ) from not_a_subject
     return named
@@ -235,7 +235,7 @@ def read_example(work: OpenProject, number: int) -> Case:
         raise UserError(
             f"there is no example {number}",
             why=f"there are {len(cases)} held-out cases",
-            fix=f"name one from 1 to {len(cases)}" if cases else "raise data.test and prepare again",
+            fix=f"choose one from 1 to {len(cases)}" if cases else "raise data.test and prepare again",
             where="--example",
         )
     return cases[number - 1]
@@ -487,7 +487,7 @@ def rate_capture(work: OpenProject, capture: str, score: float, comment: str = "
     try:
         feedback = parse_feedback(json.dumps(body).encode(), at=time.time())
     except ApiError as error:
-        raise UserError("this is no feedback", why=error.message, fix="rate an answer again") from None
+        raise UserError("this is not valid feedback", why=error.message, fix="rate an answer again") from None
     for pause in (*PAUSES, None):
         if StoreSink(work).add_feedback(feedback):
             return
@@ -582,7 +582,7 @@ class Chat:
             raise EnvironmentFailure(
                 "the feedback was not stored",
                 why=str(error),
-                fix="check that `graft serve` runs, and give it again",
+                fix="check that `graft serve` runs, and send it again",
             ) from None
 
     def _explain(self, why: str) -> GraftError:

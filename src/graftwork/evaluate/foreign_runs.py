@@ -224,9 +224,9 @@ def parse(content: bytes | str, *, where: str) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise Corrupted(
-            "the file does not hold readable JSON",
+            "the file contains no readable JSON",
             why=str(error) or "it is nested too deeply",
-            fix="take the file as the other tool wrote it, and copy it whole",
+            fix="use the complete file as the other tool wrote it",
             where=where,
         ) from error
 

@@ -119,7 +119,7 @@ def read_pair(reply: str) -> Choice:
 def read_mark(reply: str) -> int:
     mark = _read(reply).get("mark")
     if not isinstance(mark, int) or isinstance(mark, bool) or not 1 <= mark <= 5:
-        raise UnclearReply(f"no whole mark from 1 to 5: {truncate(repr(mark), 60)}")
+        raise UnclearReply(f"no whole number from 1 to 5: {truncate(repr(mark), 60)}")
     return mark
 
 

@@ -101,7 +101,7 @@ def choose_threshold(
     if not any(pair.logprob is not None for pair in pairs.values()):
         raise UserError(
             "the engine gives no log-probabilities",
-            why="a threshold of them could not decide anything",
+            why="a threshold on them could decide nothing",
             fix="serve with the embedded engine, llamacpp or vllm",
             where="serve.engine",
         )
@@ -219,7 +219,7 @@ def measure_live(work: OpenProject) -> EscalationLive:
     if forecast is None:
         raise UserError(
             "there is no forecast to compare with",
-            why="live figures are held against what was predicted",
+            why="live figures are compared with a forecast",
             fix="graft eval escalation",
             where="--live",
         )

@@ -234,7 +234,7 @@ def _judge_metric(trial: MetricTrial, gate: GateSettings, *, relevant: set[str])
                 severity="error" if primary else "warning",
                 what=f"{title} calls not one of the log's own replies right",
                 why="the adapter learns from such replies, so it will get 0 % too",
-                fix=f"check what {trial.name} asks for, and at one reply of the log",
+                fix=f"check what {trial.name} requires, and compare it with a reply in the log",
             )
         )
     return problems
@@ -295,7 +295,7 @@ def _judge_rules(
                     severity="error",
                     what=f"the rule “{rule.rule}” cannot fail",
                     why=f"even if everything is wrong: {worst_rule.sentence}",
-                    fix="ask for more, or take the rule out",
+                    fix="make the rule stricter, or remove it",
                 )
             )
     problems += [
@@ -328,7 +328,7 @@ def _judge_limit(rule: GateRule, trials: Mapping[str, MetricTrial], *, cases: in
             what=f"the log itself does not keep {title} {rule.limit:g}: its own replies reach "
             f"{show(rule.metric, own_share)}",
             why="an adapter learns what the log shows",
-            fix=f"fix the rows, or ask for less of {rule.metric}",
+            fix=f"fix the rows, or require less of {rule.metric}",
         )
     told_apart = trial.spoiled != 1.0 and rule.metric not in _FORM
     if not (rule.wants_more and constant is not None and told_apart):
@@ -350,7 +350,7 @@ def _judge_limit(rule: GateRule, trials: Mapping[str, MetricTrial], *, cases: in
             severity="warning",
             what=f"one answer to everything reaches {show(rule.metric, constant)} on {title}, "
             f"and the rule asks for {show(rule.metric, rule.limit)}",
-            why=f"a model that has learned nothing would keep it: {trial.constant_answer}",
+            why=f"a model that has learned nothing would pass it: {trial.constant_answer}",
             fix=fix,
         )
     return None
@@ -377,7 +377,7 @@ _FORM = frozenset(
 _NOTHING_TELLS_RIGHT = Problem(
     severity="error",
     what="nothing says when an answer is right, so no adapter could be deployed",
-    why="a deploy needs better answers than the base's, and the metrics check the form alone",
+    why="a deploy needs better answers than the base's, and the metrics only check the form",
     fix="write a check under evaluate.checks, such as {name: right, metric: exact, field: KEY}; "
     "or `primary: none` under gate, to deploy without a gain",
 )

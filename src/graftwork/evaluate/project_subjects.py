@@ -186,14 +186,14 @@ def find_weights(
     release = find_release(work.releases, full_alias(work) if subject.which == CHAMPION else subject.which)
     if release.base_fingerprint != work.base.revision:
         raise UserError(
-            f"release {release.id[:12]} was trained on another base",
+            f"release {release.id[:12]} was trained on a different base",
             why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
             fix="evaluate it in a project, or with a --model, that has this base",
             where="--subject",
         )
     if release.template_fingerprint != load_template(work).template_fingerprint:
         raise UserError(
-            f"release {release.id[:12]} was trained with another chat template",
+            f"release {release.id[:12]} was trained with a different chat template",
             why="with a different template than in training, the model answers badly",
             fix="restore the template of the base model, or compare with another release",
             where="--subject",
@@ -231,9 +231,9 @@ def require_same_base(work: OpenProject, run_id: str, *, subject: str) -> None:
     if entry is None or base in (None, work.base.revision):
         return
     raise UserError(
-        f"{subject} was trained on another base",
+        f"{subject} was trained on a different base",
         why=f"run {run_id} needs {entry.plan.get('base')} with revision {str(base)[:12]}",
-        fix="name with --model a model of graft.yaml that has this base, or train again",
+        fix="use --model with a model in graft.yaml that has this base, or train again",
         where="--subject",
     )
 
@@ -326,7 +326,7 @@ def read_held_out(work: OpenProject, folder: Path) -> tuple[Case, ...]:
         raise UserError(
             f"the case {leaked[0].id} is a training row",
             why=f"{len(leaked)} of {len(cases)} cases were trained on, so they would measure memorization",
-            fix="take them out of the file, or out of data.logs and train.rollouts.source",
+            fix="remove them from the file, or from data.logs and train.rollouts.source",
             where="evaluate.cases",
         )
     return draw_cases(cases, most=settings.max_cases)

@@ -119,7 +119,7 @@ def parse_endpoint(name: str, *, where: str = "--subject") -> NamedSubject:
     model, *options = model_and_options.split(",")
     parts = urlsplit(address)
     if not parts.hostname or not model:
-        raise _wrong(address, "it names a URL and, after #, the model that is asked there", where)
+        raise _wrong(address, "it is a URL and, after #, the model to request", where)
     if parts.username or parts.password or parts.query:
         raise _wrong(address.split("@")[-1].split("?")[0], "a key in a URL would end up in files", where)
     endpoint = Endpoint(url=address.rstrip("/"), model=model)
@@ -141,7 +141,7 @@ def parse_endpoint(name: str, *, where: str = "--subject") -> NamedSubject:
 
 def _wrong(name: str, why: str, where: str) -> UserError:
     return UserError(
-        f"the endpoint {name} cannot be asked",
+        f"the endpoint {name} cannot be used",
         why=why,
         fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE",
         where=where,

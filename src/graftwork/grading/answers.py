@@ -1,6 +1,6 @@
 """A reply read as a structured answer, and its text as words and claims.
 
-Input: the text of a reply and the names of its fields. Output: a StructuredAnswer, or None if the text is no
+Input: the text of a reply and the names of its fields. Output: a StructuredAnswer, or None if the text is not
 JSON object; the numbered sources of a prompt; how much of a claim the sources contain. Does not know what a
 right answer is.
 """
@@ -194,7 +194,7 @@ def look_up(document: dict[str, Any], path: str) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])[\"')\]]*\s+|\n+")

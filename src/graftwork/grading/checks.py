@@ -116,7 +116,7 @@ class Where(Record):
             return document
         for key in document:
             if key not in cls.model_fields:
-                raise ValueError(f"where knows no {key}; {_hint(str(key), tuple(cls.model_fields))}")
+                raise ValueError(f"where has no {key}; {_hint(str(key), tuple(cls.model_fields))}")
         return {key: (value,) if isinstance(value, str) else value for key, value in document.items()}
 
     def holds(self, case: Case) -> bool:
@@ -148,7 +148,7 @@ class GradeCheck(Record):
         "same key of the reference.",
     )
     at_least: float | None = Field(
-        None, gt=0, le=1, description="For a score: the answer counts as right from this value on."
+        None, gt=0, le=1, description="For a score: the lowest value that counts as correct."
     )
     _parameters: Record | None = PrivateAttr(default=None)
 
@@ -392,9 +392,9 @@ def _grade(name: str, case: Case, text: str, context: GradeContext) -> Grade:
         return share if share is None or name == CHECKS_PASSED else float(share == 1.0)
     if name == JUDGE_SCORE:
         if context.judge is None:
-            raise CannotGrade("there is no judge: name one under evaluate.judge")
+            raise CannotGrade("there is no judge: specify one under evaluate.judge")
         return context.judge.rate(case, text)
-    raise UserError(f"there is no metric {name}", fix="name it under evaluate.metrics or evaluate.checks")
+    raise UserError(f"there is no metric {name}", fix="add it under evaluate.metrics or evaluate.checks")
 
 
 def _share_passed(case: Case, text: str, context: GradeContext) -> Grade:

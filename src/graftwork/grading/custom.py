@@ -135,7 +135,7 @@ def grade_own(name: str, case: Case, text: str, context: GradeContext) -> Grade:
     if isinstance(returned, bool | int | float) and 0 <= returned <= 1:
         return float(returned)
     printed = _show(returned, repr)[:40]
-    raise CannotGrade(f"{name} gave {printed}: a grade is true, false, None or a number from 0 to 1")
+    raise CannotGrade(f"{name} gave {printed}: a grade must be true, false, None or a number from 0 to 1")
 
 
 def require_named(name: str, context: GradeContext) -> None:
@@ -196,7 +196,7 @@ def _find(location: str, *, name: str, folder: Path) -> Path:
         if not path.is_relative_to(folder):
             raise UserError(
                 f"the metric {name} is outside the project's folder",
-                why="nothing is run that is not part of the project",
+                why="only code of the project is run",
                 fix=f"copy the file into {folder}",
                 where=str(path),
             )
@@ -204,7 +204,7 @@ def _find(location: str, *, name: str, folder: Path) -> Path:
             return path
     raise UserError(
         f"there is no file for the metric {name}",
-        why="custom metrics are loaded from the project's folder alone",
+        why="custom metrics are only loaded from the project's folder",
         fix=f"write {candidates[0]}, or fix the name under evaluate.checks",
         where=str(candidates[0]),
     )
@@ -263,7 +263,7 @@ def find_files(files: Sequence[str], *, folder: Path) -> list[Path]:
         if not path.is_relative_to(root) or not path.is_file():
             raise UserError(
                 f"there is no file {name} in the project's folder",
-                why="a check that runs calls takes programs and data of the project alone",
+                why="a check that runs calls only takes programs and data of the project",
                 fix="write it, or fix `files` under evaluate.checks",
                 where=str(path),
             )
@@ -279,7 +279,7 @@ def find_files(files: Sequence[str], *, folder: Path) -> list[Path]:
     if len({ARGUMENTS_FILE, *(path.name for path in paths)}) <= len(paths):
         raise UserError(
             "two files of a check have the same name",
-            why=f"in the sandbox they lie in one folder, next to {ARGUMENTS_FILE} of a call",
+            why=f"in the sandbox they are in one folder, next to {ARGUMENTS_FILE} of a call",
             fix="rename one of them",
             where="evaluate.checks",
         )

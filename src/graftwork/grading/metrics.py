@@ -345,7 +345,7 @@ def _mark(case: Case, text: str, scale: Review) -> Grade:
     if not scale.least <= case.reward <= scale.most:
         raise CannotGrade(
             f"the mark {case.reward:g} is outside the scale {scale.least:g} to {scale.most:g}: "
-            "name a check with the metric reviewer_score and its `least` and `most`"
+            "add a check with the metric reviewer_score and its `least` and `most`"
         )
     return (case.reward - scale.least) / (scale.most - scale.least) if scale.most > scale.least else 1.0
 

@@ -47,7 +47,7 @@ class Contains(Record):
     @classmethod
     def _something(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
         if not value or (isinstance(value, tuple) and not all(value)):
-            raise ValueError("every text holds the empty text: give something to look for")
+            raise ValueError("every text contains the empty text: specify a text to look for")
         return value
 
 
@@ -374,11 +374,11 @@ class FormatRule(Record):
     @model_validator(mode="after")
     def _asks_for_something(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError(f"format needs something to hold: {', '.join(type(self).model_fields)}")
+            raise ValueError(f"format needs at least one of: {', '.join(type(self).model_fields)}")
         for unit in ("words", "characters", "lines"):
             least, most = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
             if least is not None and most is not None and least > most:
-                raise ValueError(f"min_{unit} {least} is over max_{unit} {most}: no text can be so")
+                raise ValueError(f"min_{unit} {least} is over max_{unit} {most}: no text can satisfy both")
         return self
 
 

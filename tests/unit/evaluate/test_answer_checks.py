@@ -76,7 +76,7 @@ def serving(**escalate):
 
 
 def test_streams_by_prefix_without_a_check_that_can_judge_one_are_refused(work):
-    with pytest.raises(UserError, match="no check can judge the beginning of an answer: own"):
+    with pytest.raises(UserError, match="no check can judge the start of an answer: own"):
         open_checks(work, serving(checks=("own",), stream="prefix"))
     assert open_checks(work, serving(checks=("own", "starts"), stream="prefix")) is not None
     assert open_checks(work, serving(checks=("own",), min_logprob=-1.0, stream="prefix")) is not None

@@ -101,7 +101,7 @@ def test_cases_are_read_with_all_their_fields(tmp_path):
         ("no json", "not JSON"),
         ("[1]", "not a JSON object"),
         ({"reference": "x"}, "has no question"),
-        ({"prompt": "x"}, "the right answer"),
+        ({"prompt": "x"}, "the correct answer"),
         ({"prompt": "x", "reference": "y", "refrence": "z"}, "'refrence'"),
         ({"prompt": 3, "reference": "y"}, "not a string"),
         ({"messages": [], "reference": "y"}, "not a list of turns"),
@@ -136,7 +136,7 @@ def test_a_wrong_line_is_named_by_file_and_line(tmp_path, line, output):
 )
 def test_a_check_that_makes_no_sense_is_refused_before_anybody_is_asked(tmp_path, checks, output):
     path = write(tmp_path, {"prompt": "good", "reference": "y"}, {"prompt": "x", "checks": checks})
-    with pytest.raises(UserError, match="makes no sense") as refused:
+    with pytest.raises(UserError, match="is not valid") as refused:
         read_case_file(path, named=())
     assert output in refused.value.why
     assert refused.value.where == "cases.jsonl:2"

@@ -173,7 +173,7 @@ def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
             wording=Wording(
                 title=count_rows(len(near), "nearly repeat an earlier row"),
                 effect="they weigh in training as if they were different rows",
-                fix=f"{fix}; data.near_duplicate sets how alike ({settings.near_duplicate})",
+                fix=f"{fix}; data.near_duplicate sets the similarity ({settings.near_duplicate})",
             ),
         )
 
@@ -371,7 +371,7 @@ def find_leaked(facts: AuditFacts) -> Iterator[Finding]:
             title=f"{len(leaked):,} of {int(held_out.sum()):,} held-out rows "
             + say_like_another(split_by, "a training row"),
             effect="the evaluation measures memorization instead of skill",
-            fix="take these rows out of one of the sides; `graft data prepare` keeps rows together that "
+            fix="remove these rows from one of the two splits; `graft data prepare` keeps rows together that "
             f"{say_together(split_by)} (data.split_by)",
         ),
     )
@@ -414,8 +414,8 @@ def find_random_leaks(facts: AuditFacts) -> Iterator[Finding]:
             title=title,
             effect="the evaluation would measure memorization instead of skill",
             fix="`graft data prepare` splits by group, never by row: rows that "
-            f"{say_together(settings.split_by)} stay together (data.split_by); data.question_similarity sets "
-            f"how alike ({settings.question_similarity})",
+            f"{say_together(settings.split_by)} stay together (data.split_by); data.question_similarity "
+            f"sets the similarity ({settings.question_similarity})",
         ),
     )
 
@@ -514,7 +514,7 @@ def find_left_out(facts: AuditFacts) -> Iterator[Finding]:
             rows=tuple(rows[True]),
             title=f"{_count(missing, 'calls')} of models in the traces "
             f"{'has' if missing == 1 else 'have'} no content",
-            effect="they cannot be learned from: the trace has times and tokens, and no messages",
+            effect="they cannot be learned from: the trace has times and tokens, but no messages",
             fix="let the instrumentation record messages; for OpenTelemetry, "
             "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=span_only",
         )

@@ -462,7 +462,7 @@ def decode_row(data: bytes, *, origin: Origin) -> Interaction:
 def _damaged(path: Path) -> Corrupted:
     return Corrupted(
         "a block of row features of the logs is damaged",
-        why="it does not read as Arrow",
+        why="it is not valid Arrow",
         fix="delete it and run the same command again",
         where=str(path),
     )

@@ -381,7 +381,7 @@ class SageMaker:
         if options.name is not None and not S3_URI.fullmatch(options.name):
             raise UserError(
                 f"{options.name!r} is not a location in S3",
-                why="channels.json names the place that the folders will be copied to",
+                why="channels.json names the location that the folders will be copied to",
                 fix="give --name s3://BUCKET/PREFIX, or leave it out and fill it in later",
             )
 
@@ -549,20 +549,20 @@ class Kaggle:
             raise UserError(
                 "Kaggle needs a name of the form OWNER/slug"
                 + (f", but {options.name!r} does not have it" if options.name else ""),
-                why="a slug has 3 to 50 small letters, digits and -",
+                why="a slug has 3 to 50 lowercase letters, digits and -",
                 fix="give --name YOUR-KAGGLE-NAME/some-slug",
             )
         title = _title(options)
         if not FEWEST <= len(title) <= MOST:
             raise UserError(
                 f"the title {title!r} has {len(title)} characters",
-                why=f"Kaggle takes titles of {FEWEST} to {MOST} characters",
+                why=f"Kaggle accepts titles of {FEWEST} to {MOST} characters",
                 fix="give another --title",
             )
         if (options.license or DEFAULT_LICENSE) not in LICENSES:
             raise UserError(
-                f"Kaggle does not know the license {options.license!r}",
-                why=f"it takes {', '.join(LICENSES)}",
+                f"Kaggle does not accept the license {options.license!r}",
+                why=f"it accepts {', '.join(LICENSES)}",
                 fix="give one of them as --license",
             )
 

@@ -94,7 +94,7 @@ def _find(path: str, *, root: Path) -> list[str]:
         raise UserError(
             "this is not a file",
             why="it is a pipe, a socket or a device, and logs are read more than once",
-            fix="write it to a file first, or give it to standard input and name `-`",
+            fix="write it to a file first, or pipe it to standard input and use `-`",
             where=path,
         )
     return [path]
@@ -166,7 +166,7 @@ def _is_file(path: Path) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise _explain(error, path) from error
-        log.warning("%s is passed over: the link leads to no file", path)
+        log.warning("%s is skipped: the link points to no file", path)
         return False
 
 
@@ -245,7 +245,7 @@ def _cut_stream(
     if stream.head.startswith(MAGIC):
         raise UserError(
             "Parquet must be read from a file",
-            why="its table of contents is at its end",
+            why="its metadata is at its end",
             fix="save it as a plain, uncompressed file and specify that",
             where=file,
         )

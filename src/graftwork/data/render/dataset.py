@@ -221,7 +221,7 @@ def _put_away_if_damaged(folder: Path, dataset: Dataset) -> None:
         return
     try:
         if read_manifest(folder) != dataset:
-            raise Corrupted("its manifest is another one")
+            raise Corrupted("its manifest is different")
         for shard in list_files(dataset):
             require_digest(folder / shard.file, shard.sha256)
     except GraftError:

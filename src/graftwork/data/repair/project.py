@@ -171,7 +171,7 @@ def with_prices(settings: RepairSettings) -> tuple[RepairSettings, str]:
             raise UserError(
                 "max_cost needs prices",
                 why=f"`graft plan catalog api_prices` has no price for {teacher.model}",
-                fix="state price_in and price_out, or add the model to an api_prices.csv of your own",
+                fix="set price_in and price_out, or add the model to an api_prices.csv of your own",
                 where="data.repair.teacher.max_cost",
             )
         return settings, ""
@@ -219,7 +219,7 @@ def _rules(work: OpenProject, data: DataSettings) -> AcceptanceRules:
     if data.repair.judge_at_least is not None and settings.judge is None:
         raise UserError(
             "data.repair.judge_at_least needs a judge",
-            why="no judge is named under evaluate.judge",
+            why="no judge is configured under evaluate.judge",
             fix="specify one, or leave judge_at_least out",
             where="data.repair.judge_at_least",
         )

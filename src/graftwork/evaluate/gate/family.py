@@ -249,7 +249,7 @@ def _ask_family(
         if alias is not None and alias != full_alias(work, model=work.project.settings.main_model):
             served.pop(alias)
             _await_alias(url, lambda found: alias not in found)
-            work.reporter.info("the cases of that member while it is away")
+            work.reporter.info("the cases of that member while it is down")
             member_cases = [
                 case for case in cases if new is not None and model_of_case(work, case) == new.model
             ]

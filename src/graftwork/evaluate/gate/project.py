@@ -112,8 +112,8 @@ def read_report(work: OpenProject, release: Release) -> Report | None:
     if hashlib.sha256(body).hexdigest() != promised:
         raise Corrupted(
             f"the report of release {release.id[:12]} was changed",
-            why="its bytes are not those that the manifest promises",
-            fix="`graft release verify` checks the others; roll back to a sound one",
+            why="it does not match its hash in the manifest",
+            fix="`graft release verify` checks the others; roll back to an intact one",
             where=str(path),
         )
     try:

@@ -320,12 +320,12 @@ def _find_pair(work: OpenProject, name: str, request: CanaryRequest) -> tuple[tu
         raise UserError(
             f"{alias} already points at {release.id[:12]}",
             why="a release cannot be compared with itself",
-            fix="name the new release",
+            fix="specify the new release",
         )
     if not work.project.settings.serve.capture:
         raise UserError(
             "a canary needs captures",
-            why="it is decided by the exchanges that the endpoint keeps",
+            why="it is decided by the exchanges that the endpoint captures",
             fix="set `serve.capture: true`",
             where="serve.capture",
         )
@@ -359,7 +359,7 @@ class _CanaryClaim:
         if not self._work.ledger.put_if(self._entry(until), is_own):
             raise Busy(
                 f"this canary of {self._running.alias} has ended: another canary took its place",
-                why="the command that watches it gave no sign of life until its lease had ended",
+                why="the command that watches it did not renew its lease in time",
                 fix="wait for the other one; the same command continues with the evidence so far",
                 where="--canary",
             )
@@ -386,7 +386,7 @@ def _require_free(
             )
     for running in others:
         work.reporter.info(
-            f"a canary of {running.alias} already runs: endpoints begin with this one when it has ended"
+            f"a canary of {running.alias} already runs: endpoints start this one when it has ended"
         )
 
 

@@ -61,7 +61,7 @@ def choose_metric(work: OpenProject, metric: str | None, *, also: tuple[str, ...
     if name not in graded:
         raise UserError(
             f"{name} is not graded in this project",
-            why=f"graded are: {', '.join((*graded, *also))}",
+            why=f"graded metrics: {', '.join((*graded, *also))}",
             fix="use one of these, or add it under evaluate.metrics or evaluate.checks",
             where="--metric",
         )
@@ -359,9 +359,9 @@ def find_experiment(work: OpenProject, pair: tuple[Release, Release], name_part:
     if len(matches) != 1:
         raise UserError(
             f"{name_part!r} is {f'{len(matches)} experiments' if matches else 'no experiment'} of these two",
-            why=f"kept are: {', '.join(experiments)}"
+            why=f"available: {', '.join(experiments)}"
             if experiments
-            else "no exchange of theirs was assigned at random",
+            else "none of their exchanges was assigned at random",
             fix="give the id of one of these"
             if experiments
             else "graft serve --challenger challenger --share 0.1",

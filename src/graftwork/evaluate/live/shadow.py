@@ -101,7 +101,7 @@ def compare_shadow(work: OpenProject, a: str, b: str, *, metric: str | None = No
             raise UserError(
                 error.what,
                 why=f"endpoints of serve.failover: {', '.join(endpoints) or 'none'}",
-                fix="name a release, alias or endpoint",
+                fix="specify a release, an alias or an endpoint",
             ) from error
     pair = find_release(work.releases, a).id, challenger
     name = choose_metric(work, metric)

@@ -47,7 +47,7 @@ def compare(work: OpenProject, asked: ABRequest) -> ABResult | ShadowSummary:
         raise UserError(
             "a comparison needs two releases",
             why="only `--traffic shadow` compares without naming them",
-            fix="name two releases: `graft release ab champion challenger`",
+            fix="specify two releases: `graft release ab champion challenger`",
         )
     if asked.cases is not None:
         return compare_replayed(work, a, b, cases_file=asked.cases, metric=metric)
