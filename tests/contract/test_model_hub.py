@@ -161,7 +161,7 @@ def test_an_interrupted_download_continues_where_it_stopped(hub, project, listen
 
 def test_a_file_with_another_hash_is_refused_and_removed(hub, project, listener):
     hub.corrupt.add("model.safetensors")
-    with pytest.raises(Corrupted, match=r"model\.safetensors of acme/small has another hash"):
+    with pytest.raises(Corrupted, match=r"model\.safetensors of acme/small has a different hash"):
         find_base(NAME, project_folder=project, weights=True, store=listener.store)
     hub.corrupt.clear()
     verify_base(find_base(NAME, project_folder=project, weights=True, store=listener.store))

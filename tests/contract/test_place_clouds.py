@@ -593,7 +593,7 @@ def test_a_storage_that_is_full_or_gone_leaves_no_reservation(case, ledger, bund
             monkeypatch.setattr(type(storage._files.system), method, fill)
         with pytest.raises(Refused, match="is full") as caught:
             start(case, ledger, bundles)
-        assert "no job was made" in explained(caught.value)
+        assert "no job was created" in explained(caught.value)
         nothing_is_left(case, ledger)
     else:
 

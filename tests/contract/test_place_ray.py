@@ -144,6 +144,6 @@ def test_a_cluster_that_takes_jobs_from_anybody_is_refused(tmp_path):
     place = RayPlace(
         RaySettings(jobs=f"http://127.0.0.1:{server.server_port}", token=str(tmp_path / "token"))
     )
-    with pytest.raises(Refused, match="takes jobs from anybody"):
+    with pytest.raises(Refused, match="accepts jobs from anyone"):
         place.list()
     server.shutdown()

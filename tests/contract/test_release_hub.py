@@ -117,7 +117,7 @@ def test_a_file_that_changed_on_its_way_is_found_out(hub, store, monkeypatch):
         )
 
     monkeypatch.setattr(type(hub), "commit", commit)
-    with pytest.raises(GraftError, match="another hash"):
+    with pytest.raises(GraftError, match="a different hash"):
         open_hub(hub).push(store, release.id)
     assert not hub.tags
 
@@ -178,7 +178,7 @@ def test_a_file_that_is_damaged_here_after_the_check_does_not_pass_for_the_relea
         return real_create(*args, **options)
 
     monkeypatch.setattr(client._api, "create_repo", create_repo)
-    with pytest.raises(GraftError, match=f"{name} has another hash"):
+    with pytest.raises(GraftError, match=f"{name} has a different hash"):
         client.push(store, release.id)
     assert not hub.tags
 

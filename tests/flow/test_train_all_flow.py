@@ -121,7 +121,7 @@ def test_a_model_that_fails_is_reported_with_its_reason_and_the_others_are_train
         "good": "trained",
     }
     assert "no adapter to start from" in models["lost"]["error"]["what"]
-    assert "another shape" in models["unlike"]["error"]["what"]
+    assert "a different shape" in models["unlike"]["error"]["what"]
     with opened(small_project) as work:
         assert work.runs.get(models["unlike"]["run_id"]).state == "failed"
         runs = Path(work.project.runs)

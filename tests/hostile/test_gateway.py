@@ -316,7 +316,7 @@ def test_idle_connections_make_room_for_new_ones_and_the_log_says_so(caplog):
 
     with caplog.at_level(logging.WARNING, logger="graftwork.http.server"):
         go(main)
-    assert sum("connections are taken" in message for message in caplog.messages) == 1
+    assert sum("connections are in use" in message for message in caplog.messages) == 1
 
 
 def test_connections_with_a_running_request_are_not_closed_for_new_ones():

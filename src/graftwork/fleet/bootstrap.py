@@ -121,7 +121,7 @@ def read_bundle(folder: Path) -> dict[str, Any]:
                 if hashlib.file_digest(handle, "sha256").hexdigest() != file["sha256"]:
                     raise Trouble(
                         f"{name} of the bundle does not match the hash in its manifest",
-                        why="it was damaged on the way, or changed",
+                        why="it was damaged in transit, or changed",
                         fix="send the bundle again",
                     )
     except (OSError, ValueError, KeyError) as error:

@@ -311,7 +311,7 @@ def _require_possible(path: PurePosixPath, folder: Path) -> None:
         possible = False
     if not possible:
         raise Corrupted(
-            "the results name a file that cannot be",
+            "the results name a file that cannot be created",
             why=f"names have up to {LONGEST_NAME} bytes and {MOST_FOLDERS} levels, in UTF-8",
             where=where,
         )
@@ -329,7 +329,7 @@ def _with_adapter_here(outcome: bytes, folder: Path) -> str:
     if not (folder / ADAPTER).is_dir() or folder_digest(folder / ADAPTER) != stated:
         raise Corrupted(
             "the adapter does not match the hash in the outcome of the run",
-            why="it was damaged on the way, or not all of it has arrived",
+            why="it was damaged in transit, or is incomplete",
             fix="fetch it again",
             where=str(folder / ADAPTER),
         )

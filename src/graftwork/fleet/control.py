@@ -108,7 +108,7 @@ def check_reservation(job: FleetJob, ledger_jobs: Iterable[FleetJob], caps: CapS
         if earlier.is_open and same:
             raise Busy(
                 f"the run {job.run_id} is at {earlier.place} already (job {earlier.id})",
-                why="two machines on one run would be paid for the same work",
+                why="you would pay for the same work on two machines",
                 fix=f"follow it with `graft fleet logs {earlier.id}`, or stop it first",
             )
     if not job.committed_usd:

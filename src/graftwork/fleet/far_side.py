@@ -141,7 +141,7 @@ def run_command(host: JobHost, command: str, arguments: list[str], stdin: Any) -
     stdin.read()
     if command in ("probe", "list", "status", "wait", "stop", "log", "remove", "dataset"):
         return getattr(host, command)(*arguments)
-    raise HostRefusal(f"the host does not know the command {command}", "", "")
+    raise HostRefusal(f"the host does not have the command {command}", "", "")
 
 
 class JobHost:
@@ -205,7 +205,7 @@ class JobHost:
             for entry in archive:
                 source = archive.extractfile(entry)
                 if source is None or not entry.name.isalnum():
-                    raise HostRefusal("a file of the bundle has an odd name", entry.name, "send it again")
+                    raise HostRefusal("a file of the bundle has an invalid name", entry.name, "send it again")
                 part = self.blobs / f".{entry.name}.{os.getpid()}"
                 digest = hashlib.sha256()
                 try:

@@ -233,7 +233,7 @@ class HubCarrier(Carrier):
                     commit_message="files of a job",
                 )
             except Exception as error:  # whatever a network library may raise
-                print(f"the Hub did not take the files: {type(error).__name__}", flush=True)
+                print(f"the Hub did not accept the files: {type(error).__name__}", flush=True)
                 threading.Event().wait(2.0**attempt if last else 0)
             else:
                 return

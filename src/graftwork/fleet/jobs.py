@@ -139,7 +139,7 @@ def quote_run(work: OpenProject, plan: Plan, request: FleetRequest, offer: Offer
             why="its quota is nearly used up"
             if offer.quota_hours is not None
             else "the deadline is too near",
-            fix="wait until the quota is filled up again, or use another place",
+            fix="wait until the quota resets, or use another place",
         )
     return RunQuote(
         place=request.place,
@@ -598,7 +598,8 @@ def receive(work: OpenProject, job: FleetJob, results: Path) -> FleetJob:
     place = open_place(work, job.place)
     if not isinstance(place, ManualPlace):
         raise UserError(
-            f"job {job.id} is at {job.place}, not run by hand", fix=f"`graft fleet fetch {job.id}` fetches it"
+            f"job {job.id} is at {job.place}, not run manually",
+            fix=f"`graft fleet fetch {job.id}` fetches it",
         )
     place.receive(placed_of(job), results)
     collecting(work, job.place).reconcile(now=time.time())

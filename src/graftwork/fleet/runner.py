@@ -99,9 +99,9 @@ def _find_base(bundle: Bundle, folder: Path) -> str:
     base_model = find_base(name, project_folder=Path("/"), weights=True)
     if base_model.revision != base.revision:
         raise EnvironmentFailure(
-            f"the base model {base.name} has other files here than where the run was planned",
+            f"the base model {base.name} has different files here than where the run was planned",
             why=f"expected {base.revision[:12]}…, found {base_model.revision[:12]}…",
-            fix="copy the files of the base to this place, or let the bundle bring them",
+            fix="copy the files of the base to this place, or include them in the bundle",
             where=base_model.folder,
         )
     return base_model.folder

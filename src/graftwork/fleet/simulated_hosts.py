@@ -91,7 +91,7 @@ class HostNetwork:
     def __init__(self, hosts: int = 3, *, share: Iterable[Path] = ()) -> None:
         require_namespaces()
         if not 1 <= hosts <= MOST_HOSTS:
-            raise UserError(f"{hosts} hosts cannot be simulated", fix=f"ask for 1 to {MOST_HOSTS}")
+            raise UserError(f"{hosts} hosts cannot be simulated", fix=f"use 1 to {MOST_HOSTS}")
         remove_leftovers()
         # Folders below /tmp with Python and packages: hosts, which have a /tmp of their own, need them too.
         python = [Path(path) for path in (sys.prefix, *sys.path) if path and Path(path).is_absolute()]
@@ -150,7 +150,7 @@ class HostNetwork:
                 raise EnvironmentFailure(
                     f"the host {name} does not start",
                     why=(self.state / f"{name}.log").read_text().strip()[-300:] or "no output",
-                    fix="see whether this machine allows namespaces and mounts",
+                    fix="check whether this machine allows namespaces and mounts",
                 )
             threading.Event().wait(0.02)
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
@@ -415,7 +415,7 @@ def start_slurm(network: HostNetwork) -> dict[str, str]:
                 return environment
         threading.Event().wait(0.3)
     raise EnvironmentFailure(
-        "Slurm does not start on the hosts",
+        "Slurm did not start on the hosts",
         why=states.strip() or "no answer",
         fix="install slurmctld and slurmd, or continue without Slurm",
     )

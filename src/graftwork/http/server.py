@@ -166,7 +166,7 @@ class Server:
             if now - self._warned_at >= _WARN_SECONDS:
                 self._warned_at = now
                 log.warning(
-                    "all %d connections are taken: %d idle ones closed, %d new ones refused so far",
+                    "all %d connections are in use: %d idle ones closed, %d new ones refused so far",
                     self._max_connections,
                     self.evicted,
                     self.rejected,

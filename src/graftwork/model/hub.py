@@ -283,7 +283,7 @@ def _fetch_files(
         raise EnvironmentFailure(
             f"the disk has no room for {name}",
             why=f"{total / 1e9:,.1f} GB are needed, and {free / 1e9:,.1f} GB are free",
-            fix="`graft model remove` frees space; HF_HOME names another disk",
+            fix="`graft model remove` frees space; set HF_HOME to use another disk",
             where=str(cache),
         )
     host = re.sub(r"^https?://", "", os.environ.get(ENDPOINT) or "huggingface.co")
@@ -391,9 +391,9 @@ def _check(name: HubName, file: str, about: HubFile, path: Path) -> HubFile:
 
 def _other_hash(name: HubName, file: str) -> Corrupted:
     return Corrupted(
-        f"{file} of {name} has another hash than the Hub states",
-        why="it was changed or damaged on the way; it is removed from the cache",
-        fix="run the same command again; if it stays so, check the mirror",
+        f"{file} of {name} has a different hash than the Hub states",
+        why="it was changed or damaged in transit; it is removed from the cache",
+        fix="run the same command again; if that does not help, check the mirror",
         where=os.environ.get(ENDPOINT) or "huggingface.co",
     )
 
@@ -401,7 +401,7 @@ def _other_hash(name: HubName, file: str) -> Corrupted:
 def _require_online(name: HubName) -> None:
     if os.environ.get(OFFLINE, "").strip().upper() in ("1", "ON", "YES", "TRUE"):
         raise EnvironmentFailure(
-            f"{name} is not on this machine, and the Hub may not be asked",
+            f"{name} is not on this machine, and the Hub may not be contacted",
             why=f"{OFFLINE} is set",
             fix=f"unset it and run `graft model pull {name}`, or specify a folder as base",
         )

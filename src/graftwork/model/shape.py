@@ -240,7 +240,7 @@ def read_json_object(file: Path, *, states: str) -> dict[str, Any]:
         ) from broken
     if not isinstance(settings, dict):
         raise UserError(
-            f"{file.name} holds no settings by name",
+            f"{file.name} is not a mapping of settings",
             why=f"it states {states}",
             fix="fetch the file again",
             where=str(file),

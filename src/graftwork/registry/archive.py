@@ -131,7 +131,9 @@ def _require_same(archive: Path, release: Release, progress: ProgressCallback) -
             digest = _copy(handle, None, member.size, counter)
             name = member.name.partition("/")[2]
             if name in hashes and hashes[name] != digest:
-                raise _refuse(f"{name} changed while it was exported", "it is not what was verified", archive)
+                raise _refuse(
+                    f"{name} changed while it was exported", "it differs from what was verified", archive
+                )
         handle.seek(0)
         while piece := handle.read(_PIECE):
             whole.update(piece)
@@ -158,7 +160,7 @@ def _unpack(handle: IO[bytes], folder: Path, counter: ProgressCounter, *, where:
         top, _, name = member.name.partition("/")
         if top != release_id or name in sources or name in signatures:
             raise _refuse(
-                f"the archive contains {member.name[:80]!r}", "each file is there once, below the id", where
+                f"the archive contains {member.name[:80]!r}", "each file must occur once, below the id", where
             )
         if name in (MINISIGN, SIGSTORE) and member.size <= LARGEST_SIGNATURE:
             signatures[name] = handle.read(member.size)
@@ -182,7 +184,7 @@ def _take(
 ) -> Path:
     """Write one file, named by a number until the store has checked its name."""
     if member.size != file.size:
-        raise _refuse(f"{file.path} has another size", f"{member.size:,} bytes, not {file.size:,}", where)
+        raise _refuse(f"{file.path} has a different size", f"{member.size:,} bytes, not {file.size:,}", where)
     with create_file(target) as out:
         digest = _copy(handle, out, member.size, counter)
     if digest != file.sha256:
@@ -213,7 +215,9 @@ def _members(handle: IO[bytes], *, where: str) -> Iterator[tarfile.TarInfo]:
         if member.type != tarfile.REGTYPE:
             raise _refuse(f"the archive contains {member.name[:80]!r}", "it is not a plain file", where)
         if not 0 <= member.size <= size - handle.tell():
-            raise _refuse(f"{member.name[:80]!r} ends beyond the archive", "the archive was cut off", where)
+            raise _refuse(
+                f"{member.name[:80]!r} extends past the end of the archive", "the archive was cut off", where
+            )
         yield member
     raise _refuse("the archive contains too many files", f"a release has at most {MOST_FILES}", where)
 

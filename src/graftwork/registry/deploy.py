@@ -110,7 +110,7 @@ def export_base(work: OpenProject, name: str, *, target: Path) -> int:
     release = find_release(work.releases, name)
     if release.base_fingerprint != work.base.revision:
         raise UserError(
-            f"release {release.id[:12]} was trained on another base than this project has now",
+            f"release {release.id[:12]} was trained on a different base than this project has now",
             why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
             fix="export the base from a project, or with a --model, that has it",
             where="--base",
@@ -404,7 +404,9 @@ def _explain(code: int, report: dict[str, Any], errors: str, where: str) -> Graf
     last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "no output")[:300]
     if code == UNREACHED:
         return EnvironmentFailure(
-            f"the serving machine cannot be reached: {last}", fix="make ssh work without asking", where=where
+            f"the serving machine cannot be reached: {last}",
+            fix="make ssh work without a prompt",
+            where=where,
         )
     return EnvironmentFailure(
         f"the serving machine did not take the release: {report.get('what') or last}",

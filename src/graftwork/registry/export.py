@@ -178,7 +178,7 @@ def _read_parent(work: OpenProject, name: str) -> _Parent:
     if subject.kind not in KINDS:
         raise UserError(
             f"{name} is not an adapter",
-            fix="name run:ID, release:ID, model:NAME or adapter:FOLDER",
+            fix="use run:ID, release:ID, model:NAME or adapter:FOLDER",
             where="NAMES",
         )
     outcome = None
@@ -299,7 +299,7 @@ def _weigh(parents: Sequence[_Parent], weights_text: str) -> list[float]:
             unknown = ", ".join(parent.name for parent in parents if not parent.trained_tokens)
             raise UserError(
                 f"it is not known how many tokens {unknown} learned from",
-                fix="name runs as run:ID, or give the weights as numbers",
+                fix="specify runs as run:ID, or give the weights as numbers",
                 where="--weights",
             )
         return [count / sum(tokens) for count in tokens]
@@ -310,7 +310,7 @@ def _weigh(parents: Sequence[_Parent], weights_text: str) -> list[float]:
     if len(weights) != len(parents) or not all(0 < weight < math.inf for weight in weights):
         raise UserError(
             f"{weights_text!r} is not a list of {len(parents)} positive weights",
-            fix="use equal, data, or numbers as 0.5,0.3,0.2",
+            fix="use equal, data, or numbers such as 0.5,0.3,0.2",
             where="--weights",
         )
     return weights
@@ -332,7 +332,7 @@ def export(job: ExportJob) -> None:
         rows, dtype = next((rows for rows in splits if rows), [])[: job.rows], dtype_of(base)
         if not rows:
             raise EnvironmentFailure(
-                "there is no row to prove the merged model on",
+                "there is no row to check the merged model on",
                 fix="prepare the dataset again: `graft data prepare`",
                 where=job.dataset_folder,
             )
@@ -410,7 +410,7 @@ def export_run(
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(
             f"{to} already exists",
-            why="nothing that you have is written over",
+            why="nothing is overwritten",
             fix="specify a folder that does not exist yet",
             where="--to",
         )
@@ -421,8 +421,8 @@ def export_run(
     adapter = Path(outcome.adapter_folder)
     if not adapter.is_dir() or folder_digest(adapter) != outcome.adapter_hash:
         raise Corrupted(
-            "the adapter is not what the run left",
-            why="its files are missing or have another hash than the run recorded",
+            "the adapter is not the one that the run saved",
+            why="its files are missing or have a different hash than the run recorded",
             fix="`graft train` makes it again",
             where=str(adapter),
         )
@@ -433,7 +433,7 @@ def export_run(
             for path in adapter.iterdir():
                 shutil.copyfile(path, folder / path.name)
             if folder_digest(folder) != outcome.adapter_hash:
-                raise Corrupted("the copy is not what was copied", fix="try another disk", where=str(to))
+                raise Corrupted("the copy differs from the original", fix="try another disk", where=str(to))
     elif format == "gguf":
         converter, scratch = find_converter(work.project.root), work.project.state / "exports"
         make_folder(scratch)
@@ -478,7 +478,7 @@ def _find_source(work: OpenProject, run: str | None) -> _Source:
     base = find_base(name, project_folder=work.project.root, weights=True, store=store)
     if base.revision != entry.plan["base_fingerprint"]:
         raise EnvironmentFailure(
-            f"the base {name} is another one than this run was trained on",
+            f"the base {name} is not the one that this run was trained on",
             why="an adapter fits only the base that it was trained on",
             fix="restore that base, or train again",
             where=base.folder,
@@ -548,7 +548,7 @@ def export_for_program(
     release = find_release(work.releases, name)
     if release.base_fingerprint != work.base.revision:
         raise UserError(
-            f"release {release.id[:12]} was trained on another base than this project has now",
+            f"release {release.id[:12]} was trained on a different base than this project has now",
             why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
             fix="export it from a project, or with a --model, that has this base",
         )

@@ -317,7 +317,7 @@ def require_prompt(source: Path | bytes, *, where: Path) -> PromptVariant:
         return PromptVariant.from_json(source)
     except (OSError, ValidationError) as error:
         raise Corrupted(
-            f"{PROMPT_FILE} does not read as a prompt",
+            f"{PROMPT_FILE} is not a valid prompt",
             why=str(error).splitlines()[0],
             fix="get the release again from where it was made",
             where=str(where),

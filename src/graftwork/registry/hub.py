@@ -74,7 +74,7 @@ def quiet_client() -> Iterator[None]:
 
 
 class DownloadTooLarge(OSError):
-    """More bytes arrive than the file may have."""
+    """More bytes were received than the file may have."""
 
 
 def progress_bar_class(count: ProgressCounter, *, largest: int) -> Any:
@@ -93,7 +93,7 @@ def progress_bar_class(count: ProgressCounter, *, largest: int) -> Any:
         def update(self, n: float | None = 1) -> bool | None:
             self._arrived += int(n or 0)
             if self._arrived > largest:
-                raise DownloadTooLarge(f"more than {largest:,} bytes arrive")
+                raise DownloadTooLarge(f"more than {largest:,} bytes were received")
             count.add(int(n or 0))
             return None
 
@@ -266,7 +266,7 @@ class Hub:
         for name, sha256 in hashes.items():
             info = infos.get(name)
             if info is None:
-                raise self._damaged(f"{name} is not in the commit", "the Hub did not take it")
+                raise self._damaged(f"{name} is not in the commit", "the Hub did not accept it")
             if info.lfs is not None:
                 same = info.lfs.sha256 == sha256
             else:
@@ -274,7 +274,7 @@ class Hub:
                 content = metadata[name] if name in metadata else (folder / name).read_bytes()
                 same = hashlib.sha256(content).hexdigest() == sha256 and matches_content(info, content)
             if not same:
-                raise self._damaged(f"{name} has another hash on the Hub", "it was changed on the way")
+                raise self._damaged(f"{name} has a different hash on the Hub", "it was changed in transit")
 
     def _download(
         self, name: str, commit: str, folder: Path, *, largest: int, count: ProgressCounter | None = None

@@ -169,7 +169,7 @@ def _other_bytes(name: str, run_id: str) -> Corrupted:
     return Corrupted(
         f"{name} has other bytes in MLflow",
         why="it did not arrive as it was sent",
-        fix="push it again; if it stays so, see to the server's artifact store",
+        fix="push it again; if that does not help, check the server's artifact store",
         where=f"run {run_id}",
     )
 
@@ -228,14 +228,14 @@ def _explaining_mlflow(name: str) -> Iterator[None]:
         if getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE":
             raise UserError(
                 f"MLflow does not accept this: {message}",
-                why="a name has neither / nor :, and an address leads to a server or a database",
-                fix=f"choose another name, or set {WHERE} right",
+                why="a name has neither / nor :, and an address points to a server or a database",
+                fix=f"choose another name, or correct {WHERE}",
                 where=f"--mlflow {name}",
             ) from None
         raise EnvironmentFailure(
             f"MLflow failed: {message}",
             why="it is not responding, does not allow this, or broke off; no partial version was created",
-            fix=f"see whether {WHERE} is right and its login may write there, and push again: "
+            fix=f"check whether {WHERE} is correct and its login may write there, and push again: "
             "what has arrived is not sent again",
             where=f"--mlflow {name}",
         ) from None

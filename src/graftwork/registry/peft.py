@@ -38,12 +38,12 @@ def inspect_adapter(folder: Path, *, expected_hash: str) -> tuple[ReleaseFile, .
         raise Corrupted(
             "the adapter folder does not hold an adapter and nothing else",
             why=f"it holds {', '.join(names) or 'nothing'}; a release takes {' and '.join(ADAPTER_FILES)}",
-            fix="train again (`graft train`), or move what does not belong there away",
+            fix="train again (`graft train`), or remove the other files",
             where=str(folder),
         )
     if folder_digest(folder) != expected_hash:
         raise Corrupted(
-            "the adapter is not the one that the training run left",
+            "the adapter is not the one that the training run saved",
             why=f"its hash is not {expected_hash[:12]}…",
             fix="train again (`graft train`)",
             where=str(folder),
@@ -177,7 +177,7 @@ def _require_weights(folder: Path, names: list[str]) -> None:
             f"there is no {WEIGHTS} in this folder",
             why=f"{pickled[0]} is a pickle, which can run code when it is loaded"
             if pickled
-            else "only safetensors are taken, and links are not followed",
+            else "only safetensors are accepted, and links are not followed",
             fix="write the adapter again with `save_pretrained(folder, safe_serialization=True)`",
             where=str(folder),
         )
@@ -190,7 +190,7 @@ def _require_weights(folder: Path, names: list[str]) -> None:
         end = -1
     if not tensors or 8 + length + end != path.stat().st_size:
         raise Corrupted(
-            f"{WEIGHTS} is not whole",
+            f"{WEIGHTS} is incomplete",
             why="its header does not match the size of the file" if tensors else "it contains no weights",
             fix="copy the file again from where it was made",
             where=str(path),

@@ -79,7 +79,7 @@ def promote_release(
             raise UserError(
                 f"there is no model {model!r} that has aliases of this kind",
                 why=f"the models are {', '.join(settings.all_models)}; {settings.main_model} has no prefix",
-                fix=f"leave the prefix out: the alias goes to the model of release {release.id[:12]}",
+                fix=f"leave the prefix out: the alias belongs to the model of release {release.id[:12]}",
                 where="--alias",
             )
         store.verify(release.id)

@@ -75,7 +75,7 @@ class RemoteStore:
             raise UserError(
                 f"{'several releases start' if matches else 'no release starts'} with {id_or_prefix} there",
                 why=f"{self.address} holds {len(self.ids())} releases",
-                fix="give more of the id, or push the release there first (`graft release push`)",
+                fix="use more of the id, or push the release there first (`graft release push`)",
                 where=self.address,
             )
         return matches[0]
@@ -92,7 +92,7 @@ class RemoteStore:
         self._transfer(partial(self._files.put, source, blob), size=file.size, count=counted)
         if self._size(blob) != file.size or self._digest(blob, counted) != file.sha256:
             raise Corrupted(
-                f"{file.path} was changed on the way",
+                f"{file.path} was changed in transit",
                 why="its hash is different when it is read back",
                 fix="push the release again",
                 where=self.address,
@@ -147,7 +147,7 @@ class RemoteStore:
 
     def _blob(self, sha256: str) -> str:
         if not re.fullmatch(r"[0-9a-f]{64}", sha256):
-            raise self.refuse(f"{sha256[:80]!r} is not a sha256", "blobs go by 64 hexadecimal digits")
+            raise self.refuse(f"{sha256[:80]!r} is not a sha256", "a blob is named by 64 hexadecimal digits")
         return f"{BLOBS}/{sha256[:2]}/{sha256[2:]}"
 
     def _size(self, name: str) -> int | None:

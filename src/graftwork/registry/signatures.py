@@ -221,7 +221,7 @@ def require_signature(folder: Path, *, public_key: str) -> str:
     signature = read_signature(path.read_text(encoding="utf-8", errors="replace"), where=str(path))
     if signature.number != key.number:
         raise NegativeResult(
-            f"release {folder.name[:12]} is signed with another key",
+            f"release {folder.name[:12]} is signed with a different key",
             why=f"it is signed with key {_show(signature.number)}; graft.yaml trusts {_show(key.number)}",
             fix="sign it with the trusted key, import or pull a copy that is signed with it (its signature "
             "replaces this one), or change `release.public_key`",

@@ -215,7 +215,7 @@ def _explain(code: int, errors: str, target: SshTarget) -> GraftError:
     if code == UNREACHED:
         return EnvironmentFailure(
             f"{target.host} cannot be reached: {last}",
-            why="ssh could not log in there without asking",
+            why="ssh could not log in there without a prompt",
             fix=f"make `ssh {target.host} true` work without a password; {COMMAND} may set options",
             where=where,
         )

@@ -117,7 +117,7 @@ def _acquire(descriptor: int, root: Path, doing: str, wait_seconds: float, *, sh
             if time.monotonic() >= deadline:
                 raise Busy(
                     "the store of releases is in use",
-                    why=f"{doing} since more than {wait_seconds:.0f} s",
+                    why=f"{doing} for more than {wait_seconds:.0f} s",
                     fix="try again when that is done (`graft status`)",
                     where=str(root),
                 )

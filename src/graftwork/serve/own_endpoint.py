@@ -98,7 +98,7 @@ def reload_endpoint(serving: Path) -> ReloadResult:
         raise UserError(
             "no endpoint of this project runs here",
             why="there is nothing to reload",
-            fix="`graft serve` starts it with the settings as they are now",
+            fix="`graft serve` starts it with the current settings",
             where=str(folder),
         )
     before = read_record(ReloadResult, folder / RESULT_FILE)

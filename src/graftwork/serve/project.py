@@ -109,8 +109,8 @@ def require_known_models(work: OpenProject, settings: ServeSettings) -> None:
         if model.to not in known | releases:
             raise UserError(
                 f"there is no {model.to!r} to answer for {name}",
-                why=f"known: {', '.join(sorted(known))}, and releases by their whole id",
-                fix="name an endpoint of serve.failover.endpoints, an alias or base",
+                why=f"known: {', '.join(sorted(known))}, and releases by their full id",
+                fix="use an endpoint of serve.failover.endpoints, an alias or base",
                 where=f"serve.models.{name}.to",
             )
 
@@ -145,11 +145,11 @@ def require_accepted_keys(work: OpenProject, settings: ServeSettings) -> None:
             )
         elif status == 401:
             raise EnvironmentFailure(
-                f"the server refuses the key in {variable}" if variable else "the server asks for a key",
+                f"the server refuses the key in {variable}" if variable else "the server requires a key",
                 why=f"{url}/models answered with status {status}",
                 fix=f"export {variable}=… with a valid key before `graft serve`"
                 if variable
-                else f"name the environment variable that holds it: {where}.api_key_env",
+                else f"specify the environment variable that contains it: {where}.api_key_env",
                 where=f"{where}.api_key_env",
             )
 
@@ -172,7 +172,7 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
             # An adapter answers rightly only on the base and the template that it was trained with.
             if not same_base:
                 raise UserError(
-                    f"release {release.id[:12]} was trained on another base",
+                    f"release {release.id[:12]} was trained on a different base",
                     why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
                     fix="set `base` in graft.yaml to that model, or release a new adapter",
                 )
@@ -183,7 +183,9 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
                 f"{release.model} needs a different base ({release.base}): it is not served here"
             )
         elif release.template_fingerprint != template:
-            work.reporter.info(f"{release.model} was trained with another chat template: it is not served")
+            work.reporter.info(
+                f"{release.model} was trained with a different chat template: it is not served"
+            )
         elif settings.engine.kind != "endpoint":
             try:
                 require_engine_gate(work, release, settings)
@@ -234,7 +236,7 @@ def open_checks(work: OpenProject, settings: ServeSettings) -> LiveChecks | None
         raise UserError(
             f"there is no {settings.escalate.to!r} to escalate to",
             why=f"known: {', '.join(sorted(models))}",
-            fix="name the large model under serve.failover.endpoints, or name an alias",
+            fix="add the large model under serve.failover.endpoints, or use an alias",
             where="serve.escalate.to",
         )
     checks = LiveChecks(work, with_call_check(settings.escalate.checks))
@@ -244,10 +246,10 @@ def open_checks(work: OpenProject, settings: ServeSettings) -> LiveChecks | None
     later = ", ".join(name for name in checks.of_whole_answers if name != TOOL_CALLS_VALID)
     if not checks.of_prefixes and settings.escalate.min_logprob is None:
         raise UserError(
-            f"no check can judge the beginning of an answer: {later or TOOL_CALLS_VALID}",
-            why="`stream: prefix` sends a streamed answer when its beginning has been checked",
-            fix="use json_valid, not_refused, a JSON Schema, contains, regex or format, or min_logprob; give "
-            "an own function an attribute `prefix`; or set `stream: hold`",
+            f"no check can judge the start of an answer: {later or TOOL_CALLS_VALID}",
+            why="`stream: prefix` sends a streamed answer when its start has been checked",
+            fix="use json_valid, not_refused, a JSON Schema, contains, regex or format, or min_logprob; "
+            "give your own function an attribute `prefix`; or set `stream: hold`",
             where="serve.escalate.stream",
         )
     if later:
@@ -316,8 +318,8 @@ def open_chain_checks(work: OpenProject, settings: ServeSettings) -> dict[str, L
             if model is not None and model not in models | releases:
                 raise UserError(
                     f"there is no model {model!r} for the step {step} of the chain {name}",
-                    why=f"known: {', '.join(sorted(models))}, and releases by their whole id",
-                    fix="name an alias, base, an endpoint of serve.failover or another chain",
+                    why=f"known: {', '.join(sorted(models))}, and releases by their full id",
+                    fix="use an alias, base, an endpoint of serve.failover or another chain",
                     where=where,
                 )
         for step_settings in chain.steps:
@@ -465,7 +467,7 @@ def serve_in_background(
             late = WorkerFailed(
                 "the endpoint did not come up in time",
                 why=f"it had {READY_SECONDS:.0f} s",
-                fix=f"look at {folder / 'engine.log'}",
+                fix=f"see {folder / 'engine.log'}",
             )
             raise failure[0] if failure else late
         yield url[0]
@@ -479,9 +481,9 @@ def serve_in_background(
 class AdapterFinder:
     """The folders of releases that aliases move to: leased first, then checked byte by byte.
 
-    None for a release that needs another base, now and always. A release that was trained with another chat
-    template is refused by name. What cannot be leased, read or verified is an error too: the store may be
-    free and the release repaired later, so the caller tries again.
+    None for a release that needs another base, now and always. A release that was trained with a different
+    chat template is refused by name. What cannot be leased, read or verified is an error too: the store may
+    be free and the release repaired later, so the caller tries again.
     """
 
     def __init__(
@@ -506,15 +508,15 @@ class AdapterFinder:
 def _require_template(work: OpenProject, release: Release, template: str | None) -> None:
     if release.template_fingerprint != template:
         raise UserError(
-            f"release {release.id[:12]} was trained with another chat template",
-            why="a model that is prompted in another form than in training answers badly",
+            f"release {release.id[:12]} was trained with a different chat template",
+            why="a model that is prompted differently than in training answers badly",
             fix="restore the template of the base model, or prepare and train again",
         )
     file = open_store(work).get(release.id) / TEMPLATE_FILE
     if file.is_file() and file.read_text() != load_template(work).tool_template:
         raise UserError(
-            f"release {release.id[:12]} was trained with another form of tool calls",
-            why="a model that is prompted in another form than in training calls its tools badly",
+            f"release {release.id[:12]} was trained with a different form of tool calls",
+            why="a model that is prompted differently than in training calls its tools badly",
             fix="serve it with the version of graftwork that made it, or train again",
             where=str(file),
         )
@@ -588,7 +590,7 @@ def parse_expiry(text: str, *, now: datetime) -> str:
     expires_at = parse_time(text, now=now)
     if expires_at is None:
         raise UserError(
-            f"{text!r} is not a time of expiry",
+            f"{text!r} is not an expiry time",
             why="it is neither a span nor a date",
             fix="write 12h, 30d, 2026-12-31 or 2026-12-31T18:00 (UTC)",
             where="--expires",
@@ -597,7 +599,7 @@ def parse_expiry(text: str, *, now: datetime) -> str:
         raise UserError(
             "the key would have expired already",
             why=f"{text} is in the past",
-            fix="name a later time",
+            fix="use a later time",
             where="--expires",
         )
     return expires_at.isoformat(timespec="seconds")

@@ -95,7 +95,7 @@ def find_api_key(settings: ServeSettings, *, has_keys: bool) -> str | None:
             return None
         raise UserError(
             f"serving on {host} needs a key",
-            why="everyone who can reach this machine could use the model and fill the captures",
+            why="anyone who can reach this machine could use the model and fill the captures",
             fix="run `graft serve keys create NAME`, or export GRAFT_API_KEY=… and set `serve.api_key_env: "
             "GRAFT_API_KEY`, or serve on 127.0.0.1",
             where=where,

@@ -337,7 +337,7 @@ def _open_sqlite(url: URL, wait_seconds: float) -> Database:
     def _look(_raw: Any, record: Any, _proxy: Any) -> None:
         """Reconnect if the file was removed or replaced: writes to it would be lost."""
         if _identity(path) != record.info["file"]:
-            raise DisconnectionError("the database file is another one")
+            raise DisconnectionError("the database file was replaced")
 
     @event.listens_for(engine, "connect")
     def _prepare(raw: Any, record: Any) -> None:
@@ -386,7 +386,7 @@ def _turn_on_wal(path: Path, wait_seconds: float) -> None:
         raise EnvironmentFailure(
             "this file system cannot hold the state database",
             why=f"SQLite cannot keep a write-ahead log there (journal mode stays {mode!r})",
-            fix="put the project on a local disk, or set GRAFT_DATABASE_URL to a PostgreSQL",
+            fix="put the project on a local disk, or set GRAFT_DATABASE_URL to a PostgreSQL database",
             where=str(path),
         )
 
@@ -435,7 +435,7 @@ def _open_postgresql(url: URL, wait_seconds: float) -> Database:
     except ProgrammingError as error:
         # It can only be about an option in the URL: no statement was sent yet.
         raise UserError(
-            "PostgreSQL cannot be asked with this URL",
+            "PostgreSQL cannot be queried with this URL",
             why=f"the driver says: {error.orig}",
             fix="correct or remove the option after the question mark",
             where=name,

@@ -98,7 +98,7 @@ def test_a_job_that_is_given_up_without_results_is_closed_at_once(place, tmp_pat
     controller.reconcile(now=1003.0)
     assert (ledger.get(job.id).state, ledger.get(job.id).reason) == (
         "stopped",
-        "given up before it came back",
+        "abandoned before its results came back",
     )
 
 

@@ -50,7 +50,7 @@ def test_output_of_kaggle_that_ends_too_early_is_brought_again(monkeypatch):
             raise http.client.IncompleteRead(b"half")
 
     monkeypatch.setattr(urllib.request, "urlopen", lambda *_request, **_options: Cut())
-    with pytest.raises(PlaceUnreachable, match="could not be brought"):
+    with pytest.raises(PlaceUnreachable, match="could not be downloaded"):
         kaggle._download("https://kaggle.invalid/output", io.BytesIO())
 
 

@@ -149,7 +149,7 @@ def test_an_adapter_of_another_shape_is_no_start_and_the_setting_is_named(tiny_b
     source = load_base(tiny_base)
     attach(source, LORA, seed=1)
     save_adapter(source, tmp_path / "adapter", shape=LORA, base="tiny")
-    with pytest.raises(UserError, match="another shape") as caught:
+    with pytest.raises(UserError, match="a different shape") as caught:
         make_trainable(
             load_base(tiny_base), LORA.model_copy(update=change), seed=1, start=tmp_path / "adapter"
         )

@@ -88,7 +88,7 @@ RUN_ON = {
 
 @pytest.mark.parametrize("kind", RUN_ON)
 def test_a_template_that_runs_on_is_ended(kind):
-    with pytest.raises(TemplateRunsOn, match="runs on"):
+    with pytest.raises(TemplateRunsOn, match="does not finish"):
         render(RUN_ON[kind])
 
 

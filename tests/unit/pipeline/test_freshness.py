@@ -193,7 +193,7 @@ def ask_one_that_answers(status, body):
 
 def test_the_status_names_replicas_that_are_down_and_releases_that_are_refused():
     engine = {"reason": "", "replicas": [{"state": "ready"}, {"state": "down"}]}
-    refused = {"f" * 12: "release ffffffffffff was trained with another chat template"}
+    refused = {"f" * 12: "release ffffffffffff was trained with a different chat template"}
     found = ask_one_that_answers(200, json.dumps({"status": "ok", "engine": engine, "refused": refused}))
     assert found.state == "ok"
     assert found.reason == f"1 of 2 replicas answer; {refused['f' * 12]}"

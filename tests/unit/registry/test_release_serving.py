@@ -98,7 +98,7 @@ def test_specialists_on_the_same_base_are_served_and_others_are_left_out_in_word
 
 def test_the_main_models_own_release_must_have_its_base(work, make):
     make("main", base=OTHER)
-    with open_store(work).lease() as held, pytest.raises(UserError, match="another base") as reported:
+    with open_store(work).lease() as held, pytest.raises(UserError, match="a different base") as reported:
         serving.engine_job(work, held, ServeSettings())
     assert reported.value.fix
 
@@ -110,10 +110,10 @@ def test_a_release_of_another_chat_template_is_refused_by_name_and_the_old_one_s
     asyncio.run(book.refresh())
     assert book.routes.aliases == {"champion": old}
     assert new not in book.routes.releases
-    assert book.routes.refused == {new: f"release {new[:12]} was trained with another chat template"}
-    with pytest.raises(ApiError, match="another chat template"):
+    assert book.routes.refused == {new: f"release {new[:12]} was trained with a different chat template"}
+    with pytest.raises(ApiError, match="a different chat template"):
         replace(book.routes, aliases={}).resolve("champion")
-    with open_store(work).lease() as held, pytest.raises(UserError, match="another chat template"):
+    with open_store(work).lease() as held, pytest.raises(UserError, match="a different chat template"):
         serving.engine_job(work, held, ServeSettings())
 
 
@@ -124,7 +124,7 @@ def test_a_release_that_was_trained_with_another_form_of_calls_is_refused(work, 
     with open_store(work).lease() as held:
         assert serving.engine_job(work, held, ServeSettings()).adapters
         template.tool_template = None
-        with pytest.raises(UserError, match="another form of tool calls"):
+        with pytest.raises(UserError, match="a different form of tool calls"):
             serving.engine_job(work, held, ServeSettings())
 
 

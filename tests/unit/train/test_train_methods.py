@@ -154,7 +154,7 @@ def test_an_adapter_of_another_rank_is_no_start(tiny_base, tmp_path):
     first = train(make_job(tiny_base, tmp_path / "first", method="lora", epochs=1))
     start = Path(first.adapter_folder)
     assert json.loads((start / "adapter_config.json").read_text())["r"] == 4
-    with pytest.raises(UserError, match="another shape"):
+    with pytest.raises(UserError, match="a different shape"):
         train(make_job(tiny_base, tmp_path / "second", method="lora", start=start, rank=8))
 
 

@@ -373,7 +373,7 @@ def _ask(call: Callable[[], Any]) -> Any:
         # It may have sent the request before.
         raise PlaceUnreachable(
             f"azure-ai-ml failed: {str(error)[:300]}",
-            fix="`graft fleet reconcile` finds out whether the job was made; then run the command again",
+            fix="`graft fleet reconcile` finds out whether the job was created; then run the command again",
         ) from None
 
 
@@ -399,9 +399,9 @@ def _explain(code: str, message: str, status: int) -> GraftError:
     if "quota" in f"{code} {message}".lower():
         return Refused(
             f"the quota of the subscription does not allow this machine: {text}",
-            why="Azure has a quota of cores for each family of machines, apart for low-priority ones; it "
-            "starts at 0",
-            fix="ask for more below Quotas in the studio of the workspace, or use another GPU",
+            why="Azure has a quota of cores for each family of machines, and a separate one for "
+            "low-priority machines; it starts at 0",
+            fix="request more under Quotas in the studio of the workspace, or use another GPU",
         )
     if status == 429 or status >= 500 or not status:
         return PlaceUnreachable(

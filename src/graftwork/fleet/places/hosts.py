@@ -133,7 +133,7 @@ class ProcessConnection:
         if self._far and code == UNREACHED:
             return PlaceUnreachable(
                 f"{self.name} cannot be reached: {last[:300]}",
-                why="ssh could not log in there without asking",
+                why="ssh could not log in there without a prompt",
                 fix=f"make `ssh {self._address} true` work without a password; {COMMAND} may set options",
                 where=self.name,
             )

@@ -126,7 +126,7 @@ class KagglePlace(CloudPlace):
             return JobPoll(phase="gone")
         state, message = status
         if state in ("QUEUED", "NEW_SCRIPT"):
-            return JobPoll(phase="starting", message="waiting for a machine of Kaggle")
+            return JobPoll(phase="starting", message="waiting for a Kaggle machine")
         if state in ("RUNNING", "CANCEL_REQUESTED"):
             return JobPoll(phase="running")
         url, content = dict(self._output(job.label)).get(f"work/{EXIT_FILE}"), io.BytesIO()
@@ -224,7 +224,7 @@ class KagglePlace(CloudPlace):
             raise Refused(
                 f"the place kaggle is set to the GPU {gpu or 'none'}, not to {order.gpu}",
                 why=f"fleet.kaggle.accelerator is {shape or 'empty'}; Kaggle has {', '.join(GPUS)}",
-                fix="name that GPU, or change the setting",
+                fix="use that GPU, or change the setting",
                 where="fleet.kaggle.accelerator",
             )
         quota = self._call(_quota)
@@ -267,8 +267,8 @@ class KagglePlace(CloudPlace):
         )
         if answer.error:
             raise Refused(
-                f"Kaggle does not take the files: {answer.error}",
-                why="the dataset could not be made; the account may be full",
+                f"Kaggle does not accept the files: {answer.error}",
+                why="the dataset could not be created; the account may be full",
                 fix="remove old datasets `graft-…` at kaggle.com/work/datasets, then run it again",
             )
 
@@ -439,7 +439,7 @@ def _download(url: str, target: IO[bytes]) -> None:
                 raise http.client.IncompleteRead(b"", answer.length)
     except (OSError, http.client.HTTPException) as error:
         raise PlaceUnreachable(
-            "a file of the output could not be brought",
+            "a file of the output could not be downloaded",
             why=str(error)[:200],
-            fix="try again later, with room on the disk",
+            fix="free some disk space, then try again",
         ) from None

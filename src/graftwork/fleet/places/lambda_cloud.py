@@ -187,7 +187,7 @@ class LambdaPlace(RentedPlace):
             return str(matching[0]["name"])
         raise Refused(
             "the account at Lambda does not have the SSH key",
-            why=f"it knows: {', '.join(str(key['name']) for key in keys) or 'none'}",
+            why=f"it has: {', '.join(str(key['name']) for key in keys) or 'none'}",
             fix=f"add {key_name or self._settings.public_key} below SSH keys in Lambda's console, or "
             "use another one in fleet.lambda_cloud.ssh_key",
             where="fleet.lambda_cloud.ssh_key",

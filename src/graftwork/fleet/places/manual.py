@@ -67,7 +67,7 @@ class ManualPlace:
         if ended.exists() and (ended_poll := parse_exit(ended.read_bytes())) is not None:
             return ended_poll
         if (folder / _STOPPED).exists():
-            return JobPoll(phase="ended", exit_code=75, message="given up before it came back")
+            return JobPoll(phase="ended", exit_code=75, message="abandoned before its results came back")
         return JobPoll(phase="starting", message="waiting for its results: `graft fleet fetch JOB RESULTS`")
 
     def log(self, job: PlacedJob) -> str:
@@ -114,7 +114,7 @@ class ManualPlace:
                 raise UserError(
                     "these are not the results of a job",
                     why="they hold no readable exit.json, or no folder `run`",
-                    fix=f"take {RESULTS}, which the last cell of the notebook writes, or the work folder",
+                    fix=f"use {RESULTS}, which the last cell of the notebook writes, or the work folder",
                     where=str(results),
                 )
             _require_same_run(folder / BUNDLE_ARCHIVE, part / "run", results)
@@ -131,7 +131,7 @@ def _unpack(results: Path, folder: Path) -> None:
                     raise UserError(
                         "the results name a file outside of their folder",
                         why=f"{entry.filename[:100]!r} would be written elsewhere",
-                        fix=f"take {RESULTS} as the notebook wrote it",
+                        fix=f"use {RESULTS} as the notebook wrote it",
                         where=str(results),
                     )
             archive.extractall(folder)
@@ -139,7 +139,7 @@ def _unpack(results: Path, folder: Path) -> None:
         raise UserError(
             "the results cannot be read",
             why=str(error),
-            fix=f"take {RESULTS} of the notebook",
+            fix=f"use {RESULTS} of the notebook",
             where=str(results),
         ) from error
 

@@ -201,7 +201,8 @@ class RayPlace(SharedFolderPlace):
             return Refused(
                 "the Ray cluster rejected the token",
                 why=last,
-                fix="copy the token of its head (`ray get-auth-token`), and name its file in fleet.ray.token",
+                fix="copy the token of its head (`ray get-auth-token`), and specify its file in "
+                "fleet.ray.token",
                 where="fleet.ray.token",
             )
         if isinstance(error, ConnectionError):
@@ -224,7 +225,7 @@ class RayPlace(SharedFolderPlace):
             raise Refused(
                 "there is no token for the Ray cluster",
                 why=f"{path}: {error.strerror}",
-                fix="copy it from the head: `ray get-auth-token`; or name its file in fleet.ray.token",
+                fix="copy it from the head: `ray get-auth-token`; or specify its file in fleet.ray.token",
                 where="fleet.ray.token",
             ) from None
 
@@ -239,7 +240,7 @@ class RayPlace(SharedFolderPlace):
         if status >= 400:
             return
         raise Refused(
-            "this Ray cluster takes jobs from anybody who reaches it",
+            "this Ray cluster accepts jobs from anyone who can reach it",
             why="it was started without RAY_AUTH_MODE=token",
             fix="start it with RAY_AUTH_MODE=token; or set `fleet.ray.authentication: none`",
             where=self._settings.jobs,

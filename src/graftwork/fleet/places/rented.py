@@ -124,7 +124,7 @@ def explain_malformed(name: str) -> Iterator[None]:
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise PlaceUnreachable(
             f"{name} sent an answer that cannot be understood",
-            why=f"something in it is missing or of another kind ({type(error).__name__})",
+            why=f"a field is missing or has an unexpected type ({type(error).__name__})",
             fix="try again later; a proxy may answer for it, or its API has changed",
         ) from error
 

@@ -323,8 +323,9 @@ def _explain(code: str, message: str, status: int) -> GraftError:
     if code == "ResourceLimitExceeded":
         return Refused(
             f"the quota of the account does not allow this machine: {text}",
-            why="SageMaker has a quota for each instance type, apart for spot, which starts at 0",
-            fix="ask for more at Service Quotas (`<type> for spot training job usage`), or use another GPU",
+            why="SageMaker has a quota for each instance type, and a separate one for spot instances, "
+            "which starts at 0",
+            fix="request more in Service Quotas (`<type> for spot training job usage`), or use another GPU",
         )
     if status == 429 or status >= 500 or "Throttl" in code or not status:
         return PlaceUnreachable(f"AWS returned an unexpected response: {code} {text}", fix="try again later")

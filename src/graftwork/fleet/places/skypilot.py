@@ -84,9 +84,9 @@ class SkyPilotPlace(StoragePlace):
     def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
         if order.gpu not in self._settings.accelerators:
             raise Refused(
-                f"fleet.skypilot does not name the GPU {order.gpu or 'none'}",
-                why=f"it names: {', '.join(self._settings.accelerators)}",
-                fix="use one of these, or add it with the most that an hour may cost",
+                f"fleet.skypilot does not list the GPU {order.gpu or 'none'}",
+                why=f"it lists: {', '.join(self._settings.accelerators)}",
+                fix="use one of these, or add it with the maximum price per hour",
                 where="--gpu",
             )
         existing = [row for row in self._queue(finished=True) if row.get("job_name") == order.label]
@@ -222,7 +222,7 @@ class SkyPilotPlace(StoragePlace):
         except subprocess.TimeoutExpired:
             raise PlaceUnreachable(
                 "SkyPilot is not responding",
-                why="it may continue with what it was asked",
+                why="it may still be working on the request",
                 fix="`graft fleet reconcile` finds out; `sky status` shows its controller",
             ) from None
         return done.returncode, done.stdout, done.stderr
@@ -233,7 +233,7 @@ def _explain(errors: str) -> GraftError:
     if any(part in errors for part in ("ResourcesUnavailable", "No resource satisfying", "quota")):
         return Refused(
             f"SkyPilot finds no machine: {text}",
-            why="no cloud that is enabled has the GPU below that price, or the quota is used up",
+            why="no enabled cloud has the GPU below that price, or the quota is used up",
             fix="raise the price in fleet.skypilot.accelerators, use another GPU, or run `sky check`",
         )
     if any(part in errors for part in ("No cloud", "credentials", "sky check", "Unauthorized", "API key")):

@@ -113,7 +113,7 @@ class UrlStorage:
                 "the storage for the files of jobs is full"
                 if full
                 else f"the storage for the files of jobs cannot be used: {type(error).__name__}",
-                why=str(error)[:200] if full else "it is full, not mounted, or is not responding",
+                why=str(error)[:200] if full else "it is full, not mounted, or not responding",
                 fix=f"check {self._setting}; the job must mount the same files",
                 where=hide_login(self._url),
             ) from error
@@ -215,7 +215,7 @@ class StoragePlace(CloudPlace):
         except PlaceUnreachable as error:
             raise Refused(
                 f"the files of the job could not be sent: {error.what}",
-                why=f"{error.why}; no job was made" if error.why else "no job was made",
+                why=f"{error.why}; no job was created" if error.why else "no job was created",
                 fix=error.fix,
                 where=error.where,
             ) from error
@@ -246,8 +246,8 @@ class MachinePrices:
             return tuple(row.model_copy(update={"place": self._place}) for row in self._catalog.values())
         if unknown := self._prices.keys() - self._catalog.keys():
             raise Refused(
-                f"the catalog does not know the machine {min(unknown)}",
-                why=f"it knows: {', '.join(sorted(self._catalog))}",
+                f"the catalog has no machine {min(unknown)}",
+                why=f"it has: {', '.join(sorted(self._catalog))}",
                 fix="use one of these, or add it to prices.csv: `graft plan catalog`",
                 where=setting,
             )

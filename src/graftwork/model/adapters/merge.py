@@ -95,7 +95,7 @@ def _low_rank_changes(base: Path, adapter: Path) -> tuple[Change, set[str]]:
     if config.get("target_parameters"):
         raise UserError(
             "an adapter of experts cannot be merged into its base",
-            why="the files of a base hold experts in another form than the loaded model that was adapted",
+            why="the files of a base hold experts in a different form than the loaded model that was adapted",
             fix="use the adapter with its base, or merge it with PEFT's `merge_and_unload`",
             where=str(adapter),
         )

@@ -168,7 +168,7 @@ def load_adapter(model: Any, folder: Path, *, name: str = "default") -> AdapterS
     ]
     if tensors:
         raise _no_fit(
-            f"the adapter has {len(tensors)} tensors that the base has no place for",
+            f"the adapter has {len(tensors)} tensors that the base does not have",
             f"the first is {next(iter(tensors))}",
             folder,
         )
@@ -304,9 +304,9 @@ def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
         names = {"kind": "method", "targets": "target_modules", "ranks": "modules", "alphas": "modules"}
         setting = names.get(differing[0], "upper_layers" if differing[0] == "layers" else differing[0])
         raise UserError(
-            "the adapter to start from has another shape than the settings",
+            "the adapter to start from has a different shape than the settings",
             why="; ".join(f"{k}: it has {theirs[k]}, the settings have {ours[k]}" for k in differing),
-            fix=f"give `train.{setting}` its value, or start without it",
+            fix=f"set `train.{setting}` to its value, or start without it",
             where=str(folder),
         )
     current = adapter_tensors(model)

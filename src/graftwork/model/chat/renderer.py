@@ -49,7 +49,7 @@ class TemplateRunsOn(UserError):
 
 def _refuse_limit(why: str) -> NoReturn:
     raise TemplateRunsOn(
-        "the chat template of the base runs on",
+        "the chat template of the base does not finish",
         why=f"{why}; it may be damaged, or made to stop this machine",
         fix="use the chat template that the model's authors publish, or another base",
     )
@@ -226,7 +226,7 @@ def tagged_turn_error() -> CannotProve:
 def does_not_survive() -> CannotProve:
     return CannotProve(
         "the reply does not survive the tokenizer",
-        why="its tokens decode to another text",
+        why="its tokens decode to a different text",
         fix="normalize the text (often a stray control character) or drop the row",
     )
 
@@ -326,7 +326,7 @@ class ChatRenderer:
             ) from error
         except (RecursionError, MemoryError) as error:
             raise TemplateRunsOn(
-                "the chat template of the base runs on",
+                "the chat template of the base does not finish",
                 why=f"it ended in a {type(error).__name__}",
                 fix="use the chat template that the model's authors publish, or another base",
             ) from error
