@@ -113,7 +113,7 @@ _lock = threading.Lock()
 
 
 def read_evaluation(project: Project) -> EvaluationView | None:
-    """None if nothing was evaluated yet."""
+    """None if nothing has been evaluated yet."""
     with project.open() as work:
         times = work.ledger.times().get(name_entry(work, "evaluate"))
         judged = work.ledger.get(name_entry(work, "gate"))
@@ -160,7 +160,7 @@ def read_case(project: Project, case_id: str, query: CaseQuery) -> CaseView:
     if case is None:
         raise UserError(
             f"there is no case {case_id}",
-            why="the last evaluation did not ask it, or its cases are gone",
+            why="the last evaluation did not include it, or its cases were removed",
             fix="choose one from the list of cases",
         )
     lines, query = _select(loaded, query)
@@ -301,10 +301,10 @@ def _outcome(before: float | None, after: float | None, *, less: bool) -> Outcom
 def _require(project: Project) -> _Loaded:
     loaded = _load(project)
     if loaded is None:
-        raise UserError("nothing was evaluated yet", fix="run `graft eval`, or `graft run`")
+        raise UserError("nothing has been evaluated yet", fix="run `graft eval`, or `graft run`")
     if not loaded.cases:
         raise UserError(
-            "the cases of the last evaluation are gone",
+            "the cases of the last evaluation were removed",
             why="; ".join(loaded.missing),
             fix="run `graft eval` again",
         )

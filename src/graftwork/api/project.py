@@ -650,7 +650,7 @@ def _force_format(settings: DataSettings, row_format: str | None) -> DataSetting
     except ValidationError as error:
         message = explain_error(error.errors()[-1])
         raise UserError(
-            f"there is no format {row_format!r}", why=message, fix="name one of these", where="--format"
+            f"there is no format {row_format!r}", why=message, fix="use one of these", where="--format"
         ) from None
 
 

@@ -17,7 +17,7 @@ def chat(
             "serve.failover.endpoints. Default: the newest run.",
         ),
     ] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Ask this, and end.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Ask this and exit.")] = None,
     system: Annotated[str | None, typer.Option("--system", help="System prompt.")] = None,
     example: Annotated[
         int | None,
@@ -52,7 +52,7 @@ def chat(
             listen(work)
         return
     if prompt is not None and example is not None:
-        raise typer.BadParameter("--prompt and --example both ask the first question: give one of them")
+        raise typer.BadParameter("--prompt and --example both ask the first question: use one of them")
     if json and prompt is None and example is None:
         raise typer.BadParameter("--json prints one answer: add --prompt TEXT or --example N")
     if example is not None and system is not None:

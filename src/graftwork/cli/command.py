@@ -61,7 +61,7 @@ def has_subcommand(context: typer.Context) -> bool:
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(
-                f"{parameter.opts[0]} stands before the command: give it after `{context.invoked_subcommand}`"
+                f"{parameter.opts[0]} comes before the command: put it after `{context.invoked_subcommand}`"
             )
     return True
 

@@ -46,7 +46,7 @@ def audit(
     ] = None,
     row_format: Annotated[
         str | None,
-        typer.Option("--format", help="Force the format of FILES, such as otlp. Default: recognized."),
+        typer.Option("--format", help="Force the format of FILES, such as otlp. Default: detected."),
     ] = None,
     scores: Annotated[
         bool,

@@ -91,7 +91,8 @@ def run(
     gpu: GpuOption = "",
     base: Annotated[str, typer.Option("--base", help="Folder of the base model at the place.")] = "",
     dataset: Annotated[
-        str, typer.Option("--dataset", help="Folder of the dataset at the place, if it may not travel.")
+        str,
+        typer.Option("--dataset", help="Folder of the dataset at the place, if it must not be copied there."),
     ] = "",
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Start the job and return; `graft fleet list` shows it.")
@@ -327,7 +328,8 @@ def image(
     to: Annotated[Path, typer.Option("--to", help="Folder to create; it must not exist yet.")],
     base: Annotated[str, typer.Option("--from", help="Image to build on, with Python 3.11 or later.")] = "",
     extra: Annotated[
-        list[str] | None, typer.Option("--extra", help="Also install this extra of graftwork, as sagemaker.")
+        list[str] | None,
+        typer.Option("--extra", help="Also install this extra of graftwork, such as sagemaker."),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -513,7 +513,7 @@ def week(
     ] = 30.0,
     workers: Annotated[int, typer.Option("--workers", min=1, help="Threads of the solver.")] = 2,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Leave out what would change the plan most.")
+        bool, typer.Option("--quick", help="Skip the search for what would change the plan most.")
     ] = False,
     start: Annotated[
         datetime | None,
@@ -542,7 +542,8 @@ def week(
     compare: Annotated[
         Path | None,
         typer.Option(
-            "--compare", help="Sessions planned by hand (JSON): what they are worth, and what they break."
+            "--compare",
+            help="Sessions planned manually (JSON): show their value and the rules that they break.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON, for --keep.")] = None,

@@ -28,7 +28,7 @@ def init(
     base: Annotated[
         str | None,
         typer.Option(
-            help="The base model: a name of `graft plan catalog bases` or of the Hugging Face Hub, or a "
+            help="The base model: a name from `graft plan catalog bases` or of the Hugging Face Hub, or a "
             "folder. Default: the best of the catalog for this task and machine."
         ),
     ] = None,

@@ -285,7 +285,7 @@ def export(
             "merged, gguf and adapter are formats of a run (`run` or run:ID) and only of it"
         )
     if model is not None and not of_run:
-        raise typer.BadParameter("--model is for a run; the name of a release says its model")
+        raise typer.BadParameter("--model is for a run; the name of a release includes its model")
     if precision is not None and format != "ollama":
         raise typer.BadParameter("--precision is for --format ollama")
     if format != "tar" and (base is not None or to is None):
@@ -679,7 +679,8 @@ def edit(
     ] = None,
     untag: Annotated[list[str] | None, typer.Option("--untag", help="Remove a tag.")] = None,
     note: Annotated[
-        str | None, typer.Option("--note", help="Add a note. `list --search` finds notes; they stay.")
+        str | None,
+        typer.Option("--note", help="Add a note. `list --search` finds notes. They cannot be removed."),
     ] = None,
     version: Annotated[
         str | None,

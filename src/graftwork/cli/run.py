@@ -263,7 +263,7 @@ def worker(
         return
     if not stdio or packet not in (None, 4):
         raise typer.BadParameter(
-            "give --stdio, with --packet 4 for binary framing; --schema prints the messages"
+            "use --stdio, with --packet 4 for binary framing; --schema prints the messages"
         )
     from graftwork.api.stdio import serve_stdio
 

@@ -122,7 +122,7 @@ def convert(
     lossless = same_tree(tree, parse_spec(text, where=str(out or file)))
     if out is not None:
         if out.exists():
-            raise UserError("this file exists already", fix="name another one", where=str(out))
+            raise UserError("this file already exists", fix="specify another one", where=str(out))
         write_atomic(out, text)
     if json:
         print_json(

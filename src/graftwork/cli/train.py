@@ -42,7 +42,7 @@ NodeRank = Annotated[
     typer.Option(
         "--node-rank",
         min=0,
-        help="Run the part of this machine. Without it, print the command for each; with `engine: ray` or "
+        help="Run this machine's part. Without it, print the command for each machine; with `engine: ray` or "
         "`slurm`, get the machines there.",
     ),
 ]
@@ -278,7 +278,7 @@ def sweep(
 @app.command("federated")
 def federated(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the schedule and what would travel. Start nothing.")
+        bool, typer.Option("--dry-run", help="Show the schedule and what would be sent. Start nothing.")
     ] = False,
     again: Annotated[
         bool, typer.Option("--again", help="Start again from round 1, for places whose data has changed.")

@@ -47,7 +47,7 @@ def read_manifest(folder: Path) -> Dataset:
     except OSError as error:
         raise explain_os_error(error, path) from error
     except ValidationError as error:
-        raise _damaged(path, "it does not read as a manifest") from error
+        raise _damaged(path, "it is not a valid manifest") from error
     if hash_manifest(dataset) != dataset.content_hash:
         raise _damaged(path, "its content does not have the hash that it states")
     return dataset
@@ -77,7 +77,7 @@ def iterate_rows(folder: Path, split: Split) -> Iterator[Row]:
             try:
                 yield row_from_values(values)
             except (ValidationError, ValueError, KeyError) as error:
-                raise _damaged(folder / shard.file, "a row does not read as one") from error
+                raise _damaged(folder / shard.file, "a row cannot be read") from error
 
 
 def iterate_drops(folder: Path) -> Iterator[Drop]:

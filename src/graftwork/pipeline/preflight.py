@@ -308,8 +308,8 @@ def run_preflight(work: OpenProject, outputs: StepOutputs, run: RunPlan) -> Pref
                 severity="error",
                 what="there is no held-out row, so no rule of the gate could be judged",
                 why=dropped if work.settings.data.test else "data.test is 0",
-                fix="give data.test a share, such as 0.2; or name a file of cases with evaluate.cases; or "
-                "`graft train`, which asks for no verdict",
+                fix="set data.test to a share such as 0.2, or evaluate.cases to a file of cases; or use "
+                "`graft train`, which needs no verdict",
             )
         )
     else:
@@ -331,7 +331,7 @@ def run_preflight(work: OpenProject, outputs: StepOutputs, run: RunPlan) -> Pref
             severity="warning",
             what=f"{name_of(metric)} may not decide anything: the judge is not calibrated",
             why=why,
-            fix="run `graft eval calibrate`, or take the judge out of the rules of the gate",
+            fix="run `graft eval calibrate`, or remove the judge from the rules of the gate",
         )
         for metric, why in doubts_about_judge(work).items()
     ]

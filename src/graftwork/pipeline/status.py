@@ -296,7 +296,7 @@ def _read_health(url: str, body: bytes) -> EndpointStatus:
             reason="; ".join(reason for reason in reasons if reason),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        return EndpointStatus(url=url, state="other", reason="something else than graftwork answers there")
+        return EndpointStatus(url=url, state="other", reason="something other than graftwork answers there")
 
 
 def _list_troubles(engine: dict[str, Any], health: dict[str, Any]) -> list[str]:

@@ -178,8 +178,8 @@ def _update(
     if not allowed:
         raise Stale(
             f"`{step.name}` is not up to date",
-            why="this command only judges what is there",
-            fix="`graft status` says what has changed; `graft run` does what is out of date",
+            why="this command only judges existing results",
+            fix="`graft status` says what has changed; `graft run` runs the steps that are out of date",
             where=work.model,
         )
     if needs_workers and isinstance(work.place, LocalWorkers):

@@ -172,7 +172,7 @@ def choose_base(need: BaseNeed, machine: Machine, *, overlay: Path | None = None
         raise UserError(
             "no base of the catalog can be proposed",
             why=f"{machine.name}: " + "; ".join(f"{option.name}: {option.note}" for option in options),
-            fix="name a license of the catalog with --license (`graft plan catalog bases`)"
+            fix="choose a license of the catalog with --license (`graft plan catalog bases`)"
             if reasons == {"license"}
             else "set a base with --base, or the GPU that will train it with --gpu",
             where="--license" if reasons == {"license"} else "--base",
@@ -226,7 +226,7 @@ def refuse_unless_it_fits(
         if machine.gpu is None
         else f"the base {name_in_settings(model)} does not fit {machine.name}",
         why=answer.verdict,
-        fix=f"{smaller}name the GPU that will train it: --gpu 'RTX 4090'; "
+        fix=f"{smaller}specify the GPU that will train it: --gpu 'RTX 4090'; "
         f"`graft plan fit --model {model.name}` shows what would make it fit",
         where="--base",
     )

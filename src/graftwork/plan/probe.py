@@ -103,16 +103,16 @@ def run_probe(job: ProbeJob, *, on_part: Hear = lambda *_: None) -> ProbeFacts:
         lines = [line for line in output.read().splitlines() if line.startswith("{")]
     if expired.is_set():
         raise EnvironmentFailure(
-            "the probe hangs and was ended",
+            "the probe hung and was stopped",
             why=f"it took longer than {limit:g} s"
             + (f"; its last message: {complaints[-1]}" if complaints else ""),
             fix="`graft doctor` says whether the device answers; then run graft plan probe again",
         )
     if code or not lines:
         raise EnvironmentFailure(
-            "the probe found nothing out",
+            "the probe gave no result",
             why=complaints[-1] if complaints else f"its process ended with {code}",
-            fix=f"`graft doctor` says what this machine lacks; `{pip_install('train')}` brings torch",
+            fix=f"`graft doctor` says what this machine lacks; `{pip_install('train')}` installs torch",
         )
     return ProbeFacts.from_json(lines[-1])
 

@@ -185,7 +185,7 @@ def unpack(message: bytes) -> tuple[Any, list[bytes]]:
         blobs.append(bytes(view[offset : offset + size]))
         offset += size
     if offset != len(view):
-        raise ValueError("the message has another length than its head says")
+        raise ValueError("the message has a different length than its header states")
     return body["head"], blobs
 
 

@@ -50,7 +50,7 @@ def read_messages(stream: BinaryIO, framing: Framing, *, longest: int = LONGEST_
     while framing == "packet4" and len(head := _read_exactly(stream, _HEAD)) == _HEAD:
         length = int.from_bytes(head)
         if length > longest:
-            raise FramingError(f"a message of {length:,} bytes; the most is {longest:,}")
+            raise FramingError(f"a message of {length:,} bytes; the limit is {longest:,}")
         message = _read_exactly(stream, length)
         if len(message) < length:
             return
@@ -157,7 +157,7 @@ class LineProcess:
             raise EnvironmentFailure(
                 f"{self._command[0]} cannot be started",
                 why=error.strerror or str(error),
-                fix="specify an interpreter of Python that exists and may be run",
+                fix="specify a Python interpreter that exists and may be run",
                 where=self._command[0],
             ) from error
         if self._hello is None:

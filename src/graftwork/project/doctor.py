@@ -236,7 +236,7 @@ def check_gpus() -> Iterator[DoctorCheck]:
         yield DoctorCheck(
             name="gpu",
             result="missing",
-            found="nvidia-smi is there, but shows no GPU",
+            found="nvidia-smi is installed, but shows no GPU",
             fix="check `nvidia-smi`: the driver is not loaded, or the container got no GPU (--gpus all)",
         )
         return
@@ -445,7 +445,7 @@ def check_port(project: ProjectFolder) -> DoctorCheck:
                 name="port",
                 result="note",
                 found=f"{settings.host}:{settings.port}: {error.strerror}",
-                fix="set `serve.port`, or stop who uses it",
+                fix="set `serve.port`, or stop the process that uses it",
             )
     return DoctorCheck(name="port", result="ok", found=f"{settings.host}:{settings.port} is free")
 

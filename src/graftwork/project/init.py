@@ -478,7 +478,7 @@ def start_project(
     if path.exists() and not (logs and path.read_bytes() == starter.encode()):
         raise UserError(
             f"there is a {PROJECT_FILE} already",
-            why="it is yours, and is not overwritten",
+            why="an existing file is never overwritten",
             fix="edit it, or use another folder with -C",
             where=str(path),
         )
@@ -569,7 +569,7 @@ def _check_license(choice: BaseChoice) -> None:
         raise UserError(
             f"the catalog has no base under {choice.license!r}",
             why=f"its licenses are {' and '.join(licenses)}",
-            fix="choose one of these, or name the base with --base",
+            fix="choose one of these, or specify the base with --base",
             where="--license",
         )
 
@@ -707,7 +707,7 @@ def _read(logs: Sequence[str], settings: DataSettings) -> tuple[list[Interaction
         raise UserError(
             "no row of the log can be read",
             why=f"line {fault.origin.line}: {fault.message}",
-            fix=fixes.get(fault.code, "give a log with one JSON object per line, or a CSV or Parquet file"),
+            fix=fixes.get(fault.code, "use a log with one JSON object per line, or a CSV or Parquet file"),
             where=logs[0],
         )
     if len(usable) < FEWEST_ROWS:
@@ -716,7 +716,7 @@ def _read(logs: Sequence[str], settings: DataSettings) -> tuple[list[Interaction
         raise UserError(
             f"{few} to find out what the log is about",
             why=f"{len(sample.rows)} rows could be read, {len(sample.faults)} could not{first}",
-            fix=f"give a log with at least {FEWEST_ROWS} usable rows; "
+            fix=f"use a log with at least {FEWEST_ROWS} usable rows; "
             f"`graft data audit {shlex.quote(logs[0])}` shows what is wrong with this one",
             where=logs[0],
         )

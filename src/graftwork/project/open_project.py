@@ -79,7 +79,7 @@ class OpenProject:
     def _find_base(self, *, weights: bool) -> BaseFolder:
         name, root = self.settings.base, self.project.root
         if name == EMBEDDED and not is_ready(name):
-            self.reporter.info(f"making {name} ready: once a machine, about half a minute")
+            self.reporter.info(f"preparing {name}: once per machine, about half a minute")
         return find_base(name, project_folder=root, weights=weights, store=report_downloads(self.reporter))
 
     @property

@@ -40,7 +40,7 @@ def start_with_upstream(folder: Path, *, url: str, model: str, api_key_env: str 
     if path.exists():
         raise UserError(
             f"there is a {PROJECT_FILE} already",
-            why="it is yours, and is not overwritten",
+            why="an existing file is never overwritten",
             fix="add the upstream under serve.failover.endpoints and serve.models, or use another folder "
             "with -C",
             where=str(path),

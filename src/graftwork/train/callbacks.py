@@ -578,7 +578,7 @@ def choose_evaluation_rows(
             f"nothing to evaluate: {settings.metric} applies to no validation row"
             if rows
             else "nothing to evaluate: the validation split is empty",
-            why="`train.eval.every` asks for evaluations during training",
+            why="`train.eval.every` requests evaluations during training",
             fix="give `data.validation` a share, choose another `train.eval.metric`, or remove `every`",
         )
     return selected

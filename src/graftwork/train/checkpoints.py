@@ -250,7 +250,7 @@ def verify_checkpoint(path: Path) -> CheckpointManifest:
         except OSError as error:
             raise Corrupted(f"{name} cannot be read", why=str(error), where=str(path)) from error
         if actual != manifest.sha256[name]:
-            raise Corrupted(f"{name} has other bytes than were written", where=str(path))
+            raise Corrupted(f"{name} differs from what was written", where=str(path))
     return manifest
 
 
@@ -672,7 +672,7 @@ class FsspecMirror:
                 continue
             self._files.put(path / name, copy)
             if self._files.size(copy) != size:
-                raise OSError(f"{name} arrived with another length than it has")
+                raise OSError(f"{name} arrived with a different length")
         self._files.write(f"{path.name}/{MANIFEST}", manifest.to_json().encode())
         self._known[saved.step] = saved
         self._distrusted.discard(saved.step)

@@ -286,7 +286,7 @@ def run_sweep(work: OpenProject, request: SweepRequest) -> SweepResult:
         raise UserError(
             f"a sweep cannot compare runs with `objective: {work.settings.train.objective}`",
             why="it compares validation losses, which only supervised runs have in common",
-            fix="sweep the supervised run, and set the others by hand",
+            fix="sweep the supervised run, and set the others manually",
         )
     outputs = run_pipeline(work, upto="prepare")
     if starts_from_main(work):

@@ -109,7 +109,7 @@ def explain_missing_kernels() -> Iterator[None]:
             raise
         raise UserError(
             f"this run cannot be deterministic: {str(error).split(', but')[0]}",
-            why="`train.deterministic` asks for sums in the same order every time",
+            why="`train.deterministic` requires sums in the same order every time",
             fix="set `train.deterministic: off`; a resumed run then differs in the last bits",
         ) from error
 

@@ -74,7 +74,7 @@ class ActionForm:
         found = self.text("reason")
         if not found:
             raise UserError(
-                "the reason is missing", why="every action is logged with one", fix="go back and give one"
+                "the reason is missing", why="every action is logged with one", fix="go back and enter one"
             )
         return found
 
@@ -311,7 +311,7 @@ def require_allowed(request: Request) -> None:
     options: WebOptions = request.app.state.options
     if not options.allow_actions:
         raise NotAllowed(
-            "this page only shows",
+            "this page is read-only",
             why="it was started without --allow-actions",
             fix="run the command in a terminal, or start `graft ui --allow-actions`",
         )

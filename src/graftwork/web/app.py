@@ -145,7 +145,7 @@ async def _show_bug(request: Request, error: Exception) -> Response:
     explained = EnvironmentFailure(
         "this page could not be made",
         why=f"an unexpected {type(error).__name__}; the terminal of `graft ui` shows where",
-        fix="reload; if it stays, report it with the text in the terminal",
+        fix="reload; if it persists, report it with the text in the terminal",
     )
     return render(request, "error.html.jinja", title="Unexpected error", code=500, error=explained)
 

@@ -180,7 +180,7 @@ def _answer(
     except (ValueError, OverflowError) as error:
         # A ValidationError is a ValueError.
         return None, UserError(
-            "the values cannot be planned with", why=str(error)[:400], fix="enter other values"
+            "no plan is possible with these values", why=str(error)[:400], fix="enter other values"
         )
 
 

@@ -516,7 +516,7 @@ class ProjectWeek:
         if outputs is None:
             # Otherwise the whole run would be trained here.
             raise Stale(
-                f"the run of {model} is not the one of this week",
+                f"the run of {model} does not belong to this week",
                 why="its data or its plan was made again since its session began",
                 fix=f"judge it by `graft release make --model {model}`",
                 where=model,

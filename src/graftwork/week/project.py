@@ -478,7 +478,7 @@ def _price(name: str, provider: PlaceCalendarSettings, terms: PlaceTerms | None)
     if provider.usd_per_hour is None and terms is not None and terms.kind in RENTED:
         raise UserError(
             f"the place {name} has no price",
-            why=f"{terms.title} is rented by the hour; without a price a plan would use it for nothing",
+            why=f"{terms.title} is rented by the hour; without a price a plan would use it for free",
             fix=f"set fleet.places.{name}.usd_per_hour; `graft plan compare` lists prices",
             where=f"fleet.places.{name}",
         )
@@ -758,8 +758,8 @@ class WeekTerms(Record):
 
     spend_usd: float | None = Field(None, ge=0, description="Money for the week.")
     hours: dict[str, float] = Field({}, description="Hours a place has more, or fewer.")
-    priority: dict[str, float] = Field({}, description="How much a model counts.")
-    gate_minutes: float | None = Field(None, ge=0, description="What a gate takes.")
+    priority: dict[str, float] = Field({}, description="The weight of a model.")
+    gate_minutes: float | None = Field(None, ge=0, description="The time that a gate takes.")
 
     @property
     def changes_value(self) -> bool:

@@ -328,4 +328,4 @@ def test_records_of_an_array_on_one_line_are_not_named_by_one_number_many_times(
 def test_an_option_before_the_command_of_a_group_is_refused_instead_of_ignored(graft, arguments):
     code, _, err = graft(*arguments)
     assert code == 2
-    assert f"{arguments[1]} stands before the command" in err
+    assert f"{arguments[1]} comes before the command" in err

@@ -194,7 +194,7 @@ def test_a_time_is_reported_in_the_unit_that_people_use(minutes, output):
 def test_a_claim_above_the_roof_is_refused_with_the_arithmetic():
     machine = Machine(gpu=find_gpu("RTX 5060 Ti 16GB"), gpus=1, ram_gib=128.0)
     asked = make_question(find_model("llama-3.1-8b"), FitOptions(method="qlora"), machine=machine)
-    with pytest.raises(UserError, match=r"cannot be: it needs \d+ of 47 TFLOPS"):
+    with pytest.raises(UserError, match=r"is not possible: it needs \d+ of 47 TFLOPS"):
         require_possible(asked, 3200.0)
     most = most_tokens_per_second(asked)
     assert most is not None

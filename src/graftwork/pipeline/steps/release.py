@@ -200,7 +200,7 @@ def _try_out(work: OpenProject, outputs: StepOutputs) -> TryOut:
         if capture is None:
             raise WorkerFailed(
                 f"the exchange {headers['x-graft-capture']} is not among the captures",
-                why="what is served must be found again, or the loop is open",
+                why="what is served must be captured, because it becomes training data",
                 fix="check .graft/serving/engine.log",
             )
         tried.append(
@@ -218,7 +218,7 @@ def _try_out(work: OpenProject, outputs: StepOutputs) -> TryOut:
         )
     if any(attempt.answered_by != release.id for attempt in tried):
         raise WorkerFailed(
-            "another release answered than the one that was just made",
+            "the answer came from a different release than the one that was just made",
             why=f"expected {release.id[:12]}",
             fix="check `graft release list`: another process may have moved the alias",
         )

@@ -122,8 +122,8 @@ def read_table(name: str, columns: ColumnParsers, *, overlay: Path | None = None
     if not folder.is_dir():
         raise UserError(
             f"there is no folder {folder}",
-            why="it was named as the place of your own catalog",
-            fix=f"make it, or leave {OVERLAY_VARIABLE} and `--catalog` out",
+            why="it was specified as the folder of your own catalog",
+            fix=f"create it, or leave {OVERLAY_VARIABLE} and `--catalog` out",
             where=str(folder),
         )
     own_file = folder / f"{name}.csv"

@@ -293,9 +293,9 @@ def require_possible(question: FitQuestion, claimed: float, *, eight: bool = Fal
     needed = claimed * flops / 1e12
     has = needed / share
     raise UserError(
-        f"{claimed:,.0f} tokens/s cannot be: it needs {needed:,.0f} of {has:,.0f} TFLOPS",
+        f"{claimed:,.0f} tokens/s is not possible: it needs {needed:,.0f} of {has:,.0f} TFLOPS",
         why=f"a token of {question.model} takes {flops / 1e9:.1f} GFLOP at the very least",
-        fix=f"the roof of {question.machine.name} is {most:,.0f} tokens/s: ask how that was measured",
+        fix=f"the upper limit of {question.machine.name} is {most:,.0f} tokens/s: ask how that was measured",
         where="--claim",
     )
 

@@ -146,7 +146,7 @@ def ask(request: FitRequest, *, model: CatalogModel, project: "ProjectFolder | N
     if own_rows is None and request.seq is not None and not (request.seq.isdigit() and int(request.seq) >= 1):
         raise UserError(
             f"--seq is {request.seq!r}",
-            why="it is the tokens of a row",
+            why="it is the number of tokens per row",
             fix="give a number such as 2048, or `data` for the lengths of this project's dataset",
             where="--seq",
         )
@@ -158,7 +158,7 @@ def ask(request: FitRequest, *, model: CatalogModel, project: "ProjectFolder | N
         if gpu.nvlink_gb_s is None:
             raise UserError(
                 f"{gpu.name} has no NVLink",
-                why="its maker gives it no such connector",
+                why="this GPU is made without it",
                 fix="leave --nvlink out, or state what you measured with --link GB/s",
                 where="--nvlink",
             )
@@ -167,8 +167,8 @@ def ask(request: FitRequest, *, model: CatalogModel, project: "ProjectFolder | N
         # A limit says how much of a GPU may be taken; it makes no GPU larger.
         raise UserError(
             f"{gpu.name} has {gpu.memory_gib:.1f} GiB, not {request.memory:g}",
-            why="--memory is what may be taken of a GPU",
-            fix="leave --memory out, or specify a GPU that has as much",
+            why="--memory limits what may be used of a GPU",
+            fix="leave --memory out, or specify a GPU that has this much",
             where="--memory",
         )
     stated = FitOptions(
@@ -208,7 +208,7 @@ def _project(request: FitRequest) -> "ProjectFolder | None":
         if request.model is not None:
             return None
         raise UserError(
-            "no model is named, and there is no project here whose base could be meant",
+            "no model is named, and there is no project here whose base could be used",
             why="without its sizes nothing can be computed",
             fix="graft plan fit --model deepseek-coder-6.7b (`graft plan catalog models` lists the names)",
             where="--model",

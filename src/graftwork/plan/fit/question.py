@@ -42,8 +42,8 @@ def make_question(model: CatalogModel, options: FitOptions, *, machine: Machine)
         if value <= 0:
             raise UserError(
                 f"{option} is {value:g}",
-                why="a run needs more than nothing of it",
-                fix="give a number above 0",
+                why="it must be above 0",
+                fix="use a larger number",
                 where=option,
             )
     share = options.trained_share

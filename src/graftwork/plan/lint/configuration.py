@@ -748,7 +748,7 @@ def read_foreign(source: WrittenConfig) -> Configuration:
     if len(config.places) < KNOWN_ENOUGH:
         raise UserError(
             "this does not look like a training configuration",
-            why="hardly any key in it is one that a trainer knows",
+            why="hardly any of its keys belongs to a trainer",
             fix="specify a graft.yaml, a YAML of TrainingArguments, axolotl or LLaMA-Factory, or a "
             "DeepSpeed JSON",
             where=source.file,

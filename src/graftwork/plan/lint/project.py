@@ -185,8 +185,8 @@ def read_lengths(stated: str | None) -> tuple[int, ...]:
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise UserError(
             f"{path.name} does not hold lengths",
-            why=f"a number a line is wanted, or JSON with `tokens` or `length`: {error}",
-            fix="`graft data prepare` counts the tokens of a project's rows; or write one number a line",
+            why=f"expected one number per line, or JSON with `tokens` or `length`: {error}",
+            fix="`graft data prepare` counts the tokens of a project's rows; or write one number per line",
             where=str(path),
         ) from error
     return lengths
@@ -197,7 +197,7 @@ def _length(entry: Any) -> int:
         value = entry["tokens"] if "tokens" in entry else entry["length"]
         entry = len(value) if isinstance(value, list) else value
     if int(entry) < 1:
-        raise UserError(f"a row of {entry} tokens is none", fix="leave it out", where="--lengths")
+        raise UserError(f"a row cannot have {entry} tokens", fix="leave it out", where="--lengths")
     return int(entry)
 
 

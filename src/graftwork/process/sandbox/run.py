@@ -302,8 +302,8 @@ def run_in_box(
         if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
             raise UserError(
                 f"{name!r} is not the name of a file within the sandbox",
-                why="files are written into the code's own folder alone",
-                fix="give a relative name without ..",
+                why="files are only written into the code's own folder",
+                fix="use a relative name without ..",
             )
     started_at = time.monotonic()
     with ExitStack() as stack:
@@ -542,7 +542,7 @@ def available(limits: Limits = _USUAL, packages: tuple[str, ...] = ()) -> Sandbo
             return kind
         reasons.append(f"{kind}: {lacking}")
     raise EnvironmentFailure(
-        "generated code cannot be shut in on this machine",
+        "generated code cannot be sandboxed on this machine",
         why="; ".join(reasons),
         fix="install bubblewrap (apt install bubblewrap), allow user namespaces, or run as root; "
         "evaluate.sandbox.mode: off runs the code unprotected, at your own risk",

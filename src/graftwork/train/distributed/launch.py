@@ -166,19 +166,19 @@ def _require_possible(settings: TrainSettings, dtype: str, *, on_cpu: bool) -> N
     if dtype == "float16" and is_zero:
         raise UserError(
             f"`strategy: {strategy}` does not work with float16 here",
-            why="its gradients are scaled by DeepSpeed, out of the reach of our own scaling",
+            why="its gradients are scaled by DeepSpeed, which our own scaling cannot change",
             fix="use `strategy: ddp` or `fsdp` on this device, or `train.precision: float32`",
         )
     if settings.method == "qlora" and strategy in ("fsdp", "zero3"):
         raise UserError(
-            f"`method: qlora` cannot be cut up by `strategy: {strategy}`",
+            f"`method: qlora` cannot be sharded by `strategy: {strategy}`",
             why="4-bit weights and their scales must stay together",
             fix="use `strategy: ddp` or `zero2` with qlora, or `method: lora` with this strategy",
         )
     if is_zero and find_spec("deepspeed") is None:
         raise EnvironmentFailure(
             "the package deepspeed is not installed",
-            why="`train.strategy` asks for it",
+            why="`train.strategy` requires it",
             fix=f"DS_BUILD_OPS=0 {pip_install('deepspeed')}, or use `strategy: fsdp`",
         )
 

@@ -99,7 +99,7 @@ def require_strategy(settings: TrainSettings) -> None:
     if settings.strategy == "single" and (settings.processes > 1 or settings.run.nodes > 1):
         raise UserError(
             "`train.strategy: single` cannot use several processes",
-            why=f"{settings.processes} process(es) on {settings.run.nodes} machine(s) are asked for",
+            why=f"{settings.processes} process(es) on {settings.run.nodes} machine(s) are requested",
             fix="set `train.strategy: ddp`, or `fsdp` where one device is too small for the model",
         )
 
@@ -180,7 +180,7 @@ def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, worker
     """Start this machine's part and watch it; a newer call means that the first machine restarted."""
     if call.nodes != machines.count:
         raise UserError(
-            f"the first machine calls {call.nodes} machines, not {machines.count}",
+            f"the first machine expects {call.nodes} machines, not {machines.count}",
             fix=f"start this one with --nodes {call.nodes}",
         )
     if not Path(call.job_file).exists():

@@ -119,7 +119,7 @@ def require_pairs(pairs: int, *, rows: int) -> None:
         raise UserError(
             "no training row has a rejected reply that differs from its reply",
             why=f"the objective compares two replies to one prompt, and none of the {rows} rows has two",
-            fix="bring logs whose rows have `prompt`, `chosen` and `rejected`, or corrected answers; or set "
+            fix="add logs whose rows have `prompt`, `chosen` and `rejected`, or corrected answers; or set "
             "`objective: sft`",
             where="train.objective",
         )

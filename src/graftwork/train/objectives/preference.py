@@ -236,7 +236,7 @@ def require_both_sides(samples: Sequence[TrainingSample]) -> None:
         raise UserError(
             f"every reply is {only}",
             why="KTO learns from the difference between good and bad replies",
-            fix="bring logs with `rejected` replies, set `preferences.least_score` and `data.drop_rated_bad: "
+            fix="add logs with `rejected` replies, set `preferences.least_score` and `data.drop_rated_bad: "
             "false` for logged scores, or set `objective: sft`",
             where="train.objective",
         )

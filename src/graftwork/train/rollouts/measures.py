@@ -246,7 +246,7 @@ def find_too_long(lengths: Mapping[str, int], *, longest_answer: int, positions:
             f"{lengths[shortest]:,} tokens",
             why=f"with an answer of up to {longest_answer:,} tokens it must fit {positions:,} positions",
             fix="shorten the prompts, lower `rollouts.max_completion_length`, "
-            "or take a base with a longer context",
+            "or use a base with a longer context",
             where="train.rollouts",
         )
     return too_long

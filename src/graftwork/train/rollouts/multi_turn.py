@@ -60,7 +60,7 @@ class Environment:
                     f"the environment does not start for the case {case.id}",
                     why=why
                     or ("its first answer has no text" if not is_text else "its tools are not objects"),
-                    fix="run its `reset` on this case by hand; only the standard library and "
+                    fix="run its `reset` on this case manually; only the standard library and "
                     "`evaluate.sandbox.packages` can be imported",
                     where="train.rollouts.environment",
                 )

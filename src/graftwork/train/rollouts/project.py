@@ -152,8 +152,9 @@ def read_eval_cases(job: TrainJob, settings: TrainSettings) -> tuple[Case, ...]:
     if trained:
         raise UserError(
             f"the case {trained[0]} is a prompt of this run",
-            why=f"{len(trained)} of {len(cases)} held-out cases are trained on: they would measure memory",
-            fix="take them out of the file, or out of `train.rollouts.source`",
+            why=f"{len(trained)} of {len(cases)} held-out cases are trained on: they would measure "
+            "memorization",
+            fix="remove them from the file, or from `train.rollouts.source`",
             where="train.eval.source",
         )
     return cases

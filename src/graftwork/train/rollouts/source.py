@@ -267,7 +267,7 @@ class RolloutSource(TrainingCallback):
             if answer.decoy and (verdict.reward or 0.0) >= CAUGHT:
                 raise NegativeResult(
                     f"the decoy {answer.key} of batch {number} was rewarded with {verdict.reward:.2f}",
-                    why="no answer to it can be right: the reward pays for something else",
+                    why="no answer to it can be right: the reward is for something else",
                     fix="read the answer in the run's episodes and fix the reward; if it rewards style, "
                     "set `train.reward_checks.decoys: 0`",
                     where="train.rewards",
@@ -280,9 +280,9 @@ class RolloutSource(TrainingCallback):
             self._recent = [*self._recent, compared][-APART_BATCHES:]
             if are_apart(self._recent):
                 raise NegativeResult(
-                    f"reward and audit are apart since batch {number - APART_BATCHES + 1}",
+                    f"reward and audit have diverged since batch {number - APART_BATCHES + 1}",
                     why="answers get better by the checks that reward and not by those that only audit",
-                    fix="the adapter of the last checkpoint before is in the run's folder; add checks",
+                    fix="the adapter of the last checkpoint before that is in the run's folder; add checks",
                     where="train.rewards",
                 )
 
