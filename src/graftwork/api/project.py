@@ -562,7 +562,7 @@ def audit_files(
 ) -> Audit:
     """Audit files, folders or globs with the default settings; no project is needed.
 
-    Tokens are counted by the tokenizer of the embedded base if it is at hand.
+    Tokens are counted by the tokenizer of the embedded base if it is available.
     """
     settings = _force_format(DataSettings(logs=tuple(files)), row_format)
     count = counter_here(template_here(base_models.EMBEDDED, settings), settings)

@@ -56,7 +56,7 @@ class TerminalChat:
             try:
                 self._obey(line)
             except GraftError as error:
-                # The conversation goes on: another question may be answered.
+                # The conversation continues: another question may be answered.
                 print_error(error, as_json=False)
             except KeyboardInterrupt:
                 print_line(stderr, "[dim]stopped[/]")

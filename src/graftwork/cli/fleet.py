@@ -102,7 +102,7 @@ def run(
     model: Model = None,
     json: Json = False,
 ) -> None:
-    """Train at another place and bring the result back. A run that was stopped continues from its checkpoint.
+    """Train at another place and fetch the result. A run that was stopped continues from its checkpoint.
 
     Shows the largest possible cost and asks before money is spent. Ctrl-C stops following, not the job.
 
@@ -242,7 +242,7 @@ def fetch(
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Bring the files of a job into the folder of its run; those of a job at `manual` come as RESULTS.
+    """Fetch the files of a job into the folder of its run. For a job at `manual`, pass RESULTS.
 
     Example:  graft fleet fetch 4f1c
     Example:  graft fleet fetch 4f1c results.zip

@@ -168,7 +168,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def revise_engine(settings: "ServeSettings", kind: str) -> "ServeSettings":
-    """The settings with another kind of engine, keeping its own settings."""
+    """The settings with a different kind of engine, which keeps its own settings."""
     return _revise(settings, {"engine": {**settings.engine.model_dump(), "kind": kind}})
 
 

@@ -33,8 +33,9 @@ def check(
 ) -> None:
     """Check specifications: ids, references, cycles, types, cases, and which requirements can be run.
 
-    Exit code 0 if no file has an error, 1 if one has or is refused, 2 if a single file is no specification.
-    Files with the ending .yaml or .yml in a folder may be something else: they are listed, and not counted.
+    Exit code 0 if no file has an error, 1 if one has or is refused, 2 if a single file is not a
+    specification. Files with the ending .yaml or .yml in a folder may be something else: they are listed, and
+    not counted.
 
     Example:  graft spec check converter.tiki
     """

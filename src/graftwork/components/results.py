@@ -614,7 +614,7 @@ def list_episodes(
 
 
 def to_rows(episodes: Collection[Episode]) -> tuple[list[dict[str, Any]], int]:
-    """Rows of a log, and how many of them are pairs. A failed answer alone has the status `failed`."""
+    """Rows of a log, and how many of them are pairs. An unpaired failed answer has the status `failed`."""
     by_prompt: dict[str, list[tuple[str, dict[str, Any]]]] = defaultdict(list)
     for prompt, text, row in episodes:
         by_prompt[prompt].append((text, row))
@@ -635,7 +635,7 @@ def to_rows(episodes: Collection[Episode]) -> tuple[list[dict[str, Any]], int]:
 
 
 REWARDED_STAGES: tuple[Stage, ...] = (1, 2, 4)
-"""Stages decided by calls alone. Stage 3 also asks for less work, which no call shows."""
+"""Stages decided only by calls. Stage 3 also asks for less work, which no call shows."""
 
 
 def list_cases(

@@ -142,7 +142,7 @@ def parameters_of(node: SpecNode, key: str) -> list[Parameter]:
 
 
 def type_text(value: Any) -> str:
-    """The type alone: a description may follow it after a dash, or be a key next to `type`."""
+    """Only the type: a description may follow it after a dash, or be a key next to `type`."""
     if isinstance(value, dict) and "type" in value:
         value = value["type"]
     text = value if isinstance(value, str) else "" if value is None else str(value)

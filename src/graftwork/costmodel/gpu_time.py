@@ -155,7 +155,7 @@ def block_seconds(
     mean_length: float,
     uneven: bool = False,
 ) -> dict[str, float]:
-    """Return the time of the blocks alone, by parts, before the correction by a probe."""
+    """Return the time of the blocks, by parts, before the correction by a probe."""
     tokens, weights = tuning.micro_tokens, layer_parameters(shape)
     rate = rates.best_eight if tuning.form == "eight" else rates.half
     # All products with a block's weights, one way.

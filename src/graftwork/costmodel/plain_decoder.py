@@ -651,7 +651,7 @@ class PlainBlock:
         self.linears = {
             name: Linear(
                 size,
-                # Stacked experts are no linear layers: they are not quantized to four bits.
+                # Stacked experts are not linear layers: they are not quantized to four bits.
                 setup
                 if not shape.experts or name in ATTENTION
                 else setup.model_copy(update={"method": "lora"}),

@@ -327,7 +327,8 @@ def passing_setup(setup: PlainSetup) -> PlainSetup:
 def share(
     passing: MemoryPeak, shape: ModelShape, setup: PlainSetup, shared: Distribution, *, trainable: int
 ) -> MemoryPeak:
-    """Return the peak of each GPU. `passing` is the peak of one alone, without the optimizer's own moment."""
+    """Return the peak of each GPU. `passing` is the peak of a single one, without the optimizer's own
+    moment."""
     if shared.sharding == "none":
         return passing
     if shared.sharding == "ddp":
@@ -358,7 +359,7 @@ def _lasting(
     weights = n if shared.sharding in ("zero3", "fsdp2") else 1
     states = trainable * STATES_BYTES.get(setup.optimizer, ADAM_BYTES)
     if shared.sharding in ("zero2", "zero3"):
-        # ZeRO steps from a flat copy of its own, also where the weights are in float32 already.
+        # ZeRO steps from a flat copy of its own, even where the weights are already in float32.
         states += trainable * MASTER_BYTES
     on_gpu = {
         "weights": (learned if full else frozen) / weights,

@@ -129,7 +129,7 @@ def _fit_blocks(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRates
 
 
 def _whole_factor(shape: ModelShape, step: ProbedStep, rates: StepRates) -> float:
-    """Return the correction from a single step, which applies to blocks and head alike."""
+    """Return the correction from a single step, which applies to both blocks and head."""
     assert step.tuning is not None
     computed = _blocks(shape, step, rates) + head_seconds(shape, step.tuning, rates=rates)
     fixed = FIXED_SECONDS + FIXED_PER_LAYER * step.layers
@@ -214,7 +214,7 @@ def whole_model_speed(facts: ProbeFacts) -> Figure | None:
         form = step.tuning.form if step.tuning else ""
         kinds.setdefault((step.tokens, form), []).append(step)
     for same in kinds.values():
-        # Steps that differ in their layers alone.
+        # Steps that differ only in their layers.
         ordered = sorted(same, key=lambda step: step.layers)
         low, high = ordered[0], ordered[-1]
         if low.layers == high.layers:

@@ -90,7 +90,7 @@ def find_layers(model: nn.Module) -> list[Any]:
 
 
 def train_upper_layers(model: nn.Module, count: int) -> None:
-    """Make all weights trainable, or those of the upper layers alone."""
+    """Make all weights trainable, or only those of the upper layers."""
     layers = find_layers(model)
     if count >= len(layers):
         return

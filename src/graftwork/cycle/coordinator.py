@@ -169,7 +169,7 @@ class Coordinator:
         return action
 
     def request(self, cause: str) -> None:
-        """Ask for a cycle of each model, by hand or by an event."""
+        """Request a cycle of each model, manually or by an event."""
         self._change(lambda state: enqueue(state, self.models, cause=cause))
 
     def request_unless_open(self, cause: str) -> None:

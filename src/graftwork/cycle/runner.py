@@ -106,7 +106,7 @@ class ProjectRunner:
         work.cycles.keep_output(cycle, step, step, output)
         summary = summarize(output)
         if step == "plan":
-            # Whether the last cycle of this model trained the same thing, and came to its end.
+            # Whether the last cycle of this model trained the same thing, and finished.
             ended = (
                 earlier
                 for earlier in work.cycles.history()
@@ -294,9 +294,10 @@ def choose_place(work: OpenProject) -> FleetRequest:
 
 
 def train_at_place(work: OpenProject, outputs: StepOutputs) -> StepOutputs:
-    """Bring the result of the run into its folder here; raises what kept the job from finishing.
+    """Fetch the result of the run into its folder here; raises what kept the job from finishing.
 
-    Returns `outputs` with the plan that was trained: for the device of the place, whose run has another id.
+    Returns `outputs` with the plan that was trained: for the device of the place, whose run has a different
+    id.
     """
     return _with_plan(work, outputs, train_there(work, outputs, choose_place(work)))
 

@@ -98,7 +98,7 @@ def run_forever(work: OpenProject) -> None:
 
 
 class Housekeeper:
-    """Reconciles the fleet at the interval that the caps assume, also while a step runs."""
+    """Reconciles the fleet at the interval that the caps assume, even while a step runs."""
 
     def __init__(self, work: OpenProject) -> None:
         self._work = work

@@ -161,7 +161,7 @@ class CoordinatorState(Record):
 
 
 class Holder(NamedTuple):
-    """A coordinator: its name, and the host and folder that it alone may work in."""
+    """A coordinator: its name, and the host and folder that only it may work in."""
 
     name: str
     place: str

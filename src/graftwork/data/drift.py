@@ -1,4 +1,4 @@
-"""Which live prompts are unlike the training data.
+"""Which live prompts differ from the training data.
 
 Input: prompts of the training rows, of held-out rows and of live traffic. Output: for each live prompt the
 nearest training prompt and how rare such a distance is among held-out prompts, which are of the same origin
@@ -32,7 +32,7 @@ class NearestPrompt(NamedTuple):
 
 
 def expected_share(held_out: int) -> float:
-    """The share of prompts that counts as unlike without any drift."""
+    """The share of prompts that count as different without any drift."""
     return max(RARE, 1 / (held_out + 1))
 
 

@@ -159,7 +159,7 @@ def prepare(
 
 
 def prepare_without_logs(job: PrepareJob) -> Preparation:
-    """Datasets without rows, for models that learn from prompts of another source alone."""
+    """Datasets without rows, for models that learn only from prompts of another source."""
     job.work.mkdir(parents=True, exist_ok=True)
     datasets = []
     with TemporaryDirectory(dir=job.work, prefix=".part-") as scratch:

@@ -66,14 +66,14 @@ def audit_context(work: OpenProject, *, template: "ChatTemplate") -> AuditContex
 
 
 def audit_context_here(project: ProjectFolder, *, template: "ChatTemplate | None" = None) -> AuditContext:
-    """Without waiting for anything: the base counts only if it is at hand and can be read."""
+    """Without waiting for anything: the base is used only if it is available and readable."""
     context = AuditContext(settings=project.settings.data, base=project.settings.base)
     template = template or template_here(project.settings.base, project.settings.data, root=project.root)
     return context if template is None else _with_base_facts(context, template)
 
 
 def template_here(base: str, settings: DataSettings, *, root: Path = Path()) -> "ChatTemplate | None":
-    """The template of the base; None if the base is not at hand or cannot be read."""
+    """The template of the base; None if the base is not available or cannot be read."""
     if not is_ready(base, project_folder=root):
         return None
     try:

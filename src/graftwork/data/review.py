@@ -79,7 +79,7 @@ SMALL_GROUP = 10
 
 
 class AppliedReviews(NamedTuple):
-    """What the decisions so far came to: feedback on captures, and lines of the log of reviewed rows."""
+    """The result of the decisions so far: feedback on captures, and lines of the log of reviewed rows."""
 
     feedback: int
     rows: int
@@ -175,7 +175,7 @@ def _is_rare(group: str | None, sizes: Counter[str | None]) -> bool:
 
 
 def _list_captures(work: OpenProject, sizes: Counter[str | None]) -> Iterator[ReviewItem]:
-    """Captures that people rated low, disagree about or have not rated, or that are unlike training rows."""
+    """Captures that people rated low, disagree about or have not rated, or that differ from training rows."""
     disputed = {
         correction.capture: conflict
         for conflict in list_corrections(work).conflicts

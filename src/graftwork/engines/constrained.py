@@ -141,7 +141,8 @@ class GrammarCompiler:
 
 
 class GrammarConstraint:
-    """A TokenConstraint over one answer. A grammar that fails on the way ends the answer; see `error`."""
+    """A TokenConstraint over one answer. A grammar that fails during generation ends the answer; see
+    `error`."""
 
     def __init__(
         self, matcher: "llguidance.LLMatcher", grammar: str, tokenizer: "llguidance.LLTokenizer"

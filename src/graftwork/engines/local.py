@@ -4,8 +4,8 @@ Input: the jobs of one evaluation. Output: one engine for all of them, since ans
 their last digits, and a comparison would take that for a difference of the models. GRAFT_ENGINE names an
 engine of an installed package. Loads no torch on the CPU.
 
-`python -m graftwork.engines.local JOB.json` is an engine in a process of its own: conversations, one a line,
-on standard input, replies on standard output. `EngineChild` is its other end.
+`python -m graftwork.engines.local JOB.json` is an engine in a process of its own: conversations, one per
+line, on standard input, replies on standard output. `EngineChild` is its other end.
 """
 
 import os

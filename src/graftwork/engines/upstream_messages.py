@@ -1,6 +1,6 @@
 """What vLLM, SGLang and OpenAI-compatible endpoints are sent, and how their streamed answers are read.
 
-vLLM and SGLang take the prompt as tokens and adapters at run time: vLLM by the name alone, SGLang as
+vLLM and SGLang take the prompt as tokens and adapters at run time: vLLM by name, SGLang as
 `base:adapter`. Both refuse run-time loading unless they were started for it. An endpoint gets what the client
 sent. Texts, tool calls, log-probabilities and counts come in two forms: those of chats and those of
 completions. Pure but for the reply that is read.
@@ -376,7 +376,7 @@ class UpstreamReply:
 
 
 def _read_count(value: Any) -> int | None:
-    """A number of tokens; None where none is stated. Raises ValueError or TypeError for what is no number."""
+    """A number of tokens; None where none is stated. Raises ValueError or TypeError if it is not a number."""
     count = None if value is None else int(value)
     return None if count is None or count < 0 else count
 

@@ -87,7 +87,7 @@ def asked_messages(job: EvalJob, case: Case) -> tuple[Message, ...]:
 
 
 def hash_cases(cases: Sequence[Case]) -> str:
-    """Hash what identifies the test: questions and what counts as right, not the other fields."""
+    """Hash what identifies the test: questions and what counts as correct, not the other fields."""
     fields = {"id", "origin", "messages", "reference", "group", "session"}
     return fingerprint(
         [

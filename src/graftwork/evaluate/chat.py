@@ -1,7 +1,7 @@
 """Conversations with one model of a project, before the gate has decided about it or after.
 
 In: an open project, and what to chat with: a run, a model, an adapter folder, a release, the base, or another
-endpoint. Out: an endpoint for this process alone, streamed answers, and feedback on them. It answers with the
+endpoint. Out: an endpoint for this process only, streamed answers, and feedback on them. It answers with the
 engine and the prompts of an evaluation. Exchanges are captured as those of `graft serve`; held-out questions
 among them never become training rows, which `data/captures.py` sees to.
 """

@@ -1,4 +1,4 @@
-"""Two subjects on the same cases, pair by pair; what this many cases can show, also after repeated use.
+"""Two subjects on the same cases, pair by pair; what this many cases can show, even after repeated use.
 
 Input: their reports, the session of each case, how often the questions were used to choose a candidate.
 Output: a Comparison for each metric that both have; a Power and a Wear with their sentences, and the

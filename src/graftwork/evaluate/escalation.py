@@ -56,7 +56,7 @@ def make_curve(
     thresholds = sorted({logprobs[index] for index in indices}) if logprobs else [-math.inf]
     if logprobs and thresholds[-1] < 0:
         thresholds.append(0.0)
-    # The chance that a right answer has a higher log-probability than a wrong one.
+    # The chance that a correct answer has a higher log-probability than a wrong one.
     right = [case.logprob for case in test if case.logprob is not None and case.small >= 1]
     wrong = [case.logprob for case in test if case.logprob is not None and case.small < 1]
     wins = math.fsum((good > bad) + 0.5 * (good == bad) for good in right for bad in wrong)

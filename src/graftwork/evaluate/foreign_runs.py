@@ -117,7 +117,7 @@ def import_runs(
 
 
 def prompt_key(case: Case) -> str:
-    """Key of the question and what counts as right, whatever its id."""
+    """Key of the question and what counts as correct, whatever its id."""
     turns = [[message.role, message.content] for message in case.messages]
     return fingerprint([turns, case.reference])
 

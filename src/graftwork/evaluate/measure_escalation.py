@@ -312,7 +312,7 @@ def predict_escalation(
 
 
 def find_checks(work: OpenProject, small: SubjectReport) -> tuple[str, ...]:
-    """Metrics of the evaluation that can be computed from an answer alone."""
+    """Metrics of the evaluation that can be computed from the answer only."""
     live = set(find_live_checks(work))
     return tuple(
         name

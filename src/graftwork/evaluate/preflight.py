@@ -40,7 +40,7 @@ from graftwork.records.report import Case, Generation, Metric, Report, SubjectRe
 from graftwork.text.wording import plural
 
 COPIES = 10
-"""Corrupted copies of every reply, each corrupted in another way."""
+"""Corrupted copies of every reply, each corrupted in a different way."""
 CONSTANTS = 12
 """Replies of the log that are each tried as the answer to everything."""
 SAMPLE = 120
@@ -59,7 +59,7 @@ Severity = Literal["error", "warning"]
 
 
 class MetricTrial(Record):
-    """How a metric grades known right answers, and known wrong ones."""
+    """How a metric grades known correct answers, and known wrong ones."""
 
     name: str
     cases: int

@@ -343,7 +343,7 @@ def forget_subjects(lineup: Lineup, cases: Sequence[Case]) -> None:
 
 
 def ask_subject(work: OpenProject, subject: Subject, cases: Sequence[Case]) -> None:
-    """Bring the subject's answers into its folder. Existing answers are not requested again."""
+    """Collect the subject's answers in its folder. Existing answers are not requested again."""
     if subject.job is None:
         answers = [answer.model_dump(mode="json") for answer in answers_of_log(cases)]
         lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers]
@@ -363,7 +363,7 @@ def ask_subject(work: OpenProject, subject: Subject, cases: Sequence[Case]) -> N
 
 def ask_everybody(work: OpenProject, lineup: Lineup, cases: Sequence[Case]) -> None:
     """Endpoints first: a wrong address or key shows at once, and not after the models have answered. Our own
-    models are timed at the end, in turn, so that load on the machine affects all alike.
+    models are timed at the end, in turn, so that load on the machine affects all equally.
     """
     subjects = sorted(with_one_engine(lineup).all, key=lambda item: not item.is_endpoint)
     together = timed_together(subjects)

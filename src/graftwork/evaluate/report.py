@@ -347,7 +347,7 @@ def _grade_case(name: str, case: Case, answers: Sequence[Answer], context: Grade
 
 
 def slice_report(report: Report, cases: Sequence[Case], *, by: Sequence[str]) -> Report:
-    """With every graded metric of baseline and candidate on every part. One part alone is not a cut."""
+    """With every graded metric of baseline and candidate on every part. A single part is not a cut."""
     cuts = cut_cases(cases, by=by)
     before = report.baseline.metrics
     graded = [

@@ -257,7 +257,7 @@ class EvaluateSettings(Record):
         return tuple(dict.fromkeys(names))
 
     def graded_on(self, cases: Sequence[Case]) -> tuple[str, ...]:
-        """`graded`, and task_success where cases bring checks along: that is what they bring them for.
+        """`graded`, and task_success where cases have their own checks, which exist for that.
 
         It comes first where graft.yaml names no metrics: such cases are about little else.
         """
@@ -279,7 +279,7 @@ CORRECTNESS = (
     "token_f1",
     "edit_similarity",
 )
-"""Metrics by name that distinguish a right answer from a wrong one, the most reliable first."""
+"""Metrics by name that distinguish a correct answer from a wrong one, the most reliable first."""
 
 
 def choose_primary(settings: EvaluateSettings) -> str:
@@ -311,7 +311,7 @@ def require_evaluated(name: str, settings: EvaluateSettings) -> None:
     pairwise = settings.judge is not None and "pairwise" in settings.judge.modes
     comparable = (*known_metrics(settings), *([JUDGE_PREFERENCE] if pairwise else []))
     if name in comparable:
-        # Held-out rows bring no checks along: only graft.yaml, or a file of cases, can say what is right.
+        # Held-out rows have no checks: only graft.yaml, or a file of cases, can say what is correct.
         by_checks = name in (TASK_SUCCESS, CHECKS_PASSED) and settings.cases is None
         if by_checks and not right_or_wrong(settings.checks):
             raise ValueError(

@@ -1,1 +1,1 @@
-"""What is done to files alone: written whole, hashed, appended to."""
+"""Plain file operations: writing atomically, hashing, appending."""

@@ -103,7 +103,7 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True, priv
     """Write next to the target, sync, then rename: a reader sees the old file or the new one.
 
     `durable=False` leaves out the sync, for what is of no use after a power cut anyway. `private` is for its
-    owner alone wherever it is; other files are as private as their folder.
+    owner only, wherever it is; other files are as private as their folder.
     """
     with atomic_file(path, durable=durable, private=private) as handle:
         handle.write(content.encode() if isinstance(content, str) else content)

@@ -2,7 +2,7 @@
 
 Input: the folder of a bundle. Output: what the job leaves in `WORK/run`, and `WORK/exit.json` last. Checks
 every file, unpacks the wheel, installs missing packages into an environment of its own, starts the runner and
-ends it at the time limit, whatever else has failed. Uses the standard library alone.
+ends it at the time limit, whatever else has failed. Uses only the standard library.
 """
 
 from __future__ import annotations

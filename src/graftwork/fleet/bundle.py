@@ -62,7 +62,7 @@ def build_wheel(target: Path) -> Path:
 
 @cache
 def _wheel() -> bytes:
-    """Built once a process."""
+    """Built once per process."""
     content = {
         f"graftwork/{path.relative_to(PACKAGE).as_posix()}": path.read_bytes()
         for path in sorted(PACKAGE.rglob("*"))
@@ -233,7 +233,7 @@ _KEPT_HERE = {"lock", "job.json"}
 
 
 def take_packed(pack: Callable[[IO[bytes]], object], folder: Path) -> None:
-    """Take what `pack` writes, a tar file, once all of it has arrived."""
+    """Unpack the tar file that `pack` writes, once it is complete."""
     with tempfile.TemporaryFile() as packed:
         pack(packed)
         packed.seek(0)
@@ -241,7 +241,7 @@ def take_packed(pack: Callable[[IO[bytes]], object], folder: Path) -> None:
 
 
 def take_results(stream: IO[bytes], folder: Path) -> None:
-    """Take the files of a tar file."""
+    """Extract the files of a tar file."""
 
     def files() -> Iterator[tuple[str, CopyFile]]:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
@@ -267,7 +267,7 @@ def take_results(stream: IO[bytes], folder: Path) -> None:
 
 
 def take_folder(source: Path, folder: Path) -> None:
-    """Take the files of a folder: the `run` of a work folder, as a person copied it."""
+    """Import the files of a folder: the `run` of a work folder, as a person copied it."""
     paths = [path for path in sorted(source.rglob("*")) if path.is_file() and not path.is_symlink()]
 
     def copy(path: Path, target: IO[bytes]) -> None:

@@ -2,7 +2,7 @@
 
 Input: commands on standard input, each a line of JSON and its data. Output: JSON or a tar file, and a code;
 44 comes with an error as JSON. Files are below one folder: `blobs/` by content, `jobs/<label>/` with the
-bundle, the work folder and the log. Uses the standard library alone and leaves no daemon: it ends with the
+bundle, the work folder and the log. Uses only the standard library and leaves no daemon: it ends with the
 connection, and a job is a process in a session of its own, alive as long as it holds its lock.
 """
 
@@ -418,7 +418,8 @@ class JobHost:
 
 
 def _take(descriptor: int) -> bool:
-    """Take the lock unless a job has it. Who asks for the job shares it for a moment, and is waited for."""
+    """Take the lock unless a job has it. A process that queries the job shares it briefly, which is
+    waited for."""
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -275,7 +275,7 @@ def continue_job(work: OpenProject, place_name: str) -> FleetJob | None:
 
 
 def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = None) -> FleetJob:
-    """Report the job's progress until it has ended, and bring its files. Ctrl-C leaves the job running."""
+    """Report the job's progress until it has ended, and fetch its files. Ctrl-C leaves the job running."""
     controller, pause = collecting(work, job.place), threading.Event()
     place, unreached, reconciled = controller.place, False, float("-inf")
     if poll_seconds is None:
@@ -316,9 +316,7 @@ def follow(work: OpenProject, job: FleetJob, *, poll_seconds: float | None = Non
 
 
 def bring(work: OpenProject, job: FleetJob) -> FleetJob:
-    """Fetch what an ended job has left, if possible: the reason of its failure is more useful than that of
-    the fetch.
-    """
+    """Fetch the files of an ended job if possible. A failed fetch must not hide why the job failed."""
     if not job.fetched:
         with suppress(GraftError):
             return fetch(work, job)
@@ -437,7 +435,8 @@ def find_finished(work: OpenProject, plan: Plan) -> str | None:
 
 
 def collecting(work: OpenProject, name: str) -> Controller:
-    """A controller that sends bundles to machines that come up, and brings files before those go."""
+    """A controller that sends bundles to machines that come up, and fetches files before they are
+    released."""
     controller = control(work, name)
     place = controller.place
 
@@ -468,7 +467,7 @@ def _order_of(job: FleetJob) -> JobOrder:
 
 
 def fetch(work: OpenProject, job: FleetJob) -> FleetJob:
-    """Bring the files of the job into the folder of its run."""
+    """Fetch the files of the job into the folder of its run."""
     if job.state in ("refused", "lost") or job.placed is None:
         return job
     open_place(work, job.place).fetch(job.placed, work.project.runs / job.run_id)
@@ -594,7 +593,7 @@ def stop(work: OpenProject, job: FleetJob, *, at_once: bool) -> FleetJob:
 
 
 def receive(work: OpenProject, job: FleetJob, results: Path) -> FleetJob:
-    """Take the results of a job that was run by hand."""
+    """Accept the results of a job that was run manually."""
     place = open_place(work, job.place)
     if not isinstance(place, ManualPlace):
         raise UserError(

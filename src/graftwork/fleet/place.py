@@ -54,7 +54,7 @@ class Place(Protocol):
         """The output of the job so far."""
 
     def fetch(self, job: PlacedJob, folder: Path) -> None:
-        """Bring the files of the run into a folder here, those of an unfinished run included."""
+        """Fetch the files of the run into a folder here, including those of an unfinished run."""
 
     def stop(self, job: PlacedJob, *, at_once: bool = False) -> None:
         """Ask the job to stop at its next safe point; or end it and whatever bills for it, `at_once`."""
@@ -115,7 +115,7 @@ class HasHosts(Protocol):
 
 
 class Refused(EnvironmentFailure):
-    """The place did not take the job, and nothing of it exists there."""
+    """The place did not accept the job, and nothing of it exists there."""
 
 
 class NotThere(Refused):

@@ -115,9 +115,9 @@ def storage_price(place_name: str) -> float | None:
 
 
 def adopt_plan(work: OpenProject, plan: Plan) -> None:
-    """Take the plan of a run that was trained at a place as that of this project's plan step.
+    """Use the plan of a run that was trained at a place for this project's plan step.
 
-    Without it the next command would train again here, where the plan is another one.
+    Without it the next command would train again here, where the plan is different.
     """
     for model in work.settings.all_models:
         name = name_entry(work, "plan", model=model)

@@ -2,7 +2,7 @@
 
 Input: the text of a reply and the names of its fields. Output: a StructuredAnswer, or None if the text is not
 JSON object; the numbered sources of a prompt; how much of a claim the sources contain. Does not know what a
-right answer is.
+correct answer is.
 """
 
 import json
@@ -241,7 +241,7 @@ def split_claims(text: str) -> list[str]:
 
 
 def content_words(text: str) -> set[str]:
-    """The words that carry meaning: numbers and all but the commonest; citations left out."""
+    """The words that carry meaning: numbers and all but the most common; citations left out."""
     return {word for word in words_of(_CITATION.sub(" ", text)) if word not in _EMPTY_WORDS}
 
 

@@ -208,7 +208,7 @@ class GradeCheck(Record):
 
     @property
     def decides_right(self) -> bool:
-        """Whether it distinguishes right answers from wrong ones, not only well-formed ones."""
+        """Whether it distinguishes correct answers from wrong ones, not only well-formed ones."""
         exact = self.against_reference and not self.scored and self.metric not in ONLY_REFUSALS
         return exact or self.metric in (PYTHON_TESTS, PYTHON_CALLS, "code_passes") or is_own(self.metric)
 
@@ -270,7 +270,7 @@ def write_in_full(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_case_checks(case: Case) -> tuple[GradeCheck, ...]:
-    """Read the checks that a case brings along. Raises CannotGrade if one makes no sense."""
+    """Read the checks of a case. Raises CannotGrade if one is not valid."""
     checks = []
     for index, declared in enumerate(case.checks):
         try:
@@ -317,7 +317,7 @@ def require_gradable(context: GradeContext) -> None:
 def explain_vacuous(name: str, cases: Sequence[Case], *, graded: int, context: GradeContext) -> str:
     """Explain why a metric's figure proves nothing on these cases, in a clause; empty if it proves something.
     `graded` says how many of them it grades. A log without a single refusal makes "refuses just where the
-    reference does" true of every model that never refuses: such a figure is no evidence.
+    reference does" true of every model that never refuses: such a figure is not evidence.
     """
     check: GradeCheck | None = context.checks.get(name)
     metric = check.metric if check is not None else name
@@ -338,7 +338,7 @@ def explain_vacuous(name: str, cases: Sequence[Case], *, graded: int, context: G
 
 
 def right_or_wrong(checks: Iterable[GradeCheck]) -> list[GradeCheck]:
-    """Checks that decide when an answer is right. A mere measure, such as similarity, does not."""
+    """Checks that decide whether an answer is correct. A score such as similarity does not."""
     return [check for check in checks if not check.scored or is_own(check.metric)]
 
 

@@ -1,4 +1,4 @@
-"""Answers that are Python: whether they parse, pass their tests and give the right values for calls.
+"""Answers that are Python: whether they parse, pass their tests and return the correct values for calls.
 
 Input: a case, the text of an answer, a sandbox. Output: a grade. The code is taken out of its fences, and is
 neither compiled nor run anywhere but in the sandbox; without one there is no grade. Tests and calls come with
@@ -174,8 +174,8 @@ def is_right(call: PythonCall, returned: dict[str, Any]) -> bool:
 
 
 def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
-    """Return whether two values are equal in type and value; lists and tuples are alike, and floats may
-    differ in the last digits.
+    """Return whether two values are equal in type and value; lists and tuples are
+    interchangeable, and floats may differ in the last digits.
     """
     if depth > DEEPEST:
         return False
@@ -194,7 +194,7 @@ def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
 
 
 def find_tests(case: Case) -> tuple[str, ...]:
-    """The Python tests among the checks that a case brings along, written in full or in brief."""
+    """The Python tests among the checks of a case, in the long or the short form."""
     programs = []
     for check in case.checks:
         tests = check.get("tests") if check.get("metric") == PYTHON_TESTS else check.get(PYTHON_TESTS)
@@ -206,7 +206,7 @@ def find_tests(case: Case) -> tuple[str, ...]:
 
 
 def asks_for_code(case: Case) -> bool:
-    """By the case alone: it has tests, or the logged reply is Python."""
+    """Only by the case: it has tests, or the logged reply is Python."""
     fenced = _fenced_blocks(case.reference)
     has_calls = any("python_calls" in (check.get("metric"), *check) for check in case.checks)
     if find_tests(case) or has_calls or any(word in _PYTHON for word, _ in fenced):

@@ -130,7 +130,7 @@ def grade_own(name: str, case: Case, text: str, context: GradeContext) -> Grade:
         location = _line_in(error, path) or path or getattr(function, "__name__", "the function")
         raise CannotGrade(f"{location}: {describe_error(error)}") from error
     if returned is None or (watched is not None and watched.has_read_reference):
-        # The log's answer is the reference: held against itself it would be right whatever it says.
+        # The log's answer is the reference: compared with itself it would always be correct.
         return None
     if isinstance(returned, bool | int | float) and 0 <= returned <= 1:
         return float(returned)

@@ -37,7 +37,7 @@ class Rater(Protocol):
 
 @dataclass(frozen=True)
 class GradeContext:
-    """Everything here is optional: most metrics need the fields alone."""
+    """Everything here is optional: most metrics only need the fields."""
 
     fields: AnswerFields = field(default_factory=AnswerFields)
     checks: Mapping[str, Any] = field(default_factory=dict)

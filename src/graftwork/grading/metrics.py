@@ -379,7 +379,7 @@ METRICS: dict[str, GradeFunction] = {
     "citation_correct": grade_citation_correct,
     "answer_match": grade_answer_match,
 }
-"""Metrics used if graft.yaml names none, and available to training. All are right or wrong."""
+"""Metrics used if graft.yaml lists none, and available to training. Each answer is right or wrong."""
 
 TOOL_CALLS_VALID = "tool_calls_valid"
 """The endpoint checks this for every answer that may escalate."""

@@ -387,7 +387,7 @@ def grade_format(case: Case, text: str, context: GradeContext) -> Grade:
 
 
 def find_fault(text: str, layout: FormatRule) -> str | None:
-    """Return the first condition that fails, in words."""
+    """Describe the first condition that fails."""
     return next(_faults(text.strip(), layout), None)
 
 
@@ -410,7 +410,7 @@ def _faults(text: str, layout: FormatRule) -> Iterator[str]:
             yield f"{size} {unit} are under {least}"
         if most is not None and size > most:
             yield f"{size} {unit} are over {most}"
-    # Last, because it alone takes time.
+    # Last, because only it takes time.
     try:
         if layout.pattern is not None and not matches(layout.pattern, text, whole=True):
             yield "it does not match the pattern"

@@ -66,7 +66,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class StreamResponse:
-    """A response in pieces. The server always closes `chunks`, also when the client disconnects."""
+    """A response in pieces. The server always closes `chunks`, even when the client disconnects."""
 
     status: int
     chunks: AsyncGenerator[bytes, None]

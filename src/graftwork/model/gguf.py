@@ -635,7 +635,7 @@ class TurnTexts(NamedTuple):
 
 
 def find_turn_texts(template: ChatTemplate) -> TurnTexts | None:
-    """None for a template that writes more than fixed texts between turns."""
+    """None if the template writes anything but fixed text between turns."""
     plain = _split(template, _user(_FIRST), _reply(_REPLY), _user(_SECOND))
     directed = _split(template, Message(role="system", content=_SYSTEM), _user(_FIRST))
     if plain is None or directed is None:

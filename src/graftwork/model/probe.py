@@ -58,7 +58,7 @@ def _probe(threads: int) -> dict[str, Any] | None:
 
 
 def read_facts(printed: str) -> dict[str, Any] | None:
-    """The last line that is an object: libraries print warnings too, also at the end of the process."""
+    """The last line that is an object: libraries print warnings too, even at the end of the process."""
     for line in reversed(printed.splitlines()):
         with suppress(ValueError):
             facts = json.loads(line)

@@ -187,7 +187,7 @@ def read_model_type(file: Path) -> str | None:
 
 
 def shape_of(config: Mapping[str, Any], *, name: str, where: Path | None = None) -> ModelShape:
-    """The shape of a decoder by its config alone: linear layers, biases and norms are its family's."""
+    """The shape of a decoder from its config only: linear layers, biases and norms are its family's."""
     whole = _with_names_of_today(config)
     shape = _stated_shape(whole, name=name, where=where)
     linears, block, outside = count_stated(

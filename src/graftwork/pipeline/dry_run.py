@@ -1,6 +1,6 @@
 """`graft doctor --dry-run`: train the base for ten steps on made-up rows, in a folder that is removed again.
 
-Goes the way of every run: data, plan and the training process.
+Runs the same steps as every run: data, plan and the training process.
 """
 
 import json

@@ -139,7 +139,7 @@ class StepWalk:
         return self.find_fresh(step, self.inputs_of(step)) is not None
 
     def take_if_fresh(self, step: PipelineStep) -> tuple[str, ...]:
-        """Take the last output of the step, or say why none is up to date. Runs nothing."""
+        """Return the last output of the step, or raise why none is up to date. Runs nothing."""
         open_needs = [name for name in step.needs if name not in self._identities]
         if open_needs:
             return tuple(f"`{name}` has to be done before it" for name in open_needs)

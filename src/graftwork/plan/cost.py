@@ -113,7 +113,7 @@ class GpuRun(Record):
     fits: bool
     why_not: str = ""
     hours: Figure
-    """Hours of training alone."""
+    """Hours of training only."""
     steps: float
     tokens: float
     total_parameters: float
@@ -147,7 +147,7 @@ class OfferCandidate(Record):
 
     @property
     def host_share(self) -> float:
-        """A list with neither instance nor memory prices the GPU alone."""
+        """A list with neither instance nor memory prices only the GPU."""
         bare = self.place.kind == "cloud" and not self.offer.instance and self.offer.memory_gib is None
         return HOST_SHARE if bare else 0.0
 
@@ -666,7 +666,7 @@ def _run_of(text: str) -> GpuRun:
 
 
 SCALED_RANGE = (0.8, 1.25)
-"""Range of hours on another GPU than the measured one: the ratio of two estimates."""
+"""Range of hours on a GPU other than the measured one: the ratio of two estimates."""
 
 
 class MeasuredRun(NamedTuple):

@@ -577,7 +577,7 @@ OWN = PlaceTerms(
     title="own GPUs",
     kind="own",
     setup_minutes=1.0,
-    notes="electricity alone; the GPUs are paid for",
+    notes="electricity only; the GPUs are paid for",
     source="stated by the user",
     dated="2026-01-01",
 )

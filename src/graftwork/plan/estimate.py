@@ -560,7 +560,7 @@ def _parts_of(plan: Plan, figure: str) -> dict[str, Figure]:
 
 
 def find_drifts(residuals: Sequence[Residual], parts: Sequence[Residual]) -> tuple[Drift, ...]:
-    """Every figure beyond its range, and the part that moved most in the same direction."""
+    """Every figure outside its range, and the part that moved most in the same direction."""
     drifts = []
     for residual in residuals:
         if residual.inside:

@@ -1,8 +1,8 @@
 """Keep, buy or rent: what each machine can do, what each choice costs over the years, and the best of them.
 
-Input: the GPUs at hand, the options, what is trained how and how often. Output: a Purchase with an answer in
-one sentence. A purchase costs its price less its resale value, spread over all runs, plus power; waiting
-counts at what the user says an hour is worth. Reads the catalog and asks the fit.
+Input: the GPUs to choose from, the options, what is trained how and how often. Output: a Purchase with an
+answer in one sentence. A purchase costs its price less its resale value, spread over all runs, plus power;
+waiting counts at what the user says an hour is worth. Reads the catalog and asks the fit.
 """
 
 import re
@@ -29,7 +29,7 @@ from graftwork.text.wording import plural
 
 
 class Reach(Record):
-    """How far a machine goes with a method."""
+    """What a machine can do with a method."""
 
     method: Method
     longest: int | None
@@ -549,7 +549,7 @@ def price_of(option: PurchaseOption, gpu: Gpu, *, have: Machine) -> Price:
 
 
 def list_rentals(table: PlaceComparison) -> tuple[PlaceRow, ...]:
-    """The best paid offer of each place that can do the run: free offers are no basis for a price."""
+    """The best paid offer of each place that can do the run: free offers are not a basis for a price."""
     cheapest: dict[str, PlaceRow] = {}
     for row in best_of_each_place(table.rows):
         if not row.eligible or row.billing in {"free", "electricity"}:

@@ -254,7 +254,7 @@ def _adapter_factor(question: ServeQuestion, engine: EngineTraits, case: int) ->
 def _link_seconds(
     question: ServeQuestion, layout: CacheLayout, *, tokens: int, messages: int, case: int
 ) -> float:
-    """GPUs that share a model exchange the hidden state of every token twice a layer."""
+    """GPUs that share a model exchange the hidden state of every token twice per layer."""
     gpu = question.machine.gpu
     if layout.split == 1 or gpu is None:
         return 0.0

@@ -113,7 +113,7 @@ class Holding(Record):
 
 
 class FormRow(Record):
-    """The same question with weights of another width."""
+    """The same question with weights of a different width."""
 
     form: Form
     format: str

@@ -85,7 +85,7 @@ class BudgetSpent(Exception):
 class ReplyJournal:
     """Replies by key, and what was spent on them, over all runs. Threads may share one.
 
-    Without a file, replies are kept in memory alone.
+    Without a file, replies are kept only in memory.
     """
 
     def __init__(self, file: Path | None) -> None:

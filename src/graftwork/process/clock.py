@@ -1,4 +1,4 @@
-"""Durations that clock changes do not affect, also between processes, and the waiting time of a run.
+"""Durations that clock changes do not affect, even between processes, and the waiting time of a run.
 
 Input: a moment that another process wrote down. Output: the seconds since then. The clock that people read
 may be set, by hand or by a time server, and then jumps by an hour. The steady one counts from the machine's

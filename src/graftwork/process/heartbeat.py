@@ -227,7 +227,7 @@ class Heart:
         if self._sampler is None or not self._sampler.due():
             return
         with self._lock:
-            # What goes on now counts too: a long forward pass after a short wait is not waiting.
+            # The current activity counts too: a long forward pass after a short wait is not waiting.
             self._count(clock.steady())
             spent, self._spent = self._spent, {}
         inside = sum(spent.values())

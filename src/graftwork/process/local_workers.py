@@ -113,7 +113,7 @@ def start_child(job: Job) -> ChildProcess:
             stdout=log,
             stderr=log,
             env={**worker_environment(), **job.environment},
-            # A session of its own: Ctrl-C reaches the parent alone, which then stops the child in order.
+            # A session of its own: Ctrl-C reaches only the parent, which then stops the child in order.
             start_new_session=True,
         )
 

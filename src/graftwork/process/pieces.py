@@ -1,7 +1,7 @@
 """The same work on many pieces, on all cores of this machine or on a cluster, in the order of the pieces.
 
 Input: pieces, and a function of the module level that works on one. A few pieces are worked on right here:
-small work does not wait for processes to start. A Ctrl-C reaches this process alone; the others end with it.
+small work does not wait for processes to start. A Ctrl-C reaches only this process; the others end with it.
 
 A cluster gets the name of a function, what all pieces have in common, and pieces as bytes; it leaves files in
 a folder that all nodes share, named by their content: a piece that is done twice gives the same files. Every
@@ -246,7 +246,7 @@ _prepared: dict[str, tuple[Callable[..., None], Context]] = {}
 
 
 def _prepare(entry: str, shared: bytes) -> tuple[Callable[..., None], Context]:
-    """The function and what it needs, once a process."""
+    """The function and what it needs, once per process."""
     key = f"{entry} {hashlib.sha256(shared).hexdigest()}"
     if key not in _prepared:
         name, _, function = entry.partition(":")

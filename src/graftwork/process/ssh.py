@@ -1,4 +1,4 @@
-"""The SSH client of this machine. GRAFT_SSH names another command than `ssh`: `ssh -p 2222 -i key`."""
+"""The SSH client of this machine. GRAFT_SSH replaces the command `ssh`: `ssh -p 2222 -i key`."""
 
 import os
 import shlex

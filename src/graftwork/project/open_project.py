@@ -187,7 +187,7 @@ def current_user() -> str:
 
 
 def load_template(work: OpenProject) -> "ChatTemplate":
-    """The base's template as this project uses it: rows, evaluation and serving alike."""
+    """The base's template as this project uses it: for rows, evaluation and serving."""
     from graftwork.model.chat.template import ChatTemplate
 
     return ChatTemplate.from_folder(Path(work.base.folder), reasoning=work.settings.data.reasoning == "keep")

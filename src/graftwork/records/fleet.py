@@ -50,7 +50,7 @@ class Job(Record):
     folder: str
     environment: dict[str, str] = {}
     arguments: tuple[str, ...] = ()
-    """Arguments of the module where it starts other processes, instead of the job's file alone."""
+    """Arguments of the module where it starts other processes, instead of only the job's file."""
 
 
 class JobStatus(Record):

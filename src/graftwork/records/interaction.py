@@ -188,7 +188,7 @@ class Capture(Record):
 
     @property
     def asked_release(self) -> str:
-        """The release that was asked, also where a large model answered in its place."""
+        """The release that was asked, even where a large model answered in its place."""
         return self.escalated_from or self.release
 
     @property
@@ -217,7 +217,7 @@ class Feedback(Record):
     comment: str | None = None
     who: str | None = None
     correction: str | None = None
-    """The right reply, as a person wrote it; the served reply itself confirms that one."""
+    """The correct reply, as a person wrote it; the served reply itself confirms that one."""
 
 
 MILLION = 1e6

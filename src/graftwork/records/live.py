@@ -9,7 +9,7 @@ from graftwork.records.errors import EXIT_DONE, EXIT_NEGATIVE_RESULT, EXIT_NOT_E
 
 
 class DriftShare(Record):
-    """Prompts that are unlike any training prompt, with the bounds of the 95 % interval."""
+    """Prompts that differ from every training prompt, with the bounds of the 95 % interval."""
 
     prompts: int
     unlike: int
@@ -25,7 +25,7 @@ class GroupDrift(DriftShare):
 
 
 class PromptDrift(Record):
-    """`expected` is the share that is unlike without any drift. Without a share, `why_not` says why."""
+    """`expected` is the share that differs without any drift. Without a share, `why_not` says why."""
 
     dataset: str = ""
     all: DriftShare | None = None
@@ -116,7 +116,7 @@ class CanaryArm(Record):
     failures: int
     """Exchanges without an answer, and those whose caller left."""
     failed_checks: int
-    """Exchanges whose answer failed a check of `serve.escalate`, also where another model answered."""
+    """Exchanges whose answer failed a check of `serve.escalate`, even where another model answered."""
     successes: float
     """Sum of the marks of the metric."""
     graded: float

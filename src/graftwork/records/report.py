@@ -21,7 +21,7 @@ class Case(Record):
     duration_ms: float | None = None
     """Duration of the logged reply, which is the latency of the log as a subject."""
     checks: tuple[dict[str, Any], ...] = ()
-    """Checks of this case alone, as `evaluate.checks` writes them."""
+    """Checks of this case only, as `evaluate.checks` writes them."""
     reward: float | None = None
     """The reviewers' mark for the logged reply, on the log's own scale."""
     rejected: str | None = None
@@ -89,7 +89,8 @@ class EvalJob(Record):
 
 
 class TimingJob(Record):
-    """Subjects on one base whose single requests are timed in turn, so that other load affects all alike."""
+    """Subjects on one base whose single requests are timed in turn, so that other load affects all
+    equally."""
 
     folder: str
     jobs: tuple[EvalJob, ...]
@@ -300,7 +301,7 @@ class Confusion(Record):
     classes: tuple[ClassFigure, ...]
 
     def mistakes(self) -> list[tuple[int, str, str]]:
-        """How often, which label, taken for what; the commonest first."""
+        """How often, which label, taken for what; most common first."""
         cells = [
             (count, figure.label, column)
             for figure, row in zip(self.classes, self.counts, strict=True)

@@ -359,7 +359,7 @@ def deploy(
     requests: int = 3,
     questions: Sequence[Question] = (),
 ) -> Deployed:
-    """Bring a release to where it is served: this project, one on another machine, or a store at a URL."""
+    """Deploy a release to where it is served: this project, one on another machine, or a store at a URL."""
     if to == HERE:
         return deploy_here(work, name, alias=alias, requests=requests, questions=questions)
     release = find_release(work.releases, name)

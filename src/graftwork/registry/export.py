@@ -429,7 +429,7 @@ def export_run(
     verify_base(source.base)
     if format == "adapter":
         with atomic_folder(to) as folder:
-            # The bytes, not the modes: the run's are for its owner alone.
+            # The bytes, not the modes: the run's are for its owner only.
             for path in adapter.iterdir():
                 shutil.copyfile(path, folder / path.name)
             if folder_digest(folder) != outcome.adapter_hash:

@@ -226,7 +226,7 @@ def promote(
 
 
 def plan_rollback(index: ReleaseIndex, *, alias: str) -> PlannedRollback:
-    """Read from the log alone: alias and log change together, so the last entry is the live release."""
+    """Read only from the log: alias and log change together, so the last entry is the live release."""
     history = alias_history(index.alias_log(require_alias(alias)))
     if len(history) < 2:
         raise UserError(

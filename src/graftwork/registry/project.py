@@ -66,7 +66,7 @@ def promote_release(
     """Point an alias of the release's own model at it. `who` is logged; the user of this process if empty.
 
     Returns the release, the full alias and the move: None if the alias pointed there already. With
-    `instead_of`, Busy is raised if the alias points at another release than that one by now.
+    `instead_of`, Busy is raised if the alias points at a different release by now.
     """
     store = open_store(work)
     with store.shared_lock():

@@ -402,7 +402,7 @@ class ReleaseStore:
         fetch: Callable[[ReleaseFile, Path], Path],
         progress: ProgressCallback = no_progress,
     ) -> ReceivedRelease:
-        """Store a release from elsewhere. `fetch` brings a file to a path and checks it.
+        """Store a release from elsewhere. `fetch` copies a file to a path and checks it.
 
         Hold `shared_lock()` around this and the index entry. Of a release that is here only the signatures
         are taken that it does not have.

@@ -24,7 +24,7 @@ _BYTES_PER_TOKEN = 3
 
 
 class KeyBudget(Record):
-    """Limits of a key; None is no limit."""
+    """Limits of a key; None means no limit."""
 
     requests_per_minute: int | None = Field(default=None, ge=1)
     requests_per_day: int | None = Field(default=None, ge=1)
@@ -54,7 +54,7 @@ class UsageWindow:
 
 
 class RequestBudget:
-    """Requests that may be sent in a minute and in a UTC day; None is no limit."""
+    """Requests that may be sent in a minute and in a UTC day; None means no limit."""
 
     def __init__(
         self, per_minute: int | None, per_day: int | None = None, *, clock: Callable[[], float] = time.time
@@ -116,7 +116,7 @@ class KeyUsage:
         self.revise(name, budget)
 
     def revise(self, name: str, budget: KeyBudget) -> None:
-        """Use another budget from now on, also for the requests that wait."""
+        """Use another budget from now on, including for waiting requests."""
         self._name, self.budget = name, budget
         self._limits = (
             (self._minute, "minute", budget.requests_per_minute, budget.tokens_per_minute),

@@ -117,10 +117,10 @@ class ServedExchange:
 
 
 class CaptureWriter:
-    """Start it, `offer` exchanges, close it: what was offered is with the sink or in the journal then.
+    """Start it, `offer` exchanges, close it: what was offered is then in the sink or the journal.
 
     `folder` is where journal and counts are kept; without one, both end with the process. `prune` deletes
-    what is too old; it is called now and then by the thread that writes. Of exchanges that wait to be kept,
+    what is too old; it is called periodically by the thread that writes. Of exchanges that wait to be kept,
     those beyond `queue` or `queue_bytes` are dropped and counted; what the journal has no room for is lost.
     """
 
@@ -572,7 +572,7 @@ def _parse(data: bytes) -> CaptureTotals | None:
 
 
 class CaptureJournal:
-    """A file of captures, one a line. Used by one thread."""
+    """A file of captures, one per line. Used by one thread."""
 
     def __init__(self, folder: Path, *, most_bytes: int) -> None:
         self._path = folder / JOURNAL_FILE

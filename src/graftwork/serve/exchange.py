@@ -150,7 +150,7 @@ class CheckedReply:
     is_prefixed: bool
     """The answer is streamed once its beginning has been checked."""
     is_held: bool
-    """The answer is checked before its first byte is sent, also where it is streamed."""
+    """The answer is checked before its first byte is sent, even if it is streamed."""
     wants_logprobs: bool
     """The check of the answer needs log-probabilities, whether or not the client asked for them."""
     failed: str | None = None
@@ -379,7 +379,8 @@ async def stream_choices(engine: ServingEngine, call: ChatCall, *, model: str) -
 
 
 def _close(starting: "asyncio.Task[ReplyStream]") -> None:
-    """The answer has begun, but nobody needs it: another choice was refused, or the client has left."""
+    """The answer has begun, but nobody needs it: another choice was refused, or the client has
+    disconnected."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().close()
 

@@ -108,7 +108,7 @@ class Gateway:
         return server
 
     def open_admin_server(self) -> Server:
-        """A server for metrics and the details of /health alone."""
+        """A server only for metrics and the details of /health."""
         limits = HttpLimits(max_connections=_ADMIN_CONNECTIONS, max_body_bytes=0)
         return Server(self._handle_admin, admit=self._check_head, limits=limits)
 

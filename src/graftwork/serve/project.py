@@ -158,7 +158,7 @@ def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> Engi
     """The base and every release on it that an alias points at, each verified byte by byte.
 
     What aliases of other models point at is left out where it needs another base or template. Where endpoints
-    alone answer, no base is needed, and none is made ready.
+    alone answer, no base is needed, and none is prepared.
     """
     if not needs_base(work, settings):
         return EngineJob(folder=str(work.project.serving), base_folder="")
@@ -406,7 +406,7 @@ def find_certificate(settings: ServeSettings, *, root: Path) -> ServeSettings:
 
 
 def without_operations(settings: ServeSettings) -> ServeSettings:
-    """The settings of an endpoint for this process alone: no TLS, listeners, logs or spans of its own."""
+    """The settings of an endpoint for this process only: no TLS, listeners, logs or spans of its own."""
     return settings.model_copy(
         update={name: field.default for name, field in OperationSettings.model_fields.items()}
     )
@@ -648,7 +648,7 @@ def read_traces(row: dict[str, Any]) -> TracedCalls:
 
 
 class FileCopies(Record):
-    """A log file with lines of deleted captures."""
+    """A log file that contains deleted captures."""
 
     file: str
     lines: int

@@ -106,7 +106,7 @@ class CircuitBreaker:
             self._open()
 
     def abandon(self, period: int) -> None:
-        """The request ended without a verdict about the replica: its client left."""
+        """The request ended without a verdict about the replica: its client disconnected."""
         if period == self._period and self._trying:
             self._trying = False
             self._period += 1
@@ -554,11 +554,11 @@ class EndpointsOnly:
         )
 
 
-_NO_ENGINE = "no model is loaded here: endpoints alone answer"
+_NO_ENGINE = "no model is loaded here: only endpoints answer"
 
 
 class EngineSet:
-    """`pool` answers, `endpoints` are the remote APIs by name. Without a base, endpoints alone answer."""
+    """`pool` answers, `endpoints` are the remote APIs by name. Without a base, only endpoints answer."""
 
     def __init__(self, job: EngineJob, settings: ServeSettings, *, module: str | None = None) -> None:
         self._job, self._settings = job, settings

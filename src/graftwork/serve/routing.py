@@ -1,7 +1,7 @@
 """Chooses who answers a request: a release and its engine, or an endpoint.
 
 `choose_target` is the whole decision: the family's member, the alias, the arm of an experiment, and who
-answers in its place. An experiment assigns a session to an arm by a keyed hash of the session id alone, so
+answers in its place. An experiment assigns a session to an arm by a keyed hash of the session id, so
 the arm does not depend on the request, and is the same on every endpoint of the project and after a restart.
 The key is made of the experiment's name, both releases and the share: changing any of them starts a new
 experiment. `AliasWatcher` keeps the routes up to date and loads a release before its alias moves here.
@@ -138,7 +138,7 @@ class Routes:
     shares: Mapping[str, Experiment] = field(default_factory=dict)
     """By such a name: who of its sessions the small model answers, where its release is loaded."""
     has_base: bool = True
-    """Whether `base` can be asked: not where endpoints alone answer."""
+    """Whether `base` can be asked: not where only endpoints answer."""
     loaded: bool = True
     """False until the aliases have been read and their releases loaded for the first time."""
 

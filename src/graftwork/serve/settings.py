@@ -675,7 +675,7 @@ class ServeSettings(OperationSettings):
 
     engine: EngineSettings = Field(
         default=EngineSettings(),
-        description="The engine, by its kind alone (`engine: llamacpp`) or with settings.",
+        description="The engine: only its kind (`engine: llamacpp`), or with settings.",
     )
 
     require_gate_for_engine: bool = Field(

@@ -1,4 +1,4 @@
-"""Captured exchanges, the feedback on them and the decisions of reviewers: the way back from serving to data.
+"""Captured exchanges, feedback on them and reviewers' decisions: what flows back from serving to data.
 
 Captures and feedback are already redacted. Feedback is append-only: a user who changes their mind is stored
 twice. Deleting a capture deletes its feedback and the decisions of reviewers about it. Does not know how

@@ -1,4 +1,4 @@
-"""Opens the state database, brings it to the newest schema, and hands out transactions.
+"""Opens the state database, migrates it to the newest schema, and hands out transactions.
 
 Input: a path (SQLite in WAL mode) or a URL (PostgreSQL). Output: a `Database` at the newest schema, with two
 kinds of transaction: `read`, and `write`, of which there is one at a time. Does not know what the tables
@@ -256,7 +256,7 @@ class ProjectTable:
 
 
 def open_database(target: str | Path, *, wait_seconds: float = WAIT_SECONDS) -> Database:
-    """Open `target`, a path or a URL, make it if it is new, and bring it to the newest schema."""
+    """Open `target`, a path or a URL, create it if it is new, and migrate it to the newest schema."""
     url = _url_of(target)
     if url.get_backend_name() == "sqlite":
         database = _open_sqlite(url, wait_seconds)
@@ -319,7 +319,7 @@ def _open_sqlite(url: URL, wait_seconds: float) -> Database:
     path = Path(str(url.database))
     try:
         make_folder(path.parent)
-        # Made where it is missing, for its owner alone. SQLite's log files get the same mode.
+        # Created if it is missing, for its owner only. SQLite's log files get the same mode.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError as error:
@@ -456,7 +456,7 @@ MIGRATIONS: tuple[Migration, ...] = (Migration(1, "first schema"),)
 
 
 def migrate(database: "Database", *, migrations: tuple[Migration, ...] = MIGRATIONS) -> tuple[int, ...]:
-    """Bring the database to the newest schema. Returns the numbers of the applied migrations."""
+    """Migrate the database to the newest schema. Returns the numbers of the applied migrations."""
     with database.read() as connection:
         # The usual case, a database that is up to date, must not wait for the write lock.
         if not _missing(connection, migrations, where=database.name):

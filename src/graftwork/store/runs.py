@@ -115,7 +115,7 @@ def _entry(row: RowMapping) -> RunEntry:
 
 @dataclass(frozen=True)
 class StepEntry:
-    """The last time a step came to its end."""
+    """The last time a step finished."""
 
     step: str
     fingerprint: str

@@ -2,7 +2,7 @@
 
 SQLAlchemy `Table` objects. Knows nothing of connections.
 
-Times are ISO strings that the caller brings. `seq` is the order of insertion: it decides what is
+Times are ISO strings from the caller. `seq` is the order of insertion: it decides what is
 newest, because clocks of several machines do not agree.
 """
 

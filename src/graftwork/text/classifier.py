@@ -97,7 +97,7 @@ def train_classifier(
 def set_threshold(
     classifier: TextClassifier, predictions: Sequence[tuple[Prediction, str]], *, target: float
 ) -> TextClassifier:
-    """The lowest threshold at which sure predictions are right at the rate of `target`.
+    """The lowest threshold at which confident predictions are correct at the rate of `target`.
 
     It is never below the middle between a guess and certainty: a text of unknown words is near a guess.
     """

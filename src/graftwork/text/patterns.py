@@ -6,7 +6,7 @@ and identifiers for secrets.
 
 To add a kind, append a `Pattern` whose expression names the group `value` and begins with a literal, so that
 it is searched for and not tried at every character. Put lookbehinds after the literal and allow the n of an
-escaped line end before it: logs contain JSON in JSON. Give hints, and a check where the form alone proves
+escaped line end before it: logs contain JSON in JSON. Give hints, and a check where the form by itself proves
 little. Bound every repetition. A token with a service's prefix needs no pattern: see `detectors`.
 """
 

@@ -147,7 +147,7 @@ _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 
 
 def take_figure(value: Any) -> float | None:
-    """Return a number, also from text (tables only have text); None for anything else."""
+    """Return a number, including from text (tables only have text); None for anything else."""
     if value is None:
         return None
     if isinstance(value, str) and len(value) < 40 and _NUMBER.fullmatch(value):

@@ -310,7 +310,7 @@ class HeartbeatCallback(TrainingCallback):
     def on_step_end(self, step: TrainStep, steps: int) -> None:
         self._here += 1
         self._recent.append(step.seconds)
-        # Estimated from the steps of this process alone.
+        # Estimated only from the steps of this process.
         now = time.perf_counter()
         seconds_left: float | None = None
         if self._first is None:

@@ -706,7 +706,7 @@ class FsspecMirror:
 
 
 def name_of_copy(step: int, name: str, manifest: CheckpointManifest) -> str:
-    """It contains the hash, so a file of full length is the right one."""
+    """It contains the hash, so a file of full length is the correct one."""
     return f"{step_name(step)}/{name}.{manifest.sha256[name][:16]}"
 
 

@@ -427,6 +427,6 @@ class TrainingEngine:
 
     @torch.no_grad()
     def restore_learned(self, tensors: dict[str, Tensor]) -> None:
-        """Restore the weights alone, for the best checkpoint at the end of a run."""
+        """Restore only the weights, for the best checkpoint at the end of a run."""
         for name, index in self._names.items():
             self.strategy.assign(self.parameters[index], tensors[f"adapter/{name}"])

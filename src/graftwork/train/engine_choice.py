@@ -110,7 +110,8 @@ def make_engine(
 
 
 def streams_layers(settings: TrainSettings) -> bool:
-    """Whether the layers of a run are streamed from host memory: full fine-tuning with offload, alone."""
+    """Return whether the layers of a run are streamed from host memory: full fine-tuning with offload,
+    in one process."""
     return settings.method == "full" and settings.offload and settings.strategy == "single"
 
 

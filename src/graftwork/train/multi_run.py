@@ -1,6 +1,6 @@
 """A base that stays in memory from one run to the next, as it was when it was loaded.
 
-Input: jobs, one after the other. Output: for each its base; loaded again only where it is another one, or
+Input: jobs, one after the other. Output: for each its base; loaded again only if it is a different one, or
 where the last run changed it. The random state is as after loading in a process of its own. Does not know
 what a run does with it.
 """
@@ -159,7 +159,7 @@ def _train_one(
         on_failure()
         write_failure(job, error)
     except Exception as error:
-        # A fault of the program in one run is no reason to leave the others undone.
+        # A bug in one run must not keep the others from running.
         sys.excepthook(*sys.exc_info())
         on_failure()
         failure: GraftError = WorkerFailed(

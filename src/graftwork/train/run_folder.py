@@ -46,7 +46,7 @@ class StepLog:
                 self._journal.append(self._waiting[0].model_dump())
                 self._waiting.pop(0)
         except EnvironmentFailure as error:
-            # One message for each time that it begins, not one a step.
+            # One message each time that it begins, not one per step.
             first, self._full = not self._full, True
             return f"the journal takes no lines: {error.what}; they are written later" if first else None
         self._full = False
@@ -74,7 +74,7 @@ def read_steps(folder: Path) -> list[TrainStep]:
 
 
 def mean_measures(steps: Sequence[TrainStep]) -> dict[str, float]:
-    """The mean of each measure over the steps that have it."""
+    """The mean of each metric over the steps that have it."""
     values: dict[str, list[float]] = {}
     for step in steps:
         for name, value in step.measures.items():

@@ -575,7 +575,7 @@ class TrainSettings(Record):
         # An objective's settings count only where it is chosen: supervised runs keep their names.
         unused = set(OBJECTIVE_SETTINGS) - set(USED_BY[self.objective])
         learned = self.model_dump(mode="json", exclude={"run", *DISTRIBUTION, *KEEPING, *unused})
-        # Which server answers, and how it is reached, changes nothing: a run resumes with another address.
+        # Which server answers, and how it is reached, changes nothing: a run resumes with any address.
         for name in ENDPOINT_ACCESS:
             (learned.get("rollouts", {}).get("endpoint") or {}).pop(name, None)
         return learned
@@ -592,7 +592,7 @@ class TrainSettings(Record):
         return self.model_dump(mode="json", include=set(KEEPING))
 
     def distribution(self) -> dict[str, Any]:
-        """How processes share the work. It changes no loss, so a run may resume with another strategy."""
+        """How processes share the work. It changes no loss, so a run may resume with any strategy."""
         return self.model_dump(mode="json", include=set(DISTRIBUTION))
 
 

@@ -48,7 +48,7 @@ class GradedAnswers:
         self._longest = max_new_tokens
 
     def choose(self, rows: Sequence[Row], *, metric: str, most: int) -> list[Row]:
-        # Whether a metric applies depends on the case alone: the reference serves to find out.
+        # Whether a metric applies depends only on the case: the reference serves to find out.
         return [row for row in rows if self._grade(metric, row, row.reply, "stop") is not None][:most]
 
     def smaller_is_better(self, metric: str) -> bool:
@@ -160,7 +160,7 @@ def _cut(rows: Sequence[Row], *, together: int) -> Iterator[Sequence[Row]]:
 
 
 def make_evaluator(job: TrainJob) -> TrainingEvaluator | None:
-    """None if the run is judged by its loss alone: then no evaluator is needed."""
+    """None if the run is judged only by its loss: then no evaluator is needed."""
     evaluation = job.plan.train.get("evaluation")
     if evaluation is None and job.eval_file is None:
         return None

@@ -170,7 +170,7 @@ def _place(row: PlaceRow, *, has_budget: bool, has_value: bool) -> list[str]:
     if has_value:
         cells.append(f"{row.return_usd.value:,.0f}" if row.return_usd and row.fits else "–")
     mark = "[green]" if row.verdict == "best" else "[dim]" if not row.eligible else ""
-    # The first rule that this run meets: one session that is long enough is no limit.
+    # The first rule that this run meets: a single session that is long enough is not a limit.
     limits = [limit for limit in row.limits if not limit.startswith("1 session ")]
     verdict = quote("; ".join((row.verdict, *(limits[:1] if row.fits and row.recommended else ()))))
     return [*cells, f"{mark}{verdict}[/]" if mark else verdict]

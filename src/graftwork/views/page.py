@@ -116,7 +116,7 @@ def mark_differences(text: str, *, reference: str) -> tuple[DiffPiece, ...]:
     for kind, start, end, _, _ in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
         part = "".join(ours[start:end])
         if part:
-            # White space alone is no difference worth a mark.
+            # Differences only in white space are not marked.
             pieces.append(DiffPiece(part, kind != "equal" and not part.isspace()))
     return tuple(pieces)
 

@@ -144,7 +144,7 @@ def view_past(found: "PastResiduals") -> Document:
         for residual in run.residuals:
             planned = residual.planned
             if "." in residual.name or planned.low == planned.high == residual.actual:
-                # Parts are in the JSON and on the page of the run; exact figures are no estimates.
+                # Parts are in the JSON and on the page of the run; exact figures are not estimates.
                 continue
             rows.append((*first, *_residual(residual)))
             first = ("", "")

@@ -92,7 +92,7 @@ def _list_answers(answers: AnswerExtremes) -> Document:
 
 
 def find_restarts(steps: Sequence[TrainStep]) -> list[charts.Restart]:
-    """Where the journal goes back in steps, the run had been killed and continued."""
+    """Where the step number in the journal decreases, the run was killed and resumed."""
     return [charts.Restart(old.step, new.step) for old, new in pairwise(steps) if new.step <= old.step]
 
 

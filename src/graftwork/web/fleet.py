@@ -40,7 +40,7 @@ def places(request: Request) -> Response:
 
 
 def offers(request: Request) -> Response:
-    """The form: submitting brings the pipeline up to the plan and asks every place."""
+    """The form: submitting updates the pipeline up to the plan and queries every place."""
     return _show_offers(request, None)
 
 

@@ -684,7 +684,7 @@ def write_files(schedule: WeekSchedule, *, out: Path | None, html: Path | None, 
 def compare_proposal(
     project: ProjectFolder, request: WeekRequest, schedule: WeekSchedule, path: Path
 ) -> ComparedProposal:
-    """The best value of the proposal in any scenario whose order it keeps."""
+    """The highest value of the proposal over the scenarios whose training order it follows."""
     try:
         proposal = WeekProposal.from_json(path.read_bytes())
     except (OSError, ValidationError) as error:

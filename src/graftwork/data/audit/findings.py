@@ -2,7 +2,7 @@
 
 Input: notes in row order, the corpus as columns, its repeats and split assignment (as protocols). Output:
 findings with an exact count, the first rows by name, and a few excerpts. Memory does not grow with the rows.
-Tokens are counted where the base's tokenizer is at hand, else estimated from characters.
+Tokens are counted if the base's tokenizer is available, else estimated from characters.
 """
 
 from collections import Counter

@@ -284,7 +284,7 @@ def is_bad_score(score: float, settings: DataSettings) -> bool:
 
 
 def say_bad_score(settings: DataSettings) -> str:
-    """Which scores are bad, in words."""
+    """Describe which scores are bad."""
     return f"below {settings.rated_bad_below:g}" if (settings.rated_bad_below or 0) > 0 else "0 or less"
 
 

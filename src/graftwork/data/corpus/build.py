@@ -1,6 +1,6 @@
 """Builds the corpus: extracts the features of new blocks on all cores and puts all rows in row order.
 
-The features of a block are everything that can be computed from one row alone: an Arrow file with, for each
+The features of a block are everything that can be computed from a single row: an Arrow file with, for each
 readable row, the row itself (redacted), whether it passed the checks, its notes and its fingerprints, the
 same bytes on this machine and on another node. The file is named by the content of the block and the settings
 it depends on, and never computed again. Scores of rows then weigh rows and pair replies.

@@ -76,7 +76,7 @@ class PrefixCache:
         self._stamps: dict[int, str] = {}
 
     def remember(self, name: str, rows: int, make: Callable[[], Arrays], *, store: bool = True) -> Arrays:
-        """Arrays that the first `rows` rows determine; without `store`, for this process alone."""
+        """Arrays that the first `rows` rows determine; without `store`, for this process only."""
         entry = self._hold(name)
         if entry is not None and entry[0] == rows:
             return entry[1]

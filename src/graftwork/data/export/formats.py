@@ -373,7 +373,7 @@ class SageMaker:
     - `S3DataType`, `S3Uri` and `S3DataDistributionType` say where and how; without compression in File
       mode.
     The lines hold `prompt` and `completion` as lists of messages, which trainers that know conversations
-    (TRL among them) read as they are, training on the completion alone; preference pairs hold `prompt`,
+    (TRL among them) read as they are, training only on the completion; preference pairs hold `prompt`,
     `chosen` and `rejected`, in a channel of their own.
     """
 

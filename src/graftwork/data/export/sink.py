@@ -261,7 +261,7 @@ def split_calls(content: str) -> AssistantTurn:
 
 
 def split_tools(messages: Sequence[Message]) -> Conversation:
-    """Take the tool definitions out of the system prompt, if writing them again gives the same text."""
+    """Remove the tool definitions from the system prompt if writing them again gives the same text."""
     if not messages or messages[0].role != "system" or "<tools>" not in messages[0].content:
         return Conversation(tuple(messages))
     system = messages[0].content
@@ -291,7 +291,7 @@ def plain(message: Message) -> dict[str, str]:
 
 
 def prompt_and_replies(row: Row) -> dict[str, Any]:
-    """Separate the reply, or the two of a pair, from the turns before: trainers train on the reply alone."""
+    """Separate the reply, or the two of a pair, from the turns before: trainers train only on the reply."""
     prompt = [plain(message) for message in row.messages]
     if row.rejected is None:
         return {"prompt": prompt, "completion": [assistant(row.reply)]}

@@ -1,7 +1,7 @@
 """Blocks: a few MiB of JSON lines of one file, identified by their content.
 
 Input: the bytes of a file or of standard input, compressed or not. Output: decompressed UTF-8 chunks, lines,
-and blocks that are cut by content alone, so that appending to a file changes only its last block. A line
+and blocks that are cut only by content, so that appending to a file changes only its last block. A line
 beyond the limit is measured and reported, never held. Where a stream is damaged the chunks end, and `damage`
 says why. Does not parse rows.
 """

@@ -336,7 +336,7 @@ _NOWHERE = object()
 
 
 def _walk(row: Any, path: str) -> Any:
-    """As `follow`, but None only where the log itself has a null at the end or on the way."""
+    """As `follow`, but None only where the log itself has a null along the path."""
     value = row
     parts = path.split(".")
     for depth, part in enumerate(parts):

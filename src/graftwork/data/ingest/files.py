@@ -152,7 +152,7 @@ def _walk(folder: str, *, root: Path) -> list[str]:
 _MOST_NAMED = 3
 
 
-@cache  # once a process: a command looks for its logs several times
+@cache  # once per process: a command looks for its logs several times
 def _name_unread(folder: Path, names: tuple[str, ...]) -> None:
     suffix = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     listed = ", ".join(names[:_MOST_NAMED])
@@ -423,7 +423,7 @@ class _Buffer:
         return True
 
     def take_broken(self) -> Entry | Flaw:
-        """Take the line of a broken element, without its line end; an overlong one is only measured."""
+        """Read the line of a broken element, without its line end; an overlong one is only measured."""
         line, size, text = self.line, 0, b""
         while True:
             end = self.data.find(b"\n", self.start)

@@ -352,7 +352,7 @@ def _read_ai_sdk(span: Span) -> Bodies | None:
 
 
 def _take_numbered(attributes: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
-    """Return the messages under numbered keys; those with role and content alone by a shorter way."""
+    """Return the messages under numbered keys; those with only role and content by a shorter path."""
     start = f"{prefix}."
     by_number: dict[str, dict[str, Any]] = {}
     for key, value in attributes.items():

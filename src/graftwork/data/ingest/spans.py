@@ -90,7 +90,7 @@ def require_object(value: Any, key: str) -> dict[str, Any]:
 
 
 def read_span(row: dict[str, Any]) -> Span:
-    """Read a span that is a row: of the SDK's console exporter, of Phoenix, or attributes alone."""
+    """Read a span that is a row: of the SDK's console exporter, of Phoenix, or only attributes."""
     context = _take_columns(row, "context")
     trace = first_of(context, "trace_id") or first_of(row, "trace_id", "traceId")
     span = first_of(context, "span_id") or first_of(row, "span_id", "spanId")

@@ -675,7 +675,7 @@ def _take_result(message: dict[str, Any]) -> str | None:
 
 
 def _take_text(message: dict[str, Any]) -> str | None:
-    """Return the text of a message, also of its only part; None for anything else."""
+    """Return the text of a message, or of its only part; None for anything else."""
     content = message.get("content") if message.get("type", "message") == "message" else None
     if type(content) is list and len(content) == 1 and type(content[0]) is dict:
         [part] = content
@@ -692,7 +692,7 @@ _TEXT_PARTS = frozenset(
 
 
 def _has_other_parts(message: dict[str, Any]) -> bool:
-    """Whether a message holds pictures or files, also in the result of a tool."""
+    """Whether a message contains pictures or files, including in the result of a tool."""
     waiting = [message.get("content")]
     while waiting:
         content = waiting.pop()

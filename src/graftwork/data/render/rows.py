@@ -150,7 +150,7 @@ def list_answers(
 ) -> list[AnswerPart]:
     """Return a row for each assistant turn after the first question, with all turns before it.
 
-    Turns with the weight 0 are left out; with `only_marked`, also those without a weight.
+    Turns with the weight 0 are left out; with `only_marked`, so are those without a weight.
     """
     turns = (*messages, Message(role="assistant", content=reply))
     first_question = next((index for index, turn in enumerate(turns) if turn.role == "user"), len(turns))

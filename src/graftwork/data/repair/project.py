@@ -125,7 +125,7 @@ def revise_repair(
     samples: int | None,
     limits: Mapping[str, float | None],
 ) -> RepairSettings:
-    """The settings with another teacher, more roles to add rows for, and limits of the teacher."""
+    """The settings with a different teacher, more roles to add rows for, and limits of the teacher."""
     limits = {name: value for name, value in limits.items() if value is not None}
     values = settings.teacher.model_dump(mode="json") if settings.teacher is not None else None
     if teacher is not None and teacher.startswith(ENGINE_PREFIX) and "#" in teacher:

@@ -129,7 +129,7 @@ def time_in_turn(
     after_round: Callable[[int], None] = lambda _round: None,
 ) -> dict[str, tuple[Timing, ...]]:
     """Time every subject's requests case by case, each case with all subjects before the next. Changing load
-    then affects all subjects alike. The first subject changes from case to case.
+    then affects all subjects equally. The first subject changes from case to case.
     """
     names = list(prompts)
     timings: dict[str, list[Timing]] = {name: [] for name in names}
@@ -189,7 +189,7 @@ class CaseRunner:
         self._peaks = book.peaks()
 
     def _on_token(self, row: int, _token: int) -> bool:
-        """Report progress now and then while a batch is generated."""
+        """Report progress periodically while a batch is generated."""
         if self._pace is not None and self._book is not None and self._pace.hear(row):
             self._progress.beat(
                 "answering",

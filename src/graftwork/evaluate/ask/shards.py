@@ -2,8 +2,8 @@
 
 Input: a job with `shards` over 1, and the cluster that the environment names, if any. Output: answers in the
 shards' folders, copied into the job's own. Each shard has a folder, a lock and a model of its own, and the
-same folder on the nodes. If one dies here, all stop; a shard whose node dies goes on elsewhere after its last
-whole batch. A restart resumes from what they have.
+same folder on the nodes. If one dies here, all stop; a shard whose node dies continues elsewhere after its
+last whole batch. A restart resumes from what they have.
 """
 
 import json

@@ -124,7 +124,7 @@ def read_report(work: OpenProject, release: Release) -> Report | None:
 
 
 def comparable(earlier: Report, report: Report) -> bool:
-    """Whether both answered the same cases in the same way."""
+    """Whether both answered the same cases under the same conditions."""
     return earlier.cases_hash == report.cases_hash and not asked_otherwise(earlier, report)
 
 
@@ -258,7 +258,7 @@ def with_changes(verdict: Verdict, judged: GateCandidate, first_note: dict[str, 
 
 
 def describe_engine(engine: EngineSettings) -> str:
-    """Describe the engine as a verdict names it: another version or precision is another engine."""
+    """Describe the engine as a verdict names it: a different version or precision is a different engine."""
     precision = f" {engine.precision}" if engine.kind == "llamacpp" else ""
     return f"{name_engine(engine.kind)}{precision}"
 

@@ -60,7 +60,7 @@ class CanaryTest:
         self.failures = LiveTest(alpha, lower_is_better=True)
 
     def take(self, answer: LiveAnswer, *, failed: bool) -> CanaryStep:
-        """Take one more answer. A failed one also has the worst grade of the metric."""
+        """Add one more answer. A failed one also has the worst grade of the metric."""
         self.metric.take(answer)
         self.failures.take(answer._replace(grade=float(failed)))
         return self.step
@@ -187,7 +187,7 @@ def run_canary(
 ) -> CanaryReport:
     """Watch the canary until it is decided, then promote it or leave the champion where it is.
 
-    Ctrl-C and errors end it: the champion answers everything again. The same command goes on with the
+    Ctrl-C and errors end it: the champion answers everything again. The same command continues with the
     evidence that was collected before.
     """
     pair, alias = _find_pair(work, name, request)

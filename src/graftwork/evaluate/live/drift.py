@@ -76,7 +76,7 @@ def _read_prompts(folder: Path) -> tuple[list[str], list[str], list[str], set[st
 
 
 def find_unlike(work: OpenProject, captures: Sequence[Capture]) -> set[str]:
-    """The captures whose prompts are unlike any training prompt; none if that cannot be determined."""
+    """The captures whose prompts differ from every training prompt; none if that cannot be determined."""
     from graftwork.data.drift import FEWEST_HELD_OUT, compare_prompts
 
     prepared = work.ledger.get("prepare")

@@ -216,7 +216,7 @@ class TwoArms(_Bet):
 
     @property
     def log_evidence(self) -> float:
-        """Another bet against equal rates, which counts alone decide, in whichever order they came."""
+        """Another bet against equal rates, which depends only on counts, in whichever order they came."""
         return self._log_against(0.0)
 
     def interval(self, confidence: float = 0.95) -> Interval:

@@ -70,7 +70,7 @@ class HostConnection(Protocol):
         """The output of the command. An error of the host is `Refused`, no answer `PlaceUnreachable`."""
 
     def send(self, files: Mapping[str, Path]) -> None:
-        """Bring files to the host, by their hashes."""
+        """Send files to the host, by their hashes."""
 
 
 class ProcessConnection:
@@ -98,7 +98,7 @@ class ProcessConnection:
                 into.truncate()
             script = _script()
             start = f"import sys;exec(compile(sys.stdin.buffer.read({len(script)}),'far_side','exec'))"
-            # The commands use the standard library alone: the packages of the host are not looked through.
+            # The commands use only the standard library: the packages of the host are not looked through.
             last = ["-I", "-S", "-c", start, self._root]
             last = [shlex.quote(word) for word in last] if self._far else last
             session = HostSession([*self._words, *last], script)
@@ -200,7 +200,7 @@ class HostSession:
             limit.cancel()
 
     def _ask(self, words: tuple[str, ...], feed: Feed | None, into: IO[bytes]) -> int:
-        # A host that cannot go on closes the pipe; its answer says why.
+        # A host that cannot continue closes the pipe; its answer says why.
         with suppress(BrokenPipeError):
             self._stdin.write(json.dumps(words).encode() + b"\n")
             data = PieceWriter(self._stdin)
@@ -525,7 +525,7 @@ class SharedFolderPlace:
         return not (ended and (self.job_folder(order.label) / "work/exit.json").exists())
 
     def status(self, label: str, *, queued: bool = False) -> JobPoll:
-        """By the files of the job alone, unless the cluster says that it is `queued` and runs."""
+        """Only by the files of the job, unless the cluster says that it is `queued` and runs."""
         status = JobPoll.from_json(self._files.run("status", label))
         if not queued:
             return status

@@ -45,7 +45,7 @@ class LambdaSettings(Record):
 
 
 class LambdaClient(RestClient):
-    """Lambda takes one request a second, and a launch every 12 seconds."""
+    """Lambda accepts one request per second, and one launch every 12 seconds."""
 
     name = "Lambda"
 

@@ -98,7 +98,8 @@ class ManualPlace:
         return self._root / job.label
 
     def receive(self, job: PlacedJob, results: Path) -> None:
-        """Take the results that a person brought: the archive that the notebook made, or the work folder."""
+        """Import the results that a person provides: the archive that the notebook made, or the work
+        folder."""
         folder = self._root / job.label
         if not folder.exists():
             raise unknown_job(self.name, job.label)

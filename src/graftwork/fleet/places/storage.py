@@ -140,7 +140,7 @@ def read_file(storage: JobStorage, name: str) -> bytes | None:
 
 
 def fetch_results(storage: JobStorage, label: str, folder: Path) -> bool:
-    """Bring the run's files; without checkpoints once there is a result. False: there are none."""
+    """Fetch the run's files; without checkpoints once there is a result. False: there are none."""
     prefix = f"jobs/{label}/out/"
     names = [name.removeprefix(prefix) for name in storage.sizes(f"{prefix}run/")]
 

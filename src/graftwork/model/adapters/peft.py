@@ -53,7 +53,8 @@ PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")
 
 
 def attach(model: Any, shape: AdapterShape, *, name: str = "default", seed: int) -> list[nn.Parameter]:
-    """Add a fresh adapter: A random from `seed` alone, B zero, so that the output is unchanged at first."""
+    """Add a fresh adapter: A random, determined by `seed`, B zero, so that the output is unchanged at
+    first."""
     generator = torch.Generator().manual_seed(seed)
     parameters: list[nn.Parameter] = []
     for path, layer in _targets(model, shape):
@@ -295,7 +296,7 @@ def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
             where=str(folder),
         )
     tensors = load_file(folder / WEIGHTS_FILE)
-    # Training goes on only with what was trained before: same layers, ranks and strength.
+    # Training continues only with what was trained before: same layers, ranks and strength.
     theirs, ours = (
         candidate.model_dump() | {"targets": sorted(candidate.targets), "layers": sorted(candidate.layers)}
         for candidate in (read_adapter_shape(model, folder, tensors), shape)

@@ -3,7 +3,7 @@
 Input: messages and a reply. Output: tokens, and the place from which on they are the reply. Needs only
 `tokenizers` and `jinja2`, neither torch nor transformers.
 
-The proof: control tokens come from the template alone, and the text between them is encoded with all special
+The proof: control tokens come only from the template, and the text between them is encoded with all special
 tokens switched off, so that content which spells `<|im_end|>` stays text and cannot forge a turn. What is
 trained decodes to the reply and ends with the end-of-turn token; a row for which that does not hold is
 refused. White space at the edges of the reply is the template's: where it trims it or writes some, as in

@@ -264,7 +264,7 @@ class TextEncoder:
         self._tokenizer = tokenizer
         cut = find_word_pattern(definition)
         self._word_tokenizer = WordTokenizer(tokenizer, cut=cut) if cut else None
-        # Tokens that have a name but are no control tokens (`<tool_call>`): the tokenizer finds them in text.
+        # Tokens with a name that are not control tokens (`<tool_call>`): the tokenizer finds them in text.
         # Those that strip adjacent spaces or match only whole words are left to it.
         self._named_tokens: dict[str, bytes | None] = {}
         for token in definition["added_tokens"]:

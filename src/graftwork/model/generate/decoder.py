@@ -427,7 +427,7 @@ class SlotDecoder:
         return next_tokens, chosen_logprobs(logits, next_tokens, options)
 
     def _settle_sizes(self) -> None:
-        """Choose the rows and columns of the next pass. Depends on the batch alone, so that results are
+        """Choose the rows and columns of the next pass. Depends only on the batch, so that results are
         reproducible.
         """
         running = [row for row in self._scheduler.rows if row is not None]

@@ -315,7 +315,7 @@ def describe_adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, An
 
 
 def _started_from(work: OpenProject) -> dict[str, dict[str, str]]:
-    """What the adapter starts from: another start makes another run."""
+    """What the adapter starts from: a different start makes a different run."""
     start = find_start_adapter(work)
     return {} if start is None else {"started_from": start.identity}
 

@@ -77,7 +77,7 @@ def _train_adapter(work: OpenProject, outputs: StepOutputs) -> TrainOutcome:
 
 
 def compare_with_plan(plan: Plan, outcome: TrainOutcome, folder: Path, *, minutes: float) -> TrainOutcome:
-    """The outcome with the plan's figures and those that left their range."""
+    """The outcome with the plan's figures and those outside their range."""
     run_residuals = compare(plan, outcome, minutes=minutes)
     parts = compare_parts(plan, outcome, read_parts(folder, outcome, minutes=minutes))
     drifts = find_drifts(run_residuals, parts)

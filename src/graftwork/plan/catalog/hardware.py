@@ -58,7 +58,7 @@ GUESSED_MOST_GB_S = 80.0
 """Memory bandwidth per thread, and the most that two channels provide."""
 GUESSED_WATTS_PER_THREAD = 15.0
 USUAL_RAM_GIB = 64.0
-"""Host memory of a machine that is named by its GPU or CPU alone, in every plan alike. This machine's own
+"""Host memory of a machine that is named only by its GPU or CPU, in every plan. This machine's own
 memory is irrelevant to another one.
 """
 _COUNTED = re.compile(r"(\d{1,4})[\s-]*(cores?|threads?|v?cpus?)", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""Shapes of known models, and of any model whose config.json is at hand.
+"""Shapes of known models, and of any model whose config.json is available.
 
 Input: a name, a folder or a config.json. Output: its sizes with their source and date. Reads no weights where
 a name is given; needs no torch.

@@ -582,7 +582,7 @@ def _floor(question: FitQuestion, tuning: Tuning) -> float:
 
 
 def may_fit(question: FitQuestion, *, spread: float) -> bool:
-    """Return whether the leanest tuning fits, by the formula alone: fast enough for frequent calls."""
+    """Return whether the leanest tuning fits, by the formula only: fast enough for frequent calls."""
     room = own_limit(question) * GIB
     lean = leanest_tuning(question)
     return lean.peak_gib * GIB * (1 + spread) <= room and load_peak(question.shape, lean) <= room

@@ -127,7 +127,7 @@ def doubts(model: CatalogModel, answer: FitAnswer) -> Iterator[str]:
 
 
 def question_of(request: FitRequest) -> FitQuestion:
-    """The question alone, for callers that answer it for many machines."""
+    """Only the question, for callers that answer it for many machines."""
     project = _project(request)
     return ask(request, model=_model(request, project), project=project)
 

@@ -179,7 +179,7 @@ class WrittenConfig(NamedTuple):
     lines: dict[Path_, int]
 
     def named(self, name: str) -> Path_ | None:
-        """The leaf whose path has this suffix: `save_steps`, or `lora.r` if the last part alone is
+        """The leaf whose path has this suffix: `save_steps`, or `lora.r` if only the last part is
         ambiguous.
         """
         parts = tuple(name.split("."))

@@ -168,7 +168,7 @@ def _look(path: Path, config: Configuration, lengths: tuple[int, ...], options: 
 
 
 def read_lengths(stated: str | None) -> tuple[int, ...]:
-    """Tokens of rows: one number, or a file with one a line, plain or as JSON with `tokens` or `length`."""
+    """Tokens of rows: one number, or a file with one per line, plain or as JSON with `tokens` or `length`."""
     if stated is None:
         return ()
     if stated.isdigit():

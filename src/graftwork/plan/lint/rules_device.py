@@ -97,7 +97,7 @@ class LoadedWeights(NamedTuple):
 
 
 def weights_of(config: Configuration, context: LintContext) -> LoadedWeights | None:
-    """The weights alone, as the configuration loads them."""
+    """Only the weights, as the configuration loads them."""
     if context.parameters is None:
         return None
     if config.bits == 4 or config.method == "qlora":

@@ -80,7 +80,7 @@ def scale_is_odd(config: Configuration, _context: LintContext) -> Iterator[RuleH
 
 @rule("only-attention", "note", "LoRA primer, tinker-docs.thinkingmachines.ai, read 2026-11")
 def only_attention_is_adapted(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
-    """Adapters on attention alone."""
+    """Adapters only on attention."""
     if config.targets and config.method != "full" and set(config.targets) <= ATTENTION:
         yield RuleHit(
             "only attention layers get an adapter",
@@ -222,7 +222,7 @@ def data_came_from_another(config: Configuration, _context: LintContext) -> Iter
 
 @rule("another-is-deployed", "error")
 def another_is_deployed(config: Configuration, _context: LintContext) -> Iterator[RuleHit]:
-    """An adapter for another model than is served."""
+    """An adapter for a different model than the one that is served."""
     if config.model and config.deployed_model and not same_model(config.model, config.deployed_model):
         yield RuleHit(
             f"the adapter is trained on {config.model}, but {config.deployed_model} is what is served",

@@ -20,7 +20,7 @@ LARGE_WARMUP = 0.2
 FEW_STEPS = 100
 TRAINER = "transformers TrainingArguments and EarlyStoppingCallback, 5.22"
 ASKS_FOR_EVALUATION = ("training", "llama-factory")
-"""Kinds where an interval alone switches no evaluation on."""
+"""Kinds where an interval by itself does not turn evaluation on."""
 
 
 @rule("warmup-outlasts-run", "error")

@@ -1,6 +1,6 @@
 """What the code sees of the machine: the interpreter, its libraries, four devices. Nothing else.
 
-Input: this interpreter. Output: a list of what is shown where, for every way alike: `folder` and `file` are
+Input: this interpreter. Output: a list of what is shown where, for every mechanism: `folder` and `file` are
 read-only, `device`, `link`, and `empty` for a folder whose content is withheld (packages that happen to be
 installed next to the interpreter).
 """

@@ -164,7 +164,7 @@ def _look(talk: Talk, process: int, *, limits: Limits, folder: str | None) -> No
 def _read_pipe(talk: Talk, key: selectors.SelectorKey, most: int) -> bool:
     heard = talk.heard[key.data]
     if key.data == "status":
-        # Written by ours alone, and short.
+        # Written only by our code, and short.
         most = _LONGEST_STATUS
     piece = os.read(key.fd, 65536)
     heard += piece
@@ -421,7 +421,7 @@ def _conclude(talk: Talk, *, limits: Limits, seconds: float) -> SandboxResult:
     stdout, stderr, status = (
         bytes(talk.heard[name]).decode(errors="replace") for name in ("stdout", "stderr", "status")
     )
-    # What the first process of the sandbox reported; it alone holds the pipe.
+    # What the first process of the sandbox reported; only it holds the pipe.
     report = {word: details for word, _, details in (line.partition(" ") for line in status.splitlines())}
     if "failed" in report:
         raise BoxNotMade(report["failed"] or "it does not say why")
@@ -529,7 +529,7 @@ print(open("word").read())
 """
 _USUAL = Limits()
 _TRIAL_SECONDS = 60.0
-"""A busy machine is no reason to choose another mechanism, or none: the result is cached."""
+"""Cached, so that a busy machine does not cause a different mechanism, or none, to be chosen."""
 
 
 @lru_cache(maxsize=8)

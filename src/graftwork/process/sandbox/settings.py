@@ -33,7 +33,7 @@ class SandboxSettings(Record):
     """How generated code is isolated, and its resource limits."""
 
     mode: Literal["require", "off"] = "require"
-    """`require` refuses if the code cannot be isolated; `off` runs it with limits alone, at your risk."""
+    """`require` refuses if the code cannot be isolated; `off` runs it with limits only, at your own risk."""
     seconds: float = Field(default=10.0, gt=0, le=3600)
     """Wall-clock time limit of one answer's tests."""
     memory_mib: int = Field(default=512, ge=48)
@@ -79,7 +79,7 @@ class SandboxKind(StrEnum):
     USER_NAMESPACES = "user_namespaces"
     LANDLOCK = "landlock"
     OFF = "off"
-    """Limits alone. Only if the user has asked for it by name."""
+    """Limits only. Used only if the user explicitly requests it."""
 
 
 class SandboxResult(Record):

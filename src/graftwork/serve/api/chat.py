@@ -203,7 +203,7 @@ def _parse_messages(value: Any) -> list[dict[str, str]]:
 
 
 def _parse_plain(message: Any) -> dict[str, str] | None:
-    """A message of role and text alone, the usual case; None for any other."""
+    """A message with only role and text, the usual case; None for any other."""
     if type(message) is dict and len(message) == 2:
         role, content = message.get("role"), message.get("content")
         if type(role) is str and type(content) is str and role in _ROLES:

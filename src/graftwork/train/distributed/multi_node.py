@@ -3,7 +3,7 @@
 The first machine plans, supervises and calls; every further one waits for the call in the shared
 project folder and answers each with its part. A crash anywhere ends the part of all; the first
 machine's supervisor then calls again, and all machines resume from the last checkpoint. Machines are started
-by hand, or Ray or Slurm gives them: then every one runs `graft train --nodes N --node-rank R`.
+manually, or Ray or Slurm provides them: then every one runs `graft train --nodes N --node-rank R`.
 """
 
 import json

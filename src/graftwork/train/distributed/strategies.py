@@ -355,7 +355,7 @@ def zero_config(stage: int, *, offload: bool, most: float) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": most,
-        # The optimizer is torch's own, also in host memory: the same sums as in one process.
+        # The optimizer is torch's own, even in host memory: the same sums as in one process.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,

@@ -151,7 +151,7 @@ def _by_group(heads: Tensor, groups: int) -> Tensor:
 
 
 def _by_token(grouped: Tensor, tokens: int) -> Tensor:
-    """The way back: [tokens, heads, width]."""
+    """The inverse: [tokens, heads, width]."""
     groups, _, width = grouped.shape
     return grouped.view(groups, -1, tokens, width).permute(2, 0, 1, 3).reshape(tokens, -1, width)
 

@@ -183,7 +183,7 @@ class GpuDecoder:
 
     @torch.no_grad()
     def compute_loss(self, x: Tensor, packed: PackedLayout) -> Tensor:
-        """The summed loss alone."""
+        """Only the summed loss."""
         self.refresh_adapters()
         turns = self._turns(x, packed.positions)
         for index in range(len(self.blocks)):

@@ -2,7 +2,7 @@
 
 Input: a transformers model in host memory. Output: the same model, intact for other code, and the frozen
 weights side by side as the fast decoder wants them: layers hold views of them, so that nothing is there
-twice. The GPU never holds more than one block in another form than the last.
+twice. The GPU never holds more than one block that is not yet converted.
 """
 
 from collections.abc import Callable

@@ -4,7 +4,7 @@ Input: rows with their lengths, weights and stages, and the settings. Output: th
 takes its rows from all lengths, so that no kind of row (short refusals, long reports) fills batches of its
 own; within a batch, rows are sorted by length, so that micro-batches pad little. Where rows have stages,
 lower stages come first in every epoch, no batch spans two stages, and rows without a stage join the last one.
-Pure: depends on the rows and the seed alone, so a resumed run gets the same batches.
+Pure: depends only on the rows and the seed, so a resumed run gets the same batches.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class PlannedOrder:
         return sum(self._rows_each * len(batch) for batch in self._steps[:step])
 
     def mark(self, number: int) -> object:
-        """Identifies the order: another order makes another run."""
+        """Identifies the order: a different order makes a different run."""
         raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:

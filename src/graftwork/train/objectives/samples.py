@@ -129,7 +129,7 @@ def count_written(rows: Sequence[TrainingSample]) -> int:
 
 
 def scale_supervised(rows: Sequence[Row], *, unit: str, share: float = 1.0) -> list[TrainingSample]:
-    """Rows of supervised fine-tuning in the same step: divided by their own tokens alone."""
+    """Rows of supervised fine-tuning in the same step: divided only by their own tokens."""
     scale = share / max(count_trained(rows), 1)
     return [
         make_sample(row, unit=f"{unit}/{position}", part="sft", scale=scale)

@@ -44,7 +44,7 @@ class PromptRecord:
 def choose_prompts(
     prompts: Sequence[str], history: Mapping[str, PromptRecord], *, count: int, seed: int, batch: int
 ) -> list[str]:
-    """`count` different prompts, drawn by their weights; the draw depends on seed, batch and prompt alone."""
+    """`count` different prompts, drawn by their weights; the draw depends only on seed, batch and prompt."""
     empty = PromptRecord()
 
     def key(prompt: str) -> float:
@@ -64,7 +64,7 @@ def pass_rates(groups: Sequence[Sequence[float | None]]) -> tuple[float, float]:
 
 
 def uniform(*parts: object) -> float:
-    """A number strictly between 0 and 1 that depends on the parts alone."""
+    """A number strictly between 0 and 1 that depends only on the parts."""
     digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
     return (int.from_bytes(digest[:6]) + 0.5) / 2**48
 
@@ -83,7 +83,7 @@ MOST_SHOWN = 160
 
 
 def measure_groups(groups: Sequence[Sequence[GradedAnswer]]) -> dict[str, float]:
-    """Measures of a batch of rollouts, by name. Decoys do not count."""
+    """Metrics of a batch of rollouts, by name. Decoys do not count."""
     counted = [group for group in groups if not group[0][0].decoy]
     pairs = [pair for group in counted for pair in group]
     rewards = [verdict.reward for _, verdict in pairs if verdict.reward is not None]
@@ -228,7 +228,7 @@ def advise(measures: Mapping[str, float]) -> str | None:
     if 1 - measures["dead_groups"] >= LEAST_SIGNAL:
         return None
     if measures["pass@1"] > MOST_SOLVED:
-        return "nearly every answer is right already: nothing is left to learn; take harder prompts"
+        return "nearly every answer is right already: nothing is left to learn; use harder prompts"
     if measures["truncated"] > MOST_TRUNCATED:
         return "most answers are cut: raise `rollouts.max_completion_length`, or train on short replies first"
     if measures["pass@k"] == 0:
@@ -263,7 +263,7 @@ def describe_too_long(too_long: Sequence[str], lengths: Mapping[str, int], *, po
 
 
 def make_decoys(cases: Sequence[Case], *, count: int, seed: int) -> list[Case]:
-    """Prompts without a right answer: it was replaced by a secret. A reward for one is an alarm."""
+    """Unsolvable prompts, whose correct answer was replaced by a secret. A reward for one raises an alarm."""
     decoys = []
     for case in sorted(cases, key=lambda case: uniform(seed, "decoy", case.id))[:count]:
         secret = f"secret-{uniform(seed, 'secret', case.id):.15f}"
@@ -293,7 +293,7 @@ def _with_secret(check: dict[str, object], secret: str) -> dict[str, object]:
 def split_checks(case: Case, *, share: float, seed: int) -> tuple[Case, Case | None]:
     """The case with the checks that reward, and with those that only audit; None if there are too few.
 
-    Calls of one check are split too. The split depends on seed, case and check alone.
+    Calls of one check are split too. The split depends only on seed, case and check.
     """
     units = []
     for number, check in enumerate(case.checks):

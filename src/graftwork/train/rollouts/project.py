@@ -264,7 +264,7 @@ def lay_out_rows(
     if settings.mix.sft and supervised:
         rows += islice(cycle(supervised), steps * settings.batch_size)
         size += settings.batch_size
-    # Answers of a step that the model of the start reads: all with KL in the loss, else one a prompt.
+    # Answers of a step that the model of the start reads: all with KL in the loss, else one per prompt.
     read_by_start = rollouts.prompts * (rollouts.num_generations if settings.policy.kl else 1)
     load = RolloutLoad(
         prompts=rollouts.prompts,

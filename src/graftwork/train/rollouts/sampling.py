@@ -361,8 +361,8 @@ def correct_mismatch(
     *,
     most: float,
 ) -> tuple[list[TrainingSample], dict[str, float]]:
-    """Weight each token by the trainer's probability over the sampler's. Tokens beyond `most` or below its
-    inverse are left out, as are tokens that were not sampled. Returns rows and measures. Pure.
+    """Weight each token by the trainer's probability over the sampler's. Tokens above `most` or below its
+    inverse are left out, as are tokens that were not sampled. Returns rows and metrics. Pure.
     """
     corrected, gaps, left_out = [], [], 0
     for row, theirs, ours in zip(rows, sampled, now, strict=True):

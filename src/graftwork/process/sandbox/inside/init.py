@@ -177,7 +177,7 @@ FAILED = 125
 
 
 def main() -> NoReturn:
-    # From our own process alone; nothing that the code writes is ever read so.
+    # Only from our own process; nothing that the code writes is ever read this way.
     box = marshal.loads(bytes.fromhex(sys.argv[1]))
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     try:
@@ -289,7 +289,7 @@ def _be_the_code(box: dict[str, Any], report_write: int) -> NoReturn:
 
 
 def run_to_end(work: Callable[[], int]) -> int:
-    """The exit code, also of code that raises."""
+    """The exit code, including that of code that raises."""
     try:
         return work()
     except SystemExit as leaving:

@@ -329,7 +329,7 @@ def set_limits(limits: dict[str, Any], *, processes: int | None) -> None:
 
 
 _PLACE = "/tmp"
-"""Where the new root is assembled; visible to this process alone."""
+"""Where the new root is assembled; visible only to this process."""
 _OLD = "/.old"
 
 
