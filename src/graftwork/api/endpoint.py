@@ -124,7 +124,7 @@ class Playground(Record):
     """None if no endpoint answers."""
     subjects: tuple[ChatChoice, ...]
     is_loaded: bool
-    """Whether the process in the background runs already."""
+    """Whether the background process is already running."""
     examples: int
 
 
@@ -235,7 +235,7 @@ def curl_command(
 
 
 class StartedEndpoint(Record):
-    """What a user needs who has just started the endpoint."""
+    """What a user who has just started the endpoint needs."""
 
     url: str
     models: tuple[str, ...]

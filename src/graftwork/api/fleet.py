@@ -32,7 +32,7 @@ def read_costs(project: Project) -> CostSummary:
 
 
 def name_places(project: Project) -> tuple[str, ...]:
-    """The places that are configured, without asking them."""
+    """The configured places, without querying them."""
     with project.open() as work:
         return place_names(work)
 

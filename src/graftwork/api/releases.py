@@ -130,7 +130,7 @@ def find_archive(project: Project, name: str) -> Path | None:
 
 
 def promote(project: Project, name: str, *, alias: str = "", reason: str, who: str = "") -> AliasMove | None:
-    """Point an alias at a release that may be deployed; None if it points there already."""
+    """Point an alias at a release that may be deployed; None if it already points there."""
     with project.open() as work:
         return promote_release(work, name, alias=alias or None, reason=reason, who=who)[2]
 
@@ -143,7 +143,7 @@ def rollback(
     who: str = "",
     planned: PlannedRollback | None = None,
 ) -> AliasMove:
-    """Point an alias at the release before the present one; `planned` is the rollback that was shown."""
+    """Point an alias at the release before the current one; `planned` is the rollback that was shown."""
     with project.open() as work:
         # A full name such as tagger/champion names its model itself.
         model, slash, name = alias.rpartition("/")

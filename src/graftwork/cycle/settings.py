@@ -1,4 +1,4 @@
-"""The `cycle` section of graft.yaml: when to train again, where, who is asked and who is notified.
+"""The `cycle` section of graft.yaml: when to train again, where, who approves and who is notified.
 
 A schedule is a cron expression (`cron.py`).
 """

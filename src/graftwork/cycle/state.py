@@ -175,7 +175,7 @@ def start_schedule(state: CoordinatorState, *, now: float) -> CoordinatorState:
 def begin(
     state: CoordinatorState, *, model: str, cause: str, now: float, steps: tuple[str, ...], version: str
 ) -> CoordinatorState:
-    """Open the next cycle. Without effect if one is open already: two coordinators may both see it due."""
+    """Open the next cycle. Without effect if one is already open: two coordinators may both see it due."""
     if state.open_cycle is not None:
         return state
     number = state.cycle.number + 1 if state.cycle is not None else 1

@@ -137,7 +137,7 @@ def decide_item(
 
 
 def list_items(work: OpenProject) -> list[ReviewItem]:
-    """List everything worth a look, the most helpful first, without what is decided."""
+    """List everything worth reviewing, the most helpful first, without what is decided."""
     standing = ReviewStore(work.database, project=work.settings.project).standing()
     decided = {_content(entry.review.item) for entry in standing}
     rows = _read_rows(work)

@@ -114,7 +114,7 @@ def parse_subjects(texts: Iterable[str]) -> tuple[NamedSubject, ...]:
 
 
 def parse_endpoint(name: str, *, where: str = "--subject") -> NamedSubject:
-    """`URL#model,key=VARIABLE` as it stands at the option `where`."""
+    """`URL#model,key=VARIABLE` as passed to the option `where`."""
     address, _, model_and_options = name.partition("#")
     model, *options = model_and_options.split(",")
     parts = urlsplit(address)

@@ -135,7 +135,7 @@ def atomic_file(path: Path, *, durable: bool = True, private: bool = False) -> I
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill; it gets the name `path` only when the block succeeds. If `path`
-    exists already the new folder is dropped: such folders are named by content.
+    already exists the new folder is dropped: such folders are named by content.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:

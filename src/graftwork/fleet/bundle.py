@@ -136,7 +136,7 @@ class BundleParts:
 
 
 def build_bundle(parts: BundleParts, root: Path) -> tuple[Path, Bundle]:
-    """Write the bundle to `root/<id>`; one that exists already is the same."""
+    """Write the bundle to `root/<id>`; one that already exists is the same."""
     make_folder(root)
     with tempfile.TemporaryDirectory(dir=root, prefix=".part-") as scratch:
         folder = Path(scratch)
@@ -320,7 +320,7 @@ def _require_possible(path: PurePosixPath, folder: Path) -> None:
 
 
 def _with_adapter_here(outcome: bytes, folder: Path) -> str:
-    """The outcome with the adapter's folder here, once the adapter has the bytes that it names."""
+    """The outcome with the adapter's folder here, once the adapter matches the hash in it."""
     try:
         content = json.loads(outcome)
         stated = content["adapter_hash"]
@@ -393,7 +393,7 @@ def write_image(target: Path, *, image: str = BASE_IMAGE, extras: Iterable[str] 
 
 
 def pin_packages(extras: Iterable[str], requirements: Requirements) -> dict[str, str]:
-    """Everything that graftwork with these extras needs, as it is installed here."""
+    """All packages that graftwork with these extras needs, in the versions installed here."""
     pins: dict[str, str] = {}
     open_ends: list[tuple[str, frozenset[str]]] = [(DISTRIBUTION, frozenset(extras))]
     visited: set[tuple[str, frozenset[str]]] = set()

@@ -85,9 +85,8 @@ def merge_update(stored: FleetJob, new: FleetJob) -> FleetJob:
 
 
 def _final_fields(stored: FleetJob, new: FleetJob) -> dict[str, object]:
-    """Fields of the stored entry that an update does not change: a decision that the other process did not
-    know.
-    """
+    """Fields of the stored entry that an update does not change: a decision unknown to the other
+    process."""
     old_step, new_step = (_STEPS.get(job.state, _FINAL) for job in (stored, new))
     if old_step > new_step or old_step == _FINAL:
         names = ("state", "outcome", "reason", "unseen_usd")
@@ -179,7 +178,7 @@ class Safety:
 
 
 def largest_cost(seconds: float, usd_per_hour: float, safety: Safety) -> float:
-    """The most that a job may cost if everything goes wrong that the reserve covers."""
+    """The maximum cost of a job if everything that the reserve covers goes wrong."""
     return (seconds + safety.reserve_seconds) / 3600 * usd_per_hour if usd_per_hour else 0.0
 
 

@@ -107,7 +107,7 @@ class RunQuote(Record):
     seconds: float
     """The time limit of the job."""
     largest_usd: float = 0.0
-    """If everything goes wrong that the reserve covers."""
+    """If everything that the reserve covers goes wrong."""
 
     @property
     def named(self) -> str:

@@ -42,7 +42,7 @@ class Place(Protocol):
         """The machines that are available now, with their prices."""
 
     def submit(self, order: JobOrder, *, secrets: Mapping[str, str]) -> PlacedJob:
-        """Start the job. A job of the same label that exists already is returned instead.
+        """Start the job. If a job with the same label already exists, it is returned instead.
 
         Raises `Refused` if nothing was started for certain. After any other error it may have been.
         """

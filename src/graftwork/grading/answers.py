@@ -53,7 +53,7 @@ class AnswerFields(Record):
     json_schema: dict[str, Any] | None = None
     """The JSON Schema that `schema_valid` holds every reply against."""
     form: Literal["json", "text"] = "json"
-    """`text`: a reply is plain words that cite as `[1]`; it refuses where it holds one of `refusals`."""
+    """`text`: a reply is plain words that cite as `[1]`; it refuses if it contains one of `refusals`."""
     refusals: tuple[str, ...] = REFUSALS
     """Phrases that only a refusal contains, in any case."""
 

@@ -396,7 +396,7 @@ def plan_run(
 ) -> RunPlan:
     """Every step with its state and its seconds, and all of them in minutes.
 
-    `outputs` holds the outputs of the steps that are up to date, where that is known already.
+    `outputs` holds the outputs of the steps that are up to date, where that is already known.
     """
     if outputs is None:
         # Whether a dataset is up to date depends on the base, which the estimate reads too.

@@ -143,7 +143,7 @@ def get_step(name: str) -> PipelineStep:
 def plan_whole_run(work: OpenProject, *, outputs: StepOutputs | None = None) -> RunPlan:
     """How long `run_pipeline` is expected to take, stage by stage. Nothing is done.
 
-    `outputs` holds the outputs of the steps that are up to date, where that is known already.
+    `outputs` holds the outputs of the steps that are up to date, where that is already known.
     """
     return plan_run(work, STEPS, only_after_deploy=ONLY_AFTER_DEPLOY, outputs=outputs)
 

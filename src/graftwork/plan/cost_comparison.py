@@ -1,7 +1,7 @@
 """Compares places for a run: offers of the catalog and own GPUs, ranked, with what changes the winner.
 
 Input: what is trained how (the machine of the question does not matter), the terms. Output: a
-PlaceComparison: each offer with its bill, what speaks against it and a verdict; and for each thing that may
+PlaceComparison: each offer with its bill, its drawbacks and a verdict; and for each thing that may
 be otherwise (a price, the hours, the interruptions, the deadline, the budget, the worth of an hour of
 waiting) the smallest change that makes another place win: everything is recomputed under it, nothing is
 linearised. Reads the catalog and asks the fit.

@@ -195,7 +195,7 @@ def link_words(machine: Machine) -> str:
 
 
 def news(have: MachineReach, candidate: MachineReach) -> tuple[str, ...]:
-    """What the other machine can do and the present one cannot."""
+    """What the other machine can do and the current one cannot."""
     news = []
     before = {reach.method: reach.longest for reach in have.reaches}
     for reach in candidate.reaches:

@@ -1,4 +1,4 @@
-"""Ray as an engine: pieces as tasks of a cluster that is there already, or one command on some of its nodes.
+"""Ray as an engine: pieces as tasks of an existing cluster, or one command on some of its nodes.
 
 Input: pieces as bytes, or a command with its place holders `{rank}` and `{host}`. Output: one event for each
 piece, or the exit code of each machine. Only a child process imports Ray, `python -m

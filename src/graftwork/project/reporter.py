@@ -1,6 +1,6 @@
 """Progress events for a terminal, a program or a test.
 
-The doors implement it. The work itself never prints.
+The command line, the page and the worker implement it. The work itself never prints.
 """
 
 import time

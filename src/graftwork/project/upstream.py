@@ -35,7 +35,7 @@ KEY = (
 
 
 def start_with_upstream(folder: Path, *, url: str, model: str, api_key_env: str | None) -> Started:
-    """Write graft.yaml into the folder. One that is there already is never overwritten."""
+    """Write graft.yaml into the folder. An existing one is never overwritten."""
     path = folder / PROJECT_FILE
     if path.exists():
         raise UserError(

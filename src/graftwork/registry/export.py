@@ -86,7 +86,7 @@ class MergedAdapter(Record):
     rank: int
     layers: int
     kept: float
-    """The least share, over all layers, of what was asked for that the rank holds."""
+    """The lowest share of the requested change that the rank keeps, over all layers."""
     parents: tuple[MergeParent, ...]
     evaluate: str
     """The command that compares it with its first parent."""

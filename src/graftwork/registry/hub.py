@@ -3,8 +3,8 @@
 A push is one commit whose files have the hashes in the manifest; a pull is verified like any other release.
 Files that the Hub has are not sent again. The token comes from HF_TOKEN and appears in no message;
 HF_ENDPOINT names another server. A push goes over LFS even if hf_xet is installed: over Xet the client splits
-it into several commits. Tested against a local server that speaks the protocol of the Hub, not against the
-Hub itself.
+it into several commits. Tested against a local server that implements the Hub's protocol, not against the Hub
+itself.
 """
 
 import hashlib

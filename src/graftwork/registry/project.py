@@ -65,7 +65,7 @@ def promote_release(
 ) -> tuple[Release, str, AliasMove | None]:
     """Point an alias of the release's own model at it. `who` is logged; the user of this process if empty.
 
-    Returns the release, the full alias and the move: None if the alias pointed there already. With
+    Returns the release, the full alias and the move: None if the alias already pointed there. With
     `instead_of`, Busy is raised if the alias points at a different release by now.
     """
     store = open_store(work)
@@ -103,7 +103,7 @@ def rollback_alias(
     who: str = "",
     planned: PlannedRollback | None = None,
 ) -> AliasMove:
-    """Point an alias of the model that is worked on at the release before the present one.
+    """Point an alias of the selected model at the release before the current one.
 
     `planned` is the rollback that was decided on; Busy is raised if the alias was moved since then.
     """
@@ -363,7 +363,7 @@ _LONGEST_WAY_BACK = 1000
 
 
 class _Drawing:
-    """A graph that is being drawn; a node that is there already is not drawn twice."""
+    """A graph that is being drawn; a node that is already there is not drawn twice."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, LineageNode] = {}

@@ -81,7 +81,7 @@ class RemoteStore:
         return matches[0]
 
     def put_blob(self, source: Path, file: ReleaseFile, *, count: ProgressCounter | None = None) -> bool:
-        """Upload a blob and read it back. False if it was there already.
+        """Upload a blob and read it back. False if it was already there.
 
         `count` counts each byte twice: on its way there, and read back.
         """
@@ -205,7 +205,7 @@ def name_text(release_id: str, name: str) -> str:
 
 
 class Pushed(NamedTuple):
-    """`sent` are the files that were uploaded; the others were there already."""
+    """`sent` are the files that were uploaded; the others were already there."""
 
     release: Release
     sent: tuple[str, ...]

@@ -340,7 +340,7 @@ class ReleaseStore:
     ) -> Release:
         """Store the files, then the folder, which is verified before it gets its name.
 
-        `sources` has each file that the manifest names. A release that exists already is verified and only
+        `sources` has each file that the manifest names. A release that already exists is verified and only
         gets the signatures that it does not have. Hold `shared_lock()` around this and the index entry.
         """
         target = self.folder(release.id)
@@ -370,7 +370,7 @@ class ReleaseStore:
     def complete(
         self, release: Release, *, signatures: Mapping[str, bytes], progress: ProgressCallback = no_progress
     ) -> Release:
-        """Verify a release that exists already, and add the signatures that it does not have.
+        """Verify a release that already exists, and add the signatures that it does not have.
 
         A signature covers the exact bytes of the manifest, and two manifests with one id may differ in their
         time: only signatures of the same manifest are added. A signature by the trusted key replaces an

@@ -339,7 +339,7 @@ class FeedbackStore(ProjectTable):
 
 
 class ReviewEntry(NamedTuple):
-    """`applied` says whether the decision has become feedback on a capture."""
+    """`applied`: whether the decision has become feedback on a capture."""
 
     place: int
     review: ReviewDecision

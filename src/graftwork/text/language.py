@@ -25,7 +25,7 @@ SCRIPTS = {
     "hi": r"[\u0900-\u097f]",
     "th": r"[\u0e00-\u0e7f]",
 }
-"""Japanese stands before Chinese: its texts have characters of both."""
+"""Japanese comes before Chinese: its texts have characters of both."""
 MUCH = 0.2
 """Share of the letters in another script."""
 FEWEST_WORDS = 20

@@ -483,7 +483,7 @@ def draw_stacks(
     note: tuple[float, str] | None = None,
     width: float = 760,
 ) -> Markup:
-    """Bars side by side, the named counts stacked. `ticks` and `note` stand at numbers of bars."""
+    """Bars side by side, the named counts stacked. `ticks` and `note` are placed at numbers of bars."""
     totals = [sum(values) for values in zip(*counts.values(), strict=True)]
     if not any(totals):
         return draw_nothing(title, width)

@@ -1,4 +1,4 @@
-"""The training cycle: its steps, its status, what it would do next, the ones before."""
+"""The training cycle: its steps, its status, what it would do next, and earlier cycles."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any

@@ -58,7 +58,7 @@ def body(document: Document, *, label: str = "") -> Markup:
 
 
 def page(document: Document) -> str:
-    """The document as one HTML file without scripts or links to elsewhere."""
+    """The document as one HTML file without scripts or external links."""
     return render("document_page.html.jinja", document=document)
 
 

@@ -342,7 +342,7 @@ def expect_leaks(sizes: "NDArray[Any]", *, held_out: float) -> float:
 
 
 def find_leaked(facts: AuditFacts) -> Iterator[Finding]:
-    """Find held-out rows that ask what a training row asks, in logs that are split already."""
+    """Find held-out rows that ask what a training row asks, in logs that are already split."""
     import numpy as np
 
     trained, held_out = find_sides(facts)
@@ -544,7 +544,7 @@ def _count(count: int, what: str) -> str:
 
 
 def find_withdrawn(facts: AuditFacts) -> Iterator[Finding]:
-    """Rows of traces that other lines of the logs speak against."""
+    """Rows of traces that other lines of the logs contradict."""
     wordings: tuple[tuple[str, Severity, str, str, str], ...] = (
         (
             RATED_BAD,

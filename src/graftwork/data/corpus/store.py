@@ -156,7 +156,7 @@ class JoinedFacts(NamedTuple):
 
 
 def join_facts(row: Interaction, joined: JoinedFacts) -> Interaction:
-    """Return the row with what stands apart from it. Its own score of the call and its own pair win."""
+    """Return the row with what is logged separately. Its own score of the call and its own pair win."""
     update: dict[str, Any] = {}
     if joined.reward is not None and (
         row.reward is None or (row.reward_level == "trace" and joined.level != "trace")
@@ -324,7 +324,7 @@ class Corpus:
         return set(zip(traces[positions].tolist(), calls[positions].tolist(), strict=True))
 
     def scores(self) -> Iterator[tuple[int, int, float]]:
-        """Yield the scores that stand apart: the hashes of their trace and call (0 for none), the value."""
+        """Yield separately logged scores: the hashes of their trace and call (0 for none), the value."""
         for _, head in self._heads():
             yield from ((trace, call, value) for trace, call, value in head["scores"])
 

@@ -178,7 +178,7 @@ def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
         repeats.instead[gone] = repeats.instead[repeats.instead[gone]]
     for better, worse in corpus.pairs.items():
         position = better if repeats.instead[better] < 0 else int(repeats.instead[better])
-        # The same exchange may stand elsewhere; what is nearly the same has another prompt.
+        # The same exchange may occur elsewhere; what is nearly the same has a different prompt.
         if all(corpus.column(name)[position] == corpus.column(name)[better] for name in ("prompt", "reply")):
             repeats.worse[position] = worse
     return repeats

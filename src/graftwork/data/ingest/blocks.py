@@ -44,7 +44,7 @@ IN_OTHER_FILE = "content_in_other_file"
 
 
 class TraceScore(Record):
-    """A score of a trace, or of one of its calls, that stands apart from it."""
+    """A score of a trace, or of one of its calls, that is logged separately."""
 
     origin: Origin
     trace: str

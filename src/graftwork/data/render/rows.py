@@ -324,7 +324,7 @@ class RenderTask(NamedTuple):
     subsets: Mapping[str, SubsetRows]
     out: Path
     joined: Mapping[int, JoinedFacts] = {}
-    """By the position among `numbers`: what stands apart from the rows."""
+    """By the position among `numbers`: what is logged separately from the rows."""
     earlier: tuple[Path, ...] = ()
     """Folders with shards of the same block by the same renderer, whose tokens are taken."""
 

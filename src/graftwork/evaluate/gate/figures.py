@@ -482,7 +482,7 @@ def say_cases_needed(needed: Needed) -> str:
 
 
 def say_ungraded(cases: int) -> str:
-    """Nothing is known about these cases, so nothing may rest on them."""
+    """Nothing is known about these cases, so no decision may depend on them."""
     counted = "counts" if cases == 1 else "count"
     return f" {cases} more could not be graded and {counted} against it." if cases else ""
 
@@ -521,7 +521,7 @@ def say_reason(
 
 
 def say_worn(metrics: Sequence[str], *, look: int, needed: int | None) -> str:
-    """Why a verdict stays open on cases that were looked at before, and what would settle it."""
+    """Why a verdict stays open on cases that were used before, and what would settle it."""
     names = ", ".join(dict.fromkeys(map(name_of, metrics)))
     fresh = f"about {plural(needed, 'fresh case')}" if needed else "fresh cases"
     return (

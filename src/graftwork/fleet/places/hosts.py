@@ -1,4 +1,4 @@
-"""Hosts that are there already: this machine (`local`), others over plain SSH (`ssh`), nodes of a cluster.
+"""Existing hosts: this machine (`local`), others over plain SSH (`ssh`), nodes of a cluster.
 
 Input: an order with its bundle. Output: a job in `jobs/<label>` of the host's folder, which outlives the
 connection. All run the commands of `far_side.py` with the host's Python: no daemon, no root, no container,

@@ -44,7 +44,7 @@ Answer = TypeVar("Answer")
 
 
 class RaySettings(Record):
-    """A Ray cluster that is running already."""
+    """A running Ray cluster."""
 
     address: Annotated[str, NotSecret("a host and a port")] = Field(
         "auto", description="HOST:PORT of the head; auto: the head of this machine's node."

@@ -263,7 +263,7 @@ class S3Storage:
 
 
 class _InUse(Refused):
-    """The name is taken: the job or secret exists already."""
+    """The name is taken: the job or secret already exists."""
 
 
 class _NotRunning(Refused):

@@ -195,7 +195,7 @@ class StoragePlace(CloudPlace):
             raise unknown_job(self.name, job.label)
 
     def ship(self, order: JobOrder) -> list[str]:
-        """Send the bundle except for files that are there already; returns the hashes of its files. Raises
+        """Send the bundle except for files that are already there; returns the hashes of its files. Raises
         `Refused` if that fails: a job is only created once its files are there.
         """
         folder, start = Path(order.bundle), f"jobs/{order.label}/in"

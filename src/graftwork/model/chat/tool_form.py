@@ -24,7 +24,7 @@ WriteTurn = Callable[[TextAndCalls], str]
 
 
 class ToolForm(NamedTuple):
-    """`before` stands between text and the first call, `alone` before a call without text."""
+    """`before` comes between text and the first call, `alone` before a call without text."""
 
     alone: str
     before: str | None

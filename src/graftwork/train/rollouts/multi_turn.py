@@ -306,7 +306,7 @@ class EpisodeSampler:
 
 
 def add_opening(case: Case, text: str, tools: Sequence[dict[str, Any]]) -> tuple[Message, ...]:
-    """The prompt with the tools of the environment and what it says first."""
+    """The prompt with the tools of the environment and its first message."""
     messages = list(add_tools(case.messages, tools))
     if text and messages[-1].role == "user":
         messages[-1] = Message(role="user", content=f"{messages[-1].content}\n\n{text}")
