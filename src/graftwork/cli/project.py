@@ -72,6 +72,8 @@ def init(
     if upstream is not None:
         if named:
             raise typer.BadParameter("--upstream starts without a log: leave the log out")
+        if base or gpu or license:
+            raise typer.BadParameter("--upstream plans no training: leave --base, --gpu and --license out")
         _init_upstream(folder, upstream, as_json=json)
         return
     with stderr.status("reading the logs and choosing metrics, gate rules and settings"):

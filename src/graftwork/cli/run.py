@@ -55,6 +55,8 @@ def run(
 
     Example:  graft run -C examples/cited_answers
     """
+    if quick and dry_run:
+        raise typer.BadParameter("--dry-run estimates the whole run: leave --quick out")
     if dry_run:
         with reporting(project) as opened_project:
             checked = opened_project.dry_run()

@@ -135,6 +135,8 @@ def test_an_argument_that_is_unknown_is_the_users_mistake(graft):
 @pytest.mark.parametrize(
     ("command", "named"),
     [
+        ("init --upstream http://host/v1#m --base qwen3-0.6b", "--base"),
+        ("run --quick --dry-run", "--quick"),
         ("up --reason why", "--reason"),
         ("up status --as ada", "--as"),
         ("up week --reason why", "--reason"),
