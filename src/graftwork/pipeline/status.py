@@ -21,7 +21,7 @@ from graftwork.process.heartbeat import HealthReport, Patience, assess_health, p
 from graftwork.process.http_client import NoAnswer
 from graftwork.process.worker import lock_holder
 from graftwork.project.open_project import OpenProject, name_entry
-from graftwork.records.base import Record
+from graftwork.records.base import Figure, Record
 from graftwork.records.errors import GraftError, Stale
 from graftwork.records.fleet import Beat, Health, Vitals
 from graftwork.records.live import PromptDrift, ShadowSummary
@@ -236,11 +236,6 @@ def project_status(work: OpenProject) -> ProjectStatus:
     )
 
 
-def expected_step_seconds(plan: Plan) -> float:
-    """Time that the plan expects for one step."""
-    return plan.minutes.value * 60 / max(plan.steps.value, 1)
-
-
 def judge_run(folder: Path, *, expected: float, patience: Patience) -> tuple[HealthReport, Beat | None]:
     """State of the worker in `folder`, by its heartbeat, its lock and its process."""
     beat, holder = read_beat(folder), lock_holder(folder)
@@ -312,16 +307,18 @@ def describe_run(run: RunEntry) -> RunStatus:
     status = RunStatus(id=run.id, state=run.state, updated_at=run.updated_at)
     if run.state != "running":
         return status
-    plan = Plan.model_validate(run.plan)
-    report, beat = judge_run(Path(run.folder), expected=expected_step_seconds(plan), patience=Patience())
+    # Only what is needed: another version may have written the rest of the plan.
+    minutes, steps = (Figure.model_validate(run.plan[name]).value for name in ("minutes", "steps"))
+    expected = minutes * 60 / max(steps, 1)
+    report, beat = judge_run(Path(run.folder), expected=expected, patience=Patience())
     gone = report.health == "gone"
     changes: dict[str, object] = {
         "health": report.health,
         "reason": report.reason + ("; `graft run` resumes from its last checkpoint" if gone else ""),
         "evidence": report.evidence,
-        "expected_step_seconds": expected_step_seconds(plan),
+        "expected_step_seconds": expected,
         "measured_step_seconds": report.measured_seconds,
-        "expected_minutes": plan.minutes.value,
+        "expected_minutes": minutes,
     }
     if beat is not None:
         changes |= {"done": beat.done, "total": beat.total, "doing": beat.doing}
