@@ -531,10 +531,13 @@ def list_specialists(question: ServeQuestion) -> tuple[SpecialistRow, ...]:
     one_adapter = adapter_bytes(question, engine_of(question)) / GIB
 
     def most(base: ServeQuestion, field: str, unit: str, form: Form) -> Figure:
+        # With as many models on every GPU the users spread best: one model fewer may not fit.
+        step = max(base.gpus, 1) if field == "copies" else 1
         return _by_case(
             lambda count, case: _fits(base.model_copy(update={field: count}), form, case),
             most=MOST_SPECIALISTS,
             unit=unit,
+            step=step,
         )
 
     return tuple(
@@ -569,14 +572,13 @@ def _fits(question: ServeQuestion, form: Form, case: int) -> bool:
     return sum(held_bytes(question, form, case=case).values()) <= available_bytes(question)
 
 
-def _by_case(good: Callable[[int, int], bool], *, most: int, unit: str) -> Figure:
-    """In each case the largest valid number up to `most`, assuming that more is never better; 0 if 1 is
-    invalid.
+def _by_case(good: Callable[[int, int], bool], *, most: int, unit: str, step: int = 1) -> Figure:
+    """In each case the largest valid number up to `most`, among 1 and the multiples of `step`, assuming that
+    of these more is never better; 0 if 1 is invalid.
     """
-    numbers = range(1, most + 1)
-    return _figure(
-        [bisect_left(numbers, True, key=lambda number: not good(number, case)) for case in CASES], unit
-    )
+    numbers = (0, 1, *range(step, most + 1, step))
+    valid = [bisect_left(numbers, True, lo=1, key=lambda number: not good(number, case)) for case in CASES]
+    return _figure([numbers[count - 1] for count in valid], unit)
 
 
 def serve(question: ServeQuestion, *, gpus: tuple[Gpu, ...] = ()) -> ServeAnswer:

@@ -23,7 +23,7 @@ from serving_samples import (
 )
 
 from graftwork.model.shape import layer_parameters, total_parameters
-from graftwork.plan.catalog.hardware import guess_cpu
+from graftwork.plan.catalog.hardware import find_gpu, guess_cpu
 from graftwork.plan.serving import (
     find_form,
     hold,
@@ -38,6 +38,7 @@ from graftwork.records.errors import UserError
 from graftwork.records.hardware import Gpu
 
 CARDS = (RTX_5060_TI, RTX_4090)
+T4 = find_gpu("T4")
 
 
 def test_the_gate_of_12_s_and_10_gb_leaves_4_bits_alone():
@@ -248,6 +249,19 @@ def test_six_models_in_sixteen_bits_take_75_gib_and_not_30_gb():
     assert wide.asked_adapters_gib.value < 30 < wide.asked_whole_gib.value
     assert wide.adapters.low > 6
     assert narrow.one_model_gib.value * 2**30 / 1e9 == pytest.approx(3.9, abs=0.05)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3])
+def test_no_number_of_whole_models_beyond_the_largest_that_is_named_fits(gpus):
+    """Three models on two GPUs leave one GPU more users than four do."""
+    question = ask(DEEPSEEK, T4, gpus=gpus, users=8)
+    for row in list_specialists(question):
+        counts = [
+            count
+            for count in range(1, 40)
+            if hold(question.model_copy(update={"copies": count}), row.form).spare_gib.value >= 0
+        ]
+        assert row.whole_models.value == max(counts, default=0)
 
 
 def test_five_gigabytes_is_what_a_6_7b_model_takes_in_four_bits():
