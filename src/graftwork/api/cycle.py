@@ -116,9 +116,9 @@ def read_terms(dials: Sequence[WeekDial], texts: Mapping[str, str]) -> WeekTerms
                 found[dial.name] = value
     parts: dict[str, dict[str, float]] = {kind: {} for kind in ("hours", "priority")}
     for name, value in found.items():
-        kind, dot, which = name.partition(".")
+        kind, dot, dial_name = name.partition(".")
         if dot:
-            parts[kind][which] = value
+            parts[kind][dial_name] = value
     return WeekTerms(
         spend_usd=found.get("spend"),
         gate_minutes=found.get("gate"),

@@ -277,10 +277,10 @@ def next_review(project: Project, *, who: str = "", key: str = "", hold: bool = 
     reviewer = who or current_user()
     items = _list(project)
     with project.open() as work:
-        standing = ReviewStore(work.database, project=work.settings.project).standing()
-    decided = {key for entry in standing for key in entry.review.item.keys}
+        reviews = ReviewStore(work.database, project=work.settings.project).standing()
+    decided = {key for entry in reviews for key in entry.review.item.keys}
     waiting = [item for item in items if item.keys.isdisjoint(decided)]
-    mine = [entry for entry in standing if entry.review.who == reviewer]
+    mine = [entry for entry in reviews if entry.review.who == reviewer]
     reasons: dict[str, int] = {}
     for item in waiting:
         for reason in item.reasons:
@@ -299,7 +299,7 @@ def next_review(project: Project, *, who: str = "", key: str = "", hold: bool = 
     return ReviewTurn(
         item=chosen,
         waiting=len(waiting),
-        decided=len(standing),
+        decided=len(reviews),
         mine=len(mine),
         last=mine[-1].review if mine and not mine[-1].applied else None,
         reasons=dict(sorted(reasons.items(), key=lambda pair: -pair[1])),

@@ -216,9 +216,9 @@ def repeat_lost_interrupts() -> None:
         main_thread = threading.main_thread().ident
         assert main_thread is not None
         # Not at once: it would be raised in this hook, and dropped again.
-        again = threading.Timer(_PAUSE_SECONDS, signal.pthread_kill, (main_thread, signal.SIGINT))
-        again.daemon = True
-        again.start()
+        timer = threading.Timer(_PAUSE_SECONDS, signal.pthread_kill, (main_thread, signal.SIGINT))
+        timer.daemon = True
+        timer.start()
 
     sys.unraisablehook = hook
 

@@ -189,7 +189,7 @@ def _as_json(answer: "FitAnswer") -> dict[str, Any]:
     if len(lengths) > LENGTHS_SHOWN:
         last = len(lengths) - 1
         body["question"]["lengths"] = [
-            lengths[at * last // (LENGTHS_SHOWN - 1)] for at in range(LENGTHS_SHOWN)
+            lengths[index * last // (LENGTHS_SHOWN - 1)] for index in range(LENGTHS_SHOWN)
         ]
     return body
 

@@ -205,6 +205,6 @@ class JsonRemarks(NullReporter):
     """Remarks as lines of JSON on standard error, next to a log in JSON."""
 
     def info(self, text: str) -> None:
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = {"event": "log", "at": at, "level": "info", "message": text}
+        timestamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = {"event": "log", "at": timestamp, "level": "info", "message": text}
         print(json.dumps(line, ensure_ascii=False), file=sys.stderr, flush=True)

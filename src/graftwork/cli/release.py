@@ -734,8 +734,10 @@ def edit(
     with opened(project) as work:
         entry, notes, signed = edit_release(work, name, changes)
     if json:
-        about = entry.model_dump(mode="json", include={"id", "model", "version", "tags"})
-        print_json({**about, "notes": [written.model_dump(mode="json") for written in notes], **signed})
+        shown_release = entry.model_dump(mode="json", include={"id", "model", "version", "tags"})
+        print_json(
+            {**shown_release, "notes": [written.model_dump(mode="json") for written in notes], **signed}
+        )
         return
     tags = ", ".join(entry.tags) or "no tags"
     edited = f"{entry.id[:12]}: version {entry.version}, {tags}, {plural(len(notes), 'note')}"

@@ -163,11 +163,11 @@ def logs(
         events, pause = Events(Path(meant.folder)), threading.Event()
         while True:
             # Checked before reading, so that everything written before the end is read.
-            over = not follow or _has_ended(work, meant)
+            is_over = not follow or _has_ended(work, meant)
             for event in events.new():
                 _print(event, as_json=json, vitals=vitals)
             sys.stdout.flush()
-            if over:
+            if is_over:
                 break
             pause.wait(POLL_SECONDS)
         if follow:

@@ -399,12 +399,12 @@ class Attempts:
 
     def note(self, answer: str, submission: Submission, verdict: SourceVerdict) -> None:
         """Link an answer to its verdict."""
-        about = {
+        fields = {
             "component": submission.component.id,
             "stage": submission.stage,
             "submission": submission_key(submission),
         }
-        self._journal.add_once(ATTEMPT, answer, **about, ok=verdict.ok)
+        self._journal.add_once(ATTEMPT, answer, **fields, ok=verdict.ok)
 
     def measure(self, submissions: Sequence[Submission]) -> list[Evidence | None]:
         keys = [submission_key(submission) for submission in submissions]

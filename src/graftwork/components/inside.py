@@ -81,9 +81,9 @@ def refuse(facts: dict[str, Any], allowed: set[str]) -> str:
     """Return why a source is not run at all; empty if it may be run."""
     if facts["syntax"]:
         return f"is not Python: {facts['syntax']}"
-    beyond = [name for name in facts["imports"] if name not in allowed]
-    if beyond:
-        return f"imports {', '.join(beyond)}, which the spec does not allow"
+    disallowed = [name for name in facts["imports"] if name not in allowed]
+    if disallowed:
+        return f"imports {', '.join(disallowed)}, which the spec does not allow"
     if facts["forbidden"]:
         return f"uses {', '.join(facts['forbidden'])}, which no component needs"
     if not facts["defines"]:

@@ -265,7 +265,7 @@ def write_episodes(
     paths = {name: str(to / file) for name, file in files.items()}
     # What the validation and test splits of the project's datasets hold: prompts by hash, and sessions.
     log, held_prompts, held_sessions = Path(paths["interactions"]), set[str](), set[str]()
-    elsewhere = set[str]()
+    held_out_prompts = set[str]()
     datasets = sorted(work.project.datasets.glob("*/manifest.json")) if work is not None else []
     for split in HELD_OUT_SPLITS:
         for row in (row for manifest in datasets for row in read_rows(manifest.parent, split)):
@@ -275,8 +275,8 @@ def write_episodes(
                 held_sessions.add(row.session)
             # Rows of the log of episodes stay in it: they keep their split.
             if work is not None and (work.project.root / row.origin.file).resolve() != log.resolve():
-                elsewhere.add(prompt)
-    logged = [episode for episode in episodes if episode[0] not in elsewhere]
+                held_out_prompts.add(prompt)
+    logged = [episode for episode in episodes if episode[0] not in held_out_prompts]
     rows, pairs = to_rows(logged)
     simple = [
         component

@@ -339,16 +339,16 @@ class Verifier:
                 questions[number] = items
         verdicts_by_call: list[dict[int, bool | None]] = [{} for _ in groups]
         numbers = list(questions)
-        together = [
+        batch = [
             numbers[first : first + JUDGED_TOGETHER] for first in range(0, len(numbers), JUDGED_TOGETHER)
         ]
-        while together:
-            again: list[list[int]] = []
+        while batch:
+            repeats: list[list[int]] = []
             jobs = []
-            for part in together:
+            for part in batch:
                 items_of_part = [item for number in part for item in questions[number].values()]
                 jobs.append(BatchJob(_main({"mode": "judge", "items": items_of_part})))
-            for part, result in zip(together, self._run(jobs), strict=True):
+            for part, result in zip(batch, self._run(jobs), strict=True):
                 answers = parse_line(result.stdout) if result.ok else None
                 if isinstance(answers, list) and len(answers) == sum(
                     len(questions[number]) for number in part
@@ -359,8 +359,8 @@ class Verifier:
                             call_index: next(verdicts) for call_index in questions[number]
                         }
                 elif len(part) > 1:
-                    again += [[number] for number in part]
-            together = again
+                    repeats += [[number] for number in part]
+            batch = repeats
         return verdicts_by_call
 
 

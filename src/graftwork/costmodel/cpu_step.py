@@ -64,13 +64,13 @@ def choose_kept(
 ) -> Literal["memory", "file", "nowhere"]:
     """Choose the nearest storage that is large enough and faster than recomputing."""
     block = sum(inputs * outputs for inputs, outputs in linear_sizes(shape).values())
-    again = 2.0 * block * (shape.layers - adapted) / (threads * OPERATIONS_PER_SECOND)
+    recompute_seconds = 2.0 * block * (shape.layers - adapted) / (threads * OPERATIONS_PER_SECOND)
     a_token, size = states_bytes(shape, 1), states_bytes(shape, tokens.distinct)
     if adapted >= shape.layers or tokens.visited <= tokens.distinct:
         return "nowhere"
     if size <= memory_bytes * MEMORY_SHARE:
-        return "memory" if a_token / MEMORY_BYTES_PER_SECOND < again else "nowhere"
-    if size <= disk_bytes * DISK_SHARE and 2 * a_token / FILE_BYTES_PER_SECOND < again:
+        return "memory" if a_token / MEMORY_BYTES_PER_SECOND < recompute_seconds else "nowhere"
+    if size <= disk_bytes * DISK_SHARE and 2 * a_token / FILE_BYTES_PER_SECOND < recompute_seconds:
         return "file"
     return "nowhere"
 
@@ -294,8 +294,8 @@ def lost_states_share(shape: ModelShape, work: Workload) -> float:
     if cpu_step is None or not cpu_step.restarted or cpu_step.kept == "nowhere":
         return 0.0
     frozen = shape.layers - work.adapted_layers
-    again = (cpu_step.distinct_tokens + work.shared_tokens) * frozen * 2.0 * layer_parameters(shape)
-    return again / (training_flops(shape, work) + _pass_flops(shape, work, cpu_step))
+    recomputed = (cpu_step.distinct_tokens + work.shared_tokens) * frozen * 2.0 * layer_parameters(shape)
+    return recomputed / (training_flops(shape, work) + _pass_flops(shape, work, cpu_step))
 
 
 def _read_tokens(work: Workload) -> float:

@@ -675,8 +675,8 @@ class StepRecipe:
     @property
     def levels(self) -> list[Level]:
         """Adapted blocks, bottom up."""
-        again = max(self.adapted - self.tuning.keep - self.tuning.lean, 0)
-        levels: list[Level] = ["again"] * again
+        recomputed = max(self.adapted - self.tuning.keep - self.tuning.lean, 0)
+        levels: list[Level] = ["again"] * recomputed
         levels += ["lean"] * self.tuning.lean
         levels += ["keep"] * self.tuning.keep
         return levels[len(levels) - self.adapted :]

@@ -164,7 +164,7 @@ def block_seconds(
         for inputs, outputs in joined_sizes(shape).values()
     )
     goes = -(-tokens // tuning.chunk_tokens)
-    again = adapted - tuning.keep - tuning.lean
+    recomputed = adapted - tuning.keep - tuning.lean
     width = shape.hidden_size + shape.intermediate_size
     attending = rates.attention_at(mean_length, shape.head_dim)
     attending *= CAPPED_SHARE if layout_of_shape(shape).capped else UNEVEN_SHARE if uneven else 1.0
@@ -176,8 +176,8 @@ def block_seconds(
     return {
         "products": products * (shape.layers + adapted),
         "computed again": products * again_weights / weights
-        + again * forward
-        + again * AGAIN_BYTES * width * tokens / rates.bandwidth
+        + recomputed * forward
+        + recomputed * AGAIN_BYTES * width * tokens / rates.bandwidth
         + BLOCK_GO_SECONDS * (adapted - tuning.keep) * goes,
         "attention": forward * shape.layers + backward * adapted,
         "elementwise": _elementwise(shape, tuning, rates) * trained,
@@ -219,8 +219,8 @@ def _changing(tuning: Tuning, *, weights: int, layers: int, adapted: int, rates:
         turned = weights * (tuning.keep + (adapted - tuning.keep) * goes)
         return 2 * turned / (rates.bandwidth * rates.turning)
     if tuning.form == "four":
-        again = adapted - tuning.keep - tuning.lean
-        opened = layers - again + tuning.keep + 2 * tuning.lean * goes + 3 * again * goes
+        recomputed = adapted - tuning.keep - tuning.lean
+        opened = layers - recomputed + tuning.keep + 2 * tuning.lean * goes + 3 * recomputed * goes
         return OPENED_NF4_BYTES * weights * opened / (rates.bandwidth * rates.dequantising)
     return 0.0
 

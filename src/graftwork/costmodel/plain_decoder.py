@@ -204,8 +204,8 @@ class Weight:
 def cast(tape: Tape, x: Tensor, width: int) -> Tensor:
     if x.width == width:
         return x
-    was = x.width
-    return tape.made(tape.new(x.count, width), [x], lambda grads: [_cast_back(tape, grads, was)])
+    old_width = x.width
+    return tape.made(tape.new(x.count, width), [x], lambda grads: [_cast_back(tape, grads, old_width)])
 
 
 def _cast_back(tape: Tape, grads: list[Tensor], width: int) -> Tensor:
@@ -835,21 +835,21 @@ def _run_again_later(block: PlainBlock, shared: Machinery, x: Tensor, waves: tup
 
     def back(grads: list[Tensor], _: object = saved) -> list[Tensor | None]:
         collected: list[Tensor] = []
-        again = Tensor(saved, count, width)
+        recomputed = Tensor(saved, count, width)
         if needs:
-            again.edge = (Node([], lambda given: _pass_on(collected, given)), 0)
+            recomputed.edge = (Node([], lambda given: _pass_on(collected, given)), 0)
         learning, part = tape.learning, tape.part
         tape.learning, tape.part = True, "activations"
         shared.again = True
         tape.ahead = _ahead_of_running(block, shared, count)
         # A norm at the end takes its gradient in float32 before it asks for what was kept.
         widened = tape.new(count, FLOAT) if block.recipe.norm_after and width != FLOAT else None
-        output = block.run(shared, again, waves)
+        output = block.run(shared, recomputed, waves)
         shared.again = tape.muted = False
         del widened
         shared.forget_casts()
         root = output.edge
-        del output, again
+        del output, recomputed
         assert root is not None
         tape.backward(root, grads.pop())
         tape.learning, tape.part = learning, part

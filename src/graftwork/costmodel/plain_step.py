@@ -347,8 +347,8 @@ def share(
     )
     allocated = sum(parts.values())
     # What the allocator takes beyond what is asked for comes of what passes, not of what stays.
-    beyond = max(passing.reserved - passing.allocated, 0.0)
-    return MemoryPeak(allocated=allocated, reserved=allocated + beyond, parts=parts, phase=passing.phase)
+    unallocated = max(passing.reserved - passing.allocated, 0.0)
+    return MemoryPeak(allocated=allocated, reserved=allocated + unallocated, parts=parts, phase=passing.phase)
 
 
 def _lasting(
@@ -593,8 +593,8 @@ FOREACH_TEMPORARIES = 1.0
 def quick_peak(shape: ModelShape, setup: PlainSetup, *, architecture: str, trainable: int) -> MemoryPeak:
     """Extrapolate linearly from small cases."""
     # Where all weights are learned, the optimizer's own moment hides the passes: it is added apart.
-    apart = setup.method == "full" and setup.optimizer != "sgd"
-    measured_setup = setup.model_copy(update={"optimizer": "sgd"}) if apart else setup
+    is_separate = setup.method == "full" and setup.optimizer != "sgd"
+    measured_setup = setup.model_copy(update={"optimizer": "sgd"}) if is_separate else setup
     tokens = measured_setup.rows * measured_setup.tokens
     low = FIRST_ANCHOR
     while low * ANCHOR_STEP < tokens:
@@ -602,7 +602,7 @@ def quick_peak(shape: ModelShape, setup: PlainSetup, *, architecture: str, train
     high = low * ANCHOR_STEP
     below, above = (_all_layers(shape, measured_setup, anchor, architecture) for anchor in (low, high))
     peak = _line(below, above, share=(tokens - low) / (high - low))
-    return _with_optimizer(peak, setup, trainable=trainable) if apart else peak
+    return _with_optimizer(peak, setup, trainable=trainable) if is_separate else peak
 
 
 def _all_layers(shape: ModelShape, setup: PlainSetup, tokens: int, architecture: str) -> MemoryPeak:
@@ -615,8 +615,8 @@ def _all_layers(shape: ModelShape, setup: PlainSetup, tokens: int, architecture:
     reserved = peak.reserved
     if setup.checkpointed:
         # What the allocator adds then grows with what passes, not with what stays.
-        beyond = (two.reserved - two.allocated) / max(_passing(two), 1.0)
-        grown = min(beyond * _passing(peak), MOST_BEYOND * peak.allocated)
+        unallocated_share = (two.reserved - two.allocated) / max(_passing(two), 1.0)
+        grown = min(unallocated_share * _passing(peak), MOST_BEYOND * peak.allocated)
         reserved = max(reserved, peak.allocated + grown)
     below = shape.layers - setup.adapted_layers
     a_layer = (two.parts.get("weights", 0.0) - few.parts.get("weights", 0.0)) / (MORE - FEW)
@@ -671,13 +671,13 @@ def _with_optimizer(peak: MemoryPeak, setup: PlainSetup, *, trainable: int) -> M
     weights = peak.parts.get("weights", 0.0)
     moment = states * FOREACH_TEMPORARIES if setup.optimizer == "adamw_foreach" else 0.0
     stepping = weights + gradients + states + moment
-    beyond = peak.reserved - peak.allocated
+    unallocated = peak.reserved - peak.allocated
     if stepping <= passing:
         parts = {**peak.parts, "optimizer": states}
-        return MemoryPeak(allocated=passing, reserved=passing + beyond, parts=parts, phase=peak.phase)
+        return MemoryPeak(allocated=passing, reserved=passing + unallocated, parts=parts, phase=peak.phase)
     parts = {"weights": weights, "gradients": gradients, "optimizer": states, "workspace": moment}
     # Of what the passes took, the allocator gives nothing back.
-    reserved = max(stepping, passing) + beyond
+    reserved = max(stepping, passing) + unallocated
     return MemoryPeak(allocated=stepping, reserved=reserved, parts=parts, phase="optimizer")
 
 
@@ -687,11 +687,13 @@ def peak_of_each(
     """Return the peak of each GPU that shares the run. `exact`: tensor by tensor, else extrapolated."""
     own_setup = passing_setup(setup) if is_cut_up(setup, shared) else setup
     if exact:
-        alone = plain_peak(run.shape, own_setup, architecture=run.architecture)
+        single_peak = plain_peak(run.shape, own_setup, architecture=run.architecture)
     else:
-        alone = quick_peak(run.shape, own_setup, architecture=run.architecture, trainable=run.trainable)
+        single_peak = quick_peak(run.shape, own_setup, architecture=run.architecture, trainable=run.trainable)
     if run.correction != 1.0:
-        alone = alone.times(run.correction)
+        single_peak = single_peak.times(run.correction)
     if run.predicted != 1.0:
-        alone = alone.plus({"logits": -alone.parts.get("logits", 0.0) * (1 - run.predicted)})
-    return share(alone, run.shape, setup, shared, trainable=run.trainable)
+        single_peak = single_peak.plus(
+            {"logits": -single_peak.parts.get("logits", 0.0) * (1 - run.predicted)}
+        )
+    return share(single_peak, run.shape, setup, shared, trainable=run.trainable)

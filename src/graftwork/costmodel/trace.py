@@ -140,8 +140,8 @@ def checkpoint_layers(model: Any, count: int, *, contexts: Contexts | None = Non
     if not count:
         return
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    how: dict[str, Any] = {"use_reentrant": False, **({"context_fn": contexts} if contexts else {})}
-    inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+    options: dict[str, Any] = {"use_reentrant": False, **({"context_fn": contexts} if contexts else {})}
+    inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     for index, layer in enumerate(find_layers(model)):
         layer.gradient_checkpointing = index < count
 

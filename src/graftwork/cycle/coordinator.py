@@ -190,13 +190,13 @@ class Coordinator:
                 failure = self.runner.send(notice)
             except Exception as error:  # it would end every coordinator that finds it in the outbox
                 failure = f"{type(error).__name__}: {error}"[:200]
-            again: float | None = None
+            retry_in: float | None = None
             if failure and notice.tries + 1 < MOST_TRIES:
-                again = now + retry_pause(notice.tries + 1)
+                retry_in = now + retry_pause(notice.tries + 1)
             if failure:
-                consequence = "it will be retried" if again is not None else "given up"
+                consequence = "it will be retried" if retry_in is not None else "given up"
                 self.on_event(f"notice not delivered: {failure}; {consequence}")
-            self.store.change(lambda state, n=notice, at=again: settle_notice(state, n, retry_at=at))  # type: ignore[misc]
+            self.store.change(lambda state, n=notice, at=retry_in: settle_notice(state, n, retry_at=at))  # type: ignore[misc]
 
     def watch(self) -> None:
         """Turn stalls and costs that are new into notices."""

@@ -271,12 +271,12 @@ def reopen(state: CoordinatorState, claimed: str, token: int, *, first: str, why
     cycle = state.open_cycle
     assert cycle is not None
     names = [cycle_step.name for cycle_step in cycle.steps]
-    again = set(names[names.index(first) :])
+    reopened = set(names[names.index(first) :])
     steps = tuple(
         cycle_step.model_copy(
             update={"status": "waiting", "until": 0.0, "summary": {"why": why}, "finished_at": None}
         )
-        if cycle_step.name in again and cycle_step.status != "waiting"
+        if cycle_step.name in reopened and cycle_step.status != "waiting"
         else cycle_step
         for cycle_step in cycle.steps
     )

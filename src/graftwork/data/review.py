@@ -138,8 +138,8 @@ def decide_item(
 
 def list_items(work: OpenProject) -> list[ReviewItem]:
     """List everything worth reviewing, the most helpful first, without what is decided."""
-    standing = ReviewStore(work.database, project=work.settings.project).standing()
-    decided = {_content(entry.review.item) for entry in standing}
+    reviews = ReviewStore(work.database, project=work.settings.project).standing()
+    decided = {_content(entry.review.item) for entry in reviews}
     rows = _read_rows(work)
     sizes = Counter(row.group for row in rows)
     by_content: dict[str, ReviewItem] = {}
@@ -149,12 +149,12 @@ def list_items(work: OpenProject) -> list[ReviewItem]:
             continue
         earlier = by_content.get(content)
         if earlier is not None:
-            alike = (
+            are_similar = (
                 (*earlier.alike, item.capture) if item.key != earlier.key and item.capture else earlier.alike
             )
             reasons, alternative = {**item.reasons, **earlier.reasons}, earlier.other or item.other
             by_content[content] = earlier.model_copy(
-                update={"reasons": reasons, "other": alternative, "alike": alike}
+                update={"reasons": reasons, "other": alternative, "alike": are_similar}
             )
         else:
             by_content[content] = item
@@ -185,7 +185,7 @@ def _list_captures(work: OpenProject, sizes: Counter[str | None]) -> Iterator[Re
     served = (capture for capture in work.captures.export() if capture.shadow_of is None)
     newest = heapq.nlargest(MOST_CAPTURES, enumerate(served), key=lambda pair: pair[0])
     captures = [capture for _, capture in newest if capture.session != TRY_OUT_SESSION]
-    unlike = find_unlike(work, captures)
+    different = find_unlike(work, captures)
     readable = [(capture, messages) for capture in captures if (messages := read_messages(capture))]
     # The distinct answers to each prompt.
     answers: dict[str, dict[str, None]] = defaultdict(dict)
@@ -205,7 +205,7 @@ def _list_captures(work: OpenProject, sizes: Counter[str | None]) -> Iterator[Re
             alternative = next(text for text in answers[hash_prompt(messages)] if text != capture.reply)
         if capture.feedback is not None and capture.feedback < low:
             reasons["low_reward"] = f"users gave it {capture.feedback:g}"
-        if capture.id in unlike:
+        if capture.id in different:
             reasons["drift"] = "it is unlike any training prompt"
         if capture.feedback is None:
             reasons["unrated"] = "not rated"
@@ -248,8 +248,8 @@ def _list_rows(work: OpenProject, rows: list[Row], sizes: Counter[str | None]) -
         if row.id in failed:
             reasons["gate_failure"] = "the adapter fails this held-out case"
         if _is_rare(row.group, sizes) and (reasons or row.answered):
-            by = ", and a teacher wrote the reply" if row.answered else ""
-            reasons["rare_group"] = f"its role has {sizes[row.group]} rows{by}"
+            teacher_note = ", and a teacher wrote the reply" if row.answered else ""
+            reasons["rare_group"] = f"its role has {sizes[row.group]} rows{teacher_note}"
         if reasons:
             yield ReviewItem(
                 key=f"row:{row.input_hash}:{hash_prompt(row.messages)[:16]}",
@@ -390,7 +390,7 @@ def list_judge_labels(work: OpenProject) -> Iterator[JudgeLabel]:
     Reviews of captures are feedback; those of rows of the log come last.
     """
     for feedback, capture, messages in _read(work):
-        about: dict[str, Any] = {
+        label: dict[str, Any] = {
             "messages": messages,
             "at": feedback.at,
             "reviewer": feedback.who,
@@ -400,14 +400,14 @@ def list_judge_labels(work: OpenProject) -> Iterator[JudgeLabel]:
             "item": f"capture {capture.id}",
         }
         if feedback.correction is None:
-            yield JudgeLabel(answer=capture.reply, score=feedback.score, **about)
+            yield JudgeLabel(answer=capture.reply, score=feedback.score, **label)
         else:
-            yield from _label_both(capture.reply, feedback.correction, source="correction", **about)
+            yield from _label_both(capture.reply, feedback.correction, source="correction", **label)
     for entry in ReviewStore(work.database, project=work.settings.project).standing():
         review, item = entry.review, entry.review.item
         if item.kind != "row" or review.action in ("skip", "undo") or not item.reply.strip():
             continue
-        about = {
+        label = {
             "messages": item.messages,
             "at": review.at,
             "reviewer": review.who,
@@ -415,10 +415,10 @@ def list_judge_labels(work: OpenProject) -> Iterator[JudgeLabel]:
             "item": item.key,
         }
         if review.action == "edit" and review.reply is not None:
-            yield from _label_both(item.reply, review.reply, source="review", **about)
+            yield from _label_both(item.reply, review.reply, source="review", **label)
         else:
             yield JudgeLabel(
-                answer=item.reply, score=float(review.action == "accept"), source="review", **about
+                answer=item.reply, score=float(review.action == "accept"), source="review", **label
             )
 
 

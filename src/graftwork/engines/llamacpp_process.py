@@ -173,13 +173,13 @@ async def _read(
                 message = "the schema needs more work than llama.cpp allows for a token"
                 raise ApiError(400, message, param="response_format", code="unsupported_schema")
             # The token that ends the turn is counted by llama.cpp, and is not part of the answer.
-            spoken = count - 1 if event["stop"] and event.get("stop_type") == "eos" else count
+            answer_tokens = count - 1 if event["stop"] and event.get("stop_type") == "eos" else count
             remaining, calls = flow.finish(unsent)
             yield ReplyPiece(
                 text=remaining,
                 finish_reason=reason,
                 prompt_tokens=event["tokens_evaluated"],
-                reply_tokens=spoken,
+                reply_tokens=answer_tokens,
                 tool_calls=calls,
                 logprobs=None if logprobs is None else tuple(logprobs),
                 stop=flow.stopped,

@@ -273,14 +273,14 @@ def chat_settings(work: OpenProject, subject: ChatSubject) -> ServeSettings:
         engine = EngineSettings(
             kind="endpoint", url=remote.url, model=remote.model, api_key_env=remote.api_key_env
         )
-    alone: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         "family": None,
         "escalate": None,
         "chains": {},
         "failover": FailoverSettings(retries=0),
     }
     local = {"port": 0, "host": "127.0.0.1", "api_key_env": None}
-    settings = work.settings.serve.model_copy(update={"engine": engine, **alone, **local})
+    settings = work.settings.serve.model_copy(update={"engine": engine, **overrides, **local})
     return without_operations(settings)
 
 

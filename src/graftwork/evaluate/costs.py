@@ -323,19 +323,19 @@ def _figure(kinds: Sequence[Sequence[float]], scale: float, unit: str, confidenc
 def _say(savings: Savings, *, has_days: bool) -> str:
     logged, hosting, saved = savings.logged_usd_per_month, savings.hosting, savings.saved_usd_per_month
     # Calls of models without a price were priced as another model.
-    who = savings.prices[0].model if savings.prices else savings.models[0]
+    model_name = savings.prices[0].model if savings.prices else savings.models[0]
     calls = f"{savings.calls_per_month.value:,.0f} calls"
     if savings.unpriced >= 1:
         return (
-            f"What {who} costs is not known: the log states no cost, and the price table has no such model. "
-            "Name one under evaluate.costs.logged_model, or add its price to your own api_prices.csv."
+            f"What {model_name} costs is not known: the log states no cost, and the price table has no such "
+            "model. Name one under evaluate.costs.logged_model, or add its price to your own api_prices.csv."
         )
     if not has_days:
         return (
             "The log does not state when its calls were made: set evaluate.costs.requests_per_month for "
             "what a month costs."
         )
-    spent = f"{who} costs {_range(logged)} a month at the logged volume of {calls}"
+    spent = f"{model_name} costs {_range(logged)} a month at the logged volume of {calls}"
     if hosting is None or saved is None:
         return f"{spent}; what hosting the small model costs is not known."
     verb = "saves" if saved.value >= 0 else "costs"

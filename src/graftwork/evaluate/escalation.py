@@ -246,7 +246,7 @@ def forecast(
     loss = bounded_difference(mixed, larges, clusters)
     right = math.fsum(mixed)
     cost = mean_cost([case.large_cost for case in cases], clusters)
-    alone = EscalationOption(
+    large_only = EscalationOption(
         checks=(),
         escalated=share_of([1.0] * len(cases), clusters),
         quality=share_of(larges, clusters),
@@ -268,7 +268,7 @@ def forecast(
         cases=len(cases),
         chosen=options[-1].model_copy(update={"checks": tuple(failing)}),
         options=tuple(options),
-        large_alone=alone,
+        large_alone=large_only,
         gain_over_small=(right - math.fsum(smalls)) / max(len(cases), 1),
         gain_low=gain.low,
         gain_high=gain.high,

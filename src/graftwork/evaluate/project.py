@@ -366,13 +366,13 @@ def ask_everybody(work: OpenProject, lineup: Lineup, cases: Sequence[Case]) -> N
     models are timed at the end, in turn, so that load on the machine affects all equally.
     """
     subjects = sorted(with_one_engine(lineup).all, key=lambda item: not item.is_endpoint)
-    together = timed_together(subjects)
-    shared = bool(together) and share_engine(together)
+    timed_groups = timed_together(subjects)
+    shared = bool(timed_groups) and share_engine(timed_groups)
     for subject in subjects:
-        if not (shared and subject in together):
-            ask_subject(work, _timed_later(subject) if subject in together else subject, cases)
-    if together:
-        time_together(work, together, cases, answers_first=shared)
+        if not (shared and subject in timed_groups):
+            ask_subject(work, _timed_later(subject) if subject in timed_groups else subject, cases)
+    if timed_groups:
+        time_together(work, timed_groups, cases, answers_first=shared)
 
 
 def _timed_later(subject: Subject) -> Subject:

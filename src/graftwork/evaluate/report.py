@@ -420,7 +420,7 @@ def _measure_part(report: Report, members: Sequence[str], *, cut: str, part: str
     sign = -1 if metric in LOWER_IS_BETTER else 1
     inside_changes = {case: sign * change for case, change in changes.items() if case in inside}
     wins, losses = sum(c > 0 for c in inside_changes.values()), sum(c < 0 for c in inside_changes.values())
-    alone = cluster_cases(list(inside_changes), sessions=report.sessions) is None
+    is_single = cluster_cases(list(inside_changes), sessions=report.sessions) is None
     return SliceFigure(
         by=cut,
         part=part,
@@ -434,7 +434,7 @@ def _measure_part(report: Report, members: Sequence[str], *, cut: str, part: str
         after_high=after.high,
         wins=wins,
         losses=losses,
-        p_value=mcnemar(wins, losses=losses) if alone and inside_changes else None,
+        p_value=mcnemar(wins, losses=losses) if is_single and inside_changes else None,
     )
 
 

@@ -83,9 +83,9 @@ def close_to_others(folder: Path) -> None:
     """Remove the rights of others from everything below a folder, then from the folder itself. Links are not
     followed. Files that belong to another user, or are on a read-only disk, stay unchanged.
     """
-    for here, folders, files in os.walk(folder, topdown=False):
+    for directory, folders, files in os.walk(folder, topdown=False):
         for name in (*files, *folders):
-            _close(Path(here) / name)
+            _close(Path(directory) / name)
     _close(folder, follow=True)
 
 

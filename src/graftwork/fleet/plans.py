@@ -73,16 +73,16 @@ class PlacePlanner:
         return plan
 
     def _device(self, offer: Offer) -> DeviceFacts | None:
-        here = self.here.device
+        device = self.here.device
         if not offer.gpu:
-            return None if here.kind == "cpu" else describe_device(threads=self.work.settings.train.threads)
+            return None if device.kind == "cpu" else describe_device(threads=self.work.settings.train.threads)
         with suppress(UserError):
             gpu = find_gpu(offer.gpu)
             return DeviceFacts(
                 kind="cuda",
                 name=gpu.name,
                 memory_gib=gpu.memory_gib,
-                threads=int(offer.vcpus or here.threads),
+                threads=int(offer.vcpus or device.threads),
                 capability=gpu.capability,
             )
         # A GPU that the catalog does not know.

@@ -321,20 +321,20 @@ def explain_vacuous(name: str, cases: Sequence[Case], *, graded: int, context: G
     """
     check: GradeCheck | None = context.checks.get(name)
     metric = check.metric if check is not None else name
-    about = [case for case in cases if check is None or check.where.holds(case)]
+    relevant_cases = [case for case in cases if check is None or check.where.holds(case)]
     if metric == "refusal_correct" and graded:
-        refused = [bool(answer and answer.refused) for answer in _references(about, context.fields)]
+        refused = [bool(answer and answer.refused) for answer in _references(relevant_cases, context.fields)]
         return "no reference refuses" if not any(refused) else "every reference refuses" * all(refused)
     if graded:
         return ""
-    if cases and not about:
+    if cases and not relevant_cases:
         return "no case fits its `where`"
     if check is not None and (check.field is not None or metric == "all_fields"):
-        if not any(parse_object(case.reference) for case in about):
+        if not any(parse_object(case.reference) for case in relevant_cases):
             return "no reference is a JSON object"
         missing_field = f"the field {check.field}" if check.field is not None else "any of its fields"
         return f"no reference has {missing_field}"
-    return _explain_kind(metric, about, context.fields)
+    return _explain_kind(metric, relevant_cases, context.fields)
 
 
 def right_or_wrong(checks: Iterable[GradeCheck]) -> list[GradeCheck]:

@@ -180,11 +180,13 @@ def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
     if depth > DEEPEST:
         return False
     if isinstance(expected, tuple | list):
-        alike = isinstance(returned, list) and len(returned) == len(expected)
-        return alike and all(same_value(a, b, depth + 1) for a, b in zip(returned, expected, strict=True))
+        same_length = isinstance(returned, list) and len(returned) == len(expected)
+        return same_length and all(
+            same_value(a, b, depth + 1) for a, b in zip(returned, expected, strict=True)
+        )
     if isinstance(expected, dict):
-        alike = isinstance(returned, dict) and returned.keys() == expected.keys()
-        return alike and all(same_value(returned[key], expected[key], depth + 1) for key in expected)
+        same_length = isinstance(returned, dict) and returned.keys() == expected.keys()
+        return same_length and all(same_value(returned[key], expected[key], depth + 1) for key in expected)
     if isinstance(expected, float) and type(returned) in (int, float):
         try:
             return math.isclose(returned, expected, rel_tol=1e-9, abs_tol=1e-12)

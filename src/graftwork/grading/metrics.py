@@ -271,9 +271,9 @@ def edit_distance(a: str, b: str) -> int:
     full, last = (1 << len(a)) - 1, 1 << len(a) - 1
     up, down, distance = full, 0, len(a)
     for char in b:
-        here = positions.get(char, 0)
-        vertical = here | down
-        diagonal = (((here & up) + up) ^ up) | here
+        matches = positions.get(char, 0)
+        vertical = matches | down
+        diagonal = (((matches & up) + up) ^ up) | matches
         right = down | (~(diagonal | up) & full)
         leftward = up & diagonal
         if right & last:

@@ -49,18 +49,19 @@ class StepInputs:
         """Each part that changed, as text."""
         changes = []
         for name in dict.fromkeys((*before, *self.parts)):
-            was, now = before.get(name), self.parts.get(name)
-            if was == now:
+            old_value, new_value = before.get(name), self.parts.get(name)
+            if old_value == new_value:
                 continue
             if name.startswith(_NEEDED):
                 changes.append(f"`{name.removeprefix(_NEEDED)}` made another result")
-            elif was is None or now is None:
-                changes.append(f"{name} is {'new' if was is None else 'gone'}")
-            elif len(was) == len(now) == _HASH_LENGTH:
+            elif old_value is None or new_value is None:
+                changes.append(f"{name} is {'new' if old_value is None else 'gone'}")
+            elif len(old_value) == len(new_value) == _HASH_LENGTH:
                 changes.append(f"{name} has changed")
             else:
                 changes.append(
-                    f"{name} was {truncate(was, _LONGEST_SHOWN)} and is {truncate(now, _LONGEST_SHOWN)}"
+                    f"{name} was {truncate(old_value, _LONGEST_SHOWN)} "
+                    f"and is {truncate(new_value, _LONGEST_SHOWN)}"
                 )
         return tuple(changes)
 

@@ -497,10 +497,12 @@ def _rate_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[Wi
         return
 
     def wins(factor: float) -> OfferCandidate | None:
-        who = winner(inputs, tweak_of=lambda _: Tweak(rate=factor))
+        winner_name = winner(inputs, tweak_of=lambda _: Tweak(rate=factor))
         # The same place on demand is another answer here, and another spot machine is none: what is asked is
         # whether spot pays.
-        return best if who is not None and (who.billing == "spot") == spot_wins else who
+        return (
+            best if winner_name is not None and (winner_name.billing == "spot") == spot_wins else winner_name
+        )
 
     turning_point = _search(wins, best, up=spot_wins)
     if turning_point is not None:
@@ -529,14 +531,14 @@ def _limit_changes(inputs: ComparisonInputs, best: OfferCandidate) -> Iterator[W
     ):
         if needed <= 0:
             continue
-        who = winner(inputs, terms=terms.model_copy(update={field: needed * (1 - 1e-9)}))
+        winner_name = winner(inputs, terms=terms.model_copy(update={field: needed * (1 - 1e-9)}))
         less = f"{duration(needed)} {suffix}" if unit == "h" else dollars(needed)
-        then = "no place will do" if who is None else f"{who.label} would win"
+        then = "no place will do" if winner_name is None else f"{winner_name.label} would win"
         yield WinnerChange(
             what=what,
             now=Figure.exact(needed, f"{unit} (no {what})") if now is None else Figure.exact(now, unit),
             then=Figure.exact(needed, unit),
-            winner=_named(who),
+            winner=_named(winner_name),
             words=f"with less than {less} {then}",
         )
 

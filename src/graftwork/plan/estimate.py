@@ -422,8 +422,8 @@ def _minutes(tokens: float, speed: Figure) -> Figure:
 
 def describe_plain(plain: PlainStep) -> str:
     """Describe the setup of the plain step, for messages."""
-    again = ", with activation checkpointing" if plain.checkpointed else ""
-    return f"{plain.micro_rows} row{'s' * (plain.micro_rows != 1)} at a time{again}"
+    checkpointing = ", with activation checkpointing" if plain.checkpointed else ""
+    return f"{plain.micro_rows} row{'s' * (plain.micro_rows != 1)} at a time{checkpointing}"
 
 
 BUSY_SHARE = 0.7
@@ -435,11 +435,13 @@ def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes:
     tuning, plain, limit = inputs.tuning, inputs.plain, inputs.memory_limit_gib
     longest = inputs.settings.time_limit_minutes
     shares = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts.items() if value)
-    how = "" if plain is None else f"{describe_plain(plain)}; "
+    plain_note = "" if plain is None else f"{describe_plain(plain)}; "
     if inputs.streamed is not None:
         on_host = inputs.streamed.host_gib
-        how = describe_streamed(inputs.streamed) + (f", {on_host:.0f} GiB of the host; " if on_host else "; ")
-    notes = [f"{how}memory by parts, GiB: {shares}" if tuning is None else describe_tuning(tuning)]
+        plain_note = describe_streamed(inputs.streamed) + (
+            f", {on_host:.0f} GiB of the host; " if on_host else "; "
+        )
+    notes = [f"{plain_note}memory by parts, GiB: {shares}" if tuning is None else describe_tuning(tuning)]
     if tuning is not None and tuning.form != "whole":
         notes.append(describe_trade(tuning.form))
     experts = describe_experts(

@@ -139,14 +139,14 @@ def stored_probe(
     """The probe of this very device, driver and torch; the project's before the user's. Of several, the one
     with blocks nearest to `shape`, else the newest. Needs no torch and starts nothing heavy.
     """
-    here = name_device()
+    device = name_device()
     folders = [_cache()] if project is None else [project.state / FOLDER, _cache()]
     for folder in folders:
         probes = []
-        for file in sorted((folder / _key(here)).glob("*.json")):
+        for file in sorted((folder / _key(device)).glob("*.json")):
             with suppress(OSError, ValidationError):  # of another version
                 facts = ProbeFacts.from_json(file.read_bytes())
-                probes += [facts] if facts.device == here else []
+                probes += [facts] if facts.device == device else []
         if probes and shape is not None:
             size = layer_parameters(shape)
             return min(probes, key=lambda facts: abs(math.log(layer_parameters(facts.shape) / size)))

@@ -64,8 +64,8 @@ def gpu_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> Step
     if device.kind != "cuda":
         return None
     probe = stored_probe(work.project, shape=shape)
-    elsewhere = device.name in {gpu.name for gpu in list_gpus()} and device.certainty == "computed"
-    if probe is not None and probe.device.kind == "cuda" and not elsewhere:
+    is_computed = device.name in {gpu.name for gpu in list_gpus()} and device.certainty == "computed"
+    if probe is not None and probe.device.kind == "cuda" and not is_computed:
         # A probe that was stopped early has measured no products.
         with suppress(ValueError):
             return rates_of_probe(probe)
@@ -104,9 +104,9 @@ def plan_passes(
     settings = work.settings.train
     if device.kind != "cuda":
         limit = work.settings.plan.memory_limit_gib or device.memory_gib
-        again = settings.gradient_checkpointing == "on"
+        checkpointed = settings.gradient_checkpointing == "on"
         return choose_host_micro_batches(
-            shape, load, limit_gib=limit, width=ELEMENT_BYTES[dtype], checkpointed=again
+            shape, load, limit_gib=limit, width=ELEMENT_BYTES[dtype], checkpointed=checkpointed
         )
     limit = work.settings.plan.memory_limit_gib or device.memory_gib * GPU_SHARE
     processes = settings.processes * settings.run.nodes

@@ -166,7 +166,7 @@ Ask = Callable[[Machine, Method | None, int | None], GpuRun]
 
 def reach_of(machine: Machine, ask: Ask, *, max_positions: int) -> MachineReach:
     run = ask(machine, None, None)
-    alone = ask(machine.model_copy(update={"gpus": 1}), None, None) if machine.gpus > 1 else None
+    single_gpu = ask(machine.model_copy(update={"gpus": 1}), None, None) if machine.gpus > 1 else None
     return MachineReach(
         label=machine.name,
         gpu=run.gpu,
@@ -177,7 +177,7 @@ def reach_of(machine: Machine, ask: Ask, *, max_positions: int) -> MachineReach:
         hours=run.hours,
         strategy=run.strategy,
         link=link_words(machine),
-        alone_hours=alone.hours if alone is not None and alone.fits else None,
+        alone_hours=single_gpu.hours if single_gpu is not None and single_gpu.fits else None,
         reaches=tuple(_reach(machine, method, ask, max_positions=max_positions) for method in METHODS),
     )
 
@@ -275,8 +275,12 @@ def own_choice(
         unit="USD",
     )
     # Several GPUs can each have a run of their own: the week is then shorter than its runs together.
-    apart = machine.alone_hours.times(1 / machine.gpus, "h") if machine.alone_hours else machine.hours
-    week = min(machine.hours, apart, key=lambda hours: hours.value).times(use.runs_per_week, "h per week")
+    separate_hours = (
+        machine.alone_hours.times(1 / machine.gpus, "h") if machine.alone_hours else machine.hours
+    )
+    week = min(machine.hours, separate_hours, key=lambda hours: hours.value).times(
+        use.runs_per_week, "h per week"
+    )
     in_week = week.value <= MOST_HOURS_PER_WEEK
     too_slow = f"{use.runs_per_week:g} runs take {week.value:.0f} of a week's 168 hours"
     a_run = Figure(

@@ -396,9 +396,9 @@ def _shared_base(question: ServeQuestion, row: FormRow) -> Iterator[str]:
 
 
 def _less_load(question: ServeQuestion, row: FormRow, target: float) -> Iterator[str]:
-    alone = question.model_copy(update={"users": 1})
+    single_user = question.model_copy(update={"users": 1})
     if not row.fits:
-        holding = hold(alone, row.form)
+        holding = hold(single_user, row.form)
         if question.users > 1 and holding.fits == "yes":
             yield f"fewer users at once: one takes {holding.memory_gib.value:.1f} GiB"
         return
@@ -413,17 +413,17 @@ def _less_load(question: ServeQuestion, row: FormRow, target: float) -> Iterator
     if SHORT_ANSWER <= answer_tokens < question.answer:
         yield f"answers of at most {answer_tokens} tokens take {say_seconds(target)}"
     if question.users > 1:
-        seconds = time_answers(alone, row.form).answer_seconds.value
+        seconds = time_answers(single_user, row.form).answer_seconds.value
         yield f"one user at a time: {say_seconds(seconds)} an answer"
 
 
 def _other_gpu(question: ServeQuestion, *, gpus: tuple[Gpu, ...], target: float, ask: Rows) -> Iterator[str]:
     """The cheapest single GPU, by launch price, that meets the requirements."""
-    here = question.machine.gpu
+    current_gpu = question.machine.gpu
     priced = [
         (gpu.launch_usd, gpu.name, gpu)
         for gpu in gpus
-        if gpu.launch_usd is not None and (here is None or gpu.name != here.name)
+        if gpu.launch_usd is not None and (current_gpu is None or gpu.name != current_gpu.name)
     ]
     for usd, name, gpu in sorted(priced, key=lambda each: each[:2]):
         machine = Machine(gpu=gpu, gpus=1, cpu=question.machine.cpu, ram_gib=question.machine.ram_gib)

@@ -190,14 +190,18 @@ def say_verdict(question: ServeQuestion, row: FormRow) -> str:
         return f"does not fit: {row.form} take {room}, {-row.holding.spare_gib.value:.1f} GiB too much"
     answer, limit = row.latency.answer_seconds, question.limit_seconds
     duration = f"an answer takes {say_range(answer)}"
-    how = f"in {row.form}, with {room}"
+    form_note = f"in {row.form}, with {room}"
     if limit is None:
         slow = answer.value >= SLOW_SECONDS
-        return f"fits, but {duration}, which is too slow; {how}" if slow else f"fits, and {duration} {how}"
+        return (
+            f"fits, but {duration}, which is too slow; {form_note}"
+            if slow
+            else f"fits, and {duration} {form_note}"
+        )
     if row.meets_limit in ("no", "unlikely"):
-        return f"too slow: {duration}, and the limit is {say_seconds(limit)}; {how}"
+        return f"too slow: {duration}, and the limit is {say_seconds(limit)}; {form_note}"
     met = "is likely to be met" if row.meets_limit == "likely" else "is met"
-    return f"fits, and {duration}: the limit of {say_seconds(limit)} {met}; {how}"
+    return f"fits, and {duration}: the limit of {say_seconds(limit)} {met}; {form_note}"
 
 
 def say_range(figure: Figure) -> str:

@@ -348,9 +348,9 @@ class MapEngine:
             if nodes:
                 self.reports.append((nodes, repeated))
                 shares = ", ".join(f"{node} {count}" for node, count in sorted(nodes.items()))
-                again = f", {repeated} repeated" if repeated else ""
+                repeat_note = f", {repeated} repeated" if repeated else ""
                 pieces_done = f"{sum(nodes.values())} pieces on {len(nodes)} node(s)"
-                self.say(f"{self.runner.name}: {pieces_done}: {shares}{again}")
+                self.say(f"{self.runner.name}: {pieces_done}: {shares}{repeat_note}")
             shutil.rmtree(folder, ignore_errors=True)
 
     def _here(self, pieces: Iterable[Piece], work: MapWork[Piece, Result]) -> Iterator[Result]:

@@ -363,14 +363,14 @@ def check_project(project: ProjectFolder) -> Iterator[DoctorCheck]:
     from graftwork.store.database import open_database
 
     patterns, files = project.settings.data.logs, 0
-    elsewhere = [pattern for pattern in patterns if pattern == "-" or "://" in pattern]
+    remote_patterns = [pattern for pattern in patterns if pattern == "-" or "://" in pattern]
     for pattern in patterns:
-        if pattern not in elsewhere:
+        if pattern not in remote_patterns:
             is_there = (project.root / pattern).exists()
             files += 1 if is_there else sum(1 for _ in project.root.glob(pattern))
     yield decide(
         "logs",
-        bool(files or elsewhere),
+        bool(files or remote_patterns),
         f"{files} found by {', '.join(patterns)}" if patterns else "none are named",
         "set `data.logs` in graft.yaml",
         otherwise="note",

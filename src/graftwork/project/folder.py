@@ -81,8 +81,8 @@ class ProjectFolder:
 
 def find_project() -> Path | None:
     """The folder that holds the project's file: the working folder, or the nearest one above it."""
-    here = Path().absolute()
-    return next((folder for folder in (here, *here.parents) if (folder / PROJECT_FILE).is_file()), None)
+    current = Path().absolute()
+    return next((folder for folder in (current, *current.parents) if (folder / PROJECT_FILE).is_file()), None)
 
 
 def open_project(root: Path | None = None) -> ProjectFolder:

@@ -661,10 +661,10 @@ def _settle_base(
 
 
 def _model_of(base: str, folder: Path) -> CatalogModel | None:
-    here = (folder / base).expanduser()
+    local_folder = (folder / base).expanduser()
     try:
-        if here.is_dir():
-            return find_model(here)
+        if local_folder.is_dir():
+            return find_model(local_folder)
         if is_ready(base, project_folder=folder):
             return find_model(find_base(base, project_folder=folder).folder)
         return find_model(base)

@@ -539,12 +539,12 @@ def _floor(trial: MetricTrial, *, held_out: int) -> RuleProposal | None:
     """Above the best single answer to everything; None if too few cases can prove that."""
     if trial.constant is None or not trial.cases:
         return None
-    over = math.ceil(100 * trial.constant + 1e-9) / 100
-    enough = successes_to_clear(held_out, limit=over) if over < 1 else None
+    limit = math.ceil(100 * trial.constant + 1e-9) / 100
+    enough = successes_to_clear(held_out, limit=limit) if limit < 1 else None
     if enough is None or enough > _reached(trial) * held_out:
         return None
     why = f"one answer to everything reaches {100 * trial.constant:.0f} %"
-    return RuleProposal(metric=trial.name, over=over, why=why)
+    return RuleProposal(metric=trial.name, over=limit, why=why)
 
 
 def _count_copied(cases: Sequence[Case], fields: Sequence[FieldKind]) -> int:

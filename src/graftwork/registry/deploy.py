@@ -305,13 +305,15 @@ def deploy_here(
     endpoint = OwnEndpoint(work.settings.serve, root=work.project.root)
     deadline, answered, failure = time.monotonic() + wait_seconds, 0, ""
     while answered < len(prompts) and not failure:
-        by, failure = _ask(endpoint, full, prompts[answered])
+        answered_by, failure = _ask(endpoint, full, prompts[answered])
         if failure:
             continue
-        if by == release.id:
+        if answered_by == release.id:
             answered += 1
         elif time.monotonic() > deadline:
-            failure = f"after {wait_seconds:.0f} s {full} is still answered by {by[:12] or 'another'}"
+            failure = (
+                f"after {wait_seconds:.0f} s {full} is still answered by {answered_by[:12] or 'another'}"
+            )
         else:
             time.sleep(POLL_SECONDS)
     outcome = outcome.model_copy(update={"asked": answered, "why": failure})

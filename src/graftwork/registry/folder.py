@@ -81,9 +81,9 @@ class ProgressReader(io.BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(size)
-        if self._counter is not None and (here := self.tell()) > self._furthest:
-            self._counter.add(here - self._furthest)
-            self._furthest = here
+        if self._counter is not None and (offset := self.tell()) > self._furthest:
+            self._counter.add(offset - self._furthest)
+            self._furthest = offset
         return data
 
 

@@ -451,8 +451,10 @@ def _draw_file(
     drawing.edge(data, node, "read from")
     for split, numbers in line_numbers.items():
         name = f"{file.file} {split}"
-        of = drawing.node("lines", name, split=split, count=str(len(numbers)), lines=to_ranges(numbers))
-        drawing.edge(node, of, split)
+        lines_node = drawing.node(
+            "lines", name, split=split, count=str(len(numbers)), lines=to_ranges(numbers)
+        )
+        drawing.edge(node, lines_node, split)
 
 
 def _lines_of(folder: Path, dataset: Dataset) -> dict[str, dict[str, list[int]]]:

@@ -172,7 +172,7 @@ class Gateway:
         routes = self.answers.routes()
         routes.require_loaded()
         allowed = self._keys.require(request).models
-        names = {name: to for name, to in routes.names().items() if not allowed or name in allowed}
+        names = {name: target for name, target in routes.names().items() if not allowed or name in allowed}
         name = unquote(request.path[len(_MODEL_PATH) :])
         if not name:
             return Response(200, encode_models(names))

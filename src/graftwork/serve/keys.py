@@ -188,8 +188,8 @@ class KeyRing:
     def require(self, request: Request) -> KeyHolder:
         holder = self.find(request)
         if holder is None:
-            how = "send it as `Authorization: Bearer …` or `x-api-key`"
-            raise ApiError(401, f"the API key is missing, wrong or expired; {how}", code="invalid_api_key")
+            hint = "send it as `Authorization: Bearer …` or `x-api-key`"
+            raise ApiError(401, f"the API key is missing, wrong or expired; {hint}", code="invalid_api_key")
         return holder
 
     @property

@@ -417,8 +417,8 @@ class EngineSupervisor:
             where = reported["where"] or str(log_file)
             return kind(reported["what"], why=reported["why"], fix=reported["fix"], where=where)
         except (ValueError, TypeError, KeyError):
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            what = f"the engine ended with {how}"
+            cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+            what = f"the engine ended with {cause}"
             return WorkerFailed(what, why=last, fix="see its log", where=str(log_file))
 
 

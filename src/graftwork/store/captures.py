@@ -115,9 +115,13 @@ class CaptureStore(ProjectTable):
             # Deleted text is overwritten; otherwise it would stay in free pages of the file.
             connection.exec_driver_sql("PRAGMA secure_delete = ON")
         query = select(reviews.c.seq, reviews.c.body).where(reviews.c.project == self._project)
-        about = [row.seq for row in connection.execute(query) if row.body["item"].get("capture") in ids]
+        feedback_ids = [
+            row.seq for row in connection.execute(query) if row.body["item"].get("capture") in ids
+        ]
         reviewed = (
-            connection.execute(delete(reviews).where(reviews.c.seq.in_(about))).rowcount if about else 0
+            connection.execute(delete(reviews).where(reviews.c.seq.in_(feedback_ids))).rowcount
+            if feedback_ids
+            else 0
         )
         deleted_feedback = connection.execute(
             delete(feedback).where(feedback.c.project == self._project, feedback.c.capture_id.in_(ids))
@@ -148,8 +152,8 @@ class CaptureStore(ProjectTable):
 
     def export(self, *, release: str | None = None) -> Iterator[Capture]:
         """All in the order they came in, each with the last score and the last correction of it."""
-        which = [captures.c.release == release] if release is not None else []
-        for _, page in self._pages(*which):
+        conditions = [captures.c.release == release] if release is not None else []
+        for _, page in self._pages(*conditions):
             ids = [capture.id for capture in page]
             query = select(feedback.c.capture_id, feedback.c.body).where(
                 feedback.c.project == self._project, feedback.c.capture_id.in_(ids)
@@ -182,10 +186,10 @@ class CaptureStore(ProjectTable):
         if copies_only:
             # The database leaves out most of the others; parsing each of them would take far longer.
             # Copies are never escalated.
-            which = [captures.c.release.in_(releases), _holds(self._database, '"shadow_of":"')]
+            conditions = [captures.c.release.in_(releases), _holds(self._database, '"shadow_of":"')]
         else:
-            which = [_was_asked(self._database, releases, experiment)]
-        for positions, page in self._pages(*which, after=after):
+            conditions = [_was_asked(self._database, releases, experiment)]
+        for positions, page in self._pages(*conditions, after=after):
             for position, capture in zip(positions, page, strict=True):
                 if capture.asked_release in releases and (not copies_only or capture.shadow_of is not None):
                     yield position, capture
@@ -260,8 +264,8 @@ class FeedbackEntry(NamedTuple):
 
 def insert_feedback(connection: Connection, project: str, new: Feedback) -> bool:
     """Keep feedback in a transaction that writes; False if there is no such capture."""
-    about = select(captures.c.id).where(captures.c.project == project, captures.c.id == new.capture)
-    if connection.scalar(about) is None:
+    matching = select(captures.c.id).where(captures.c.project == project, captures.c.id == new.capture)
+    if connection.scalar(matching) is None:
         return False
     row = {"project": project, "capture_id": new.capture, "given_at": new.at}
     connection.execute(feedback.insert(), [{**row, "body": new.model_dump(mode="json")}])
@@ -313,8 +317,8 @@ class FeedbackStore(ProjectTable):
 
         `experiment` selects the captures of one; None selects all.
         """
-        which = _was_asked(self._database, releases, experiment)
-        for entry in self._read_on(which, after=after):
+        conditions = _was_asked(self._database, releases, experiment)
+        for entry in self._read_on(conditions, after=after):
             if entry.capture.asked_release in releases:
                 yield entry
 
@@ -358,10 +362,10 @@ class ReviewStore(ProjectTable):
     def undo(self, who: str, *, at: str) -> ReviewDecision | None:
         """Take back this reviewer's last decision that can be: one that is not applied yet."""
         with self._database.write() as connection:
-            standing = [entry for entry in self._standing(connection) if entry.review.who == who]
-            if not standing or standing[-1].applied:
+            own_entries = [entry for entry in self._standing(connection) if entry.review.who == who]
+            if not own_entries or own_entries[-1].applied:
                 return None
-            last = standing[-1].review
+            last = own_entries[-1].review
             self._insert(connection, last.model_copy(update={"action": "undo", "at": at, "reply": None}))
             return last
 
@@ -381,8 +385,8 @@ class ReviewStore(ProjectTable):
         None do if the decision was undone, or applied by another process, since the entry was read.
         """
         with self._database.write() as connection:
-            standing = {current.place: current for current in self._standing(connection)}
-            if entry.place not in standing or standing[entry.place].applied:
+            current_entries = {current.place: current for current in self._standing(connection)}
+            if entry.place not in current_entries or current_entries[entry.place].applied:
                 return 0
             connection.execute(update(reviews).where(reviews.c.seq == entry.place).values(applied=True))
             return sum(insert_feedback(connection, self._project, new) for new in feedback_rows)

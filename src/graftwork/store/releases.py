@@ -55,8 +55,8 @@ def select_entry(connection: Connection, project: str, release_id: str) -> Relea
 
 
 def select_tags(connection: Connection, project: str, release_id: str) -> tuple[str, ...]:
-    here = (release_tags.c.project == project) & (release_tags.c.release_id == release_id)
-    return tuple(connection.scalars(select(release_tags.c.tag).where(here).order_by(release_tags.c.tag)))
+    matching = (release_tags.c.project == project) & (release_tags.c.release_id == release_id)
+    return tuple(connection.scalars(select(release_tags.c.tag).where(matching).order_by(release_tags.c.tag)))
 
 
 def _entries(connection: Connection, project: str, statement: Select[Any]) -> tuple[ReleaseEntry, ...]:
@@ -187,8 +187,10 @@ class ReleaseTable(ProjectTable, ReleaseIndex):
             self._require(connection, release_id)
             has = set(select_tags(connection, self._project, release_id))
             if remove:
-                here = (release_tags.c.project == self._project) & (release_tags.c.release_id == release_id)
-                connection.execute(release_tags.delete().where(here, release_tags.c.tag.in_(names)))
+                matching = (release_tags.c.project == self._project) & (
+                    release_tags.c.release_id == release_id
+                )
+                connection.execute(release_tags.delete().where(matching, release_tags.c.tag.in_(names)))
             else:
                 for tag in sorted(names - has):
                     row = {"project": self._project, "release_id": release_id, "tag": tag}
@@ -203,8 +205,8 @@ class ReleaseTable(ProjectTable, ReleaseIndex):
             connection.execute(release_notes.insert().values(**row, text=text.replace("\0", "")))
 
     def notes(self, release_id: str) -> tuple[ReleaseNote, ...]:
-        here = (release_notes.c.project == self._project) & (release_notes.c.release_id == release_id)
-        query = select(release_notes).where(here).order_by(release_notes.c.seq)
+        matching = (release_notes.c.project == self._project) & (release_notes.c.release_id == release_id)
+        query = select(release_notes).where(matching).order_by(release_notes.c.seq)
         rows = self._database.rows(query)
         return tuple(ReleaseNote(text=row.text, who=row.who, when=row.noted_at) for row in rows)
 
@@ -239,10 +241,10 @@ class ReleaseTable(ProjectTable, ReleaseIndex):
         alias = require_alias(move.alias)
         move = move.model_copy(update={"release_id": self.get(move.release_id).id})
         release_id = move.release_id
-        here = (aliases.c.project == self._project) & (aliases.c.name == alias)
+        matching = (aliases.c.project == self._project) & (aliases.c.name == alias)
         with self._database.write() as connection:
             # There is one writer at a time, so what is compared here is still so when it is changed.
-            current = connection.scalar(select(aliases.c.release_id).where(here))
+            current = connection.scalar(select(aliases.c.release_id).where(matching))
             log = self._logs(connection, alias=alias).get(alias, ()) if move.rollback else ()
             if current != move.previous or (move.rollback and not matches_rollback(log, move)):
                 raise alias_moved_error(move, current, where=self._database.name)
@@ -253,7 +255,7 @@ class ReleaseTable(ProjectTable, ReleaseIndex):
                 new = {"project": self._project, "name": alias, "release_id": release_id}
                 connection.execute(aliases.insert().values(**new))
             else:
-                connection.execute(aliases.update().where(here).values(release_id=release_id))
+                connection.execute(aliases.update().where(matching).values(release_id=release_id))
             row = {**move.model_dump(exclude={"when"}), "moved_at": move.when, "project": self._project}
             connection.execute(alias_moves.insert().values(**row))
         return move

@@ -153,9 +153,9 @@ class StepLedger(ProjectTable):
 
         It is asked with the newest entries whose names begin with `among`, by default with that of the step.
         """
-        which = steps.c.step.startswith(among, autoescape=True) if among else steps.c.step == entry.step
+        condition = steps.c.step.startswith(among, autoescape=True) if among else steps.c.step == entry.step
         with self._database.write() as connection:
-            query = select(steps).where(steps.c.project == self._project, which)
+            query = select(steps).where(steps.c.project == self._project, condition)
             entries = (_step_entry(row) for row in connection.execute(query).mappings())
             if not allowed({step_entry.step: step_entry for step_entry in entries}):
                 return False

@@ -85,14 +85,14 @@ def run_words(texts: Ragged, *, size: int) -> Ragged:
     """Hash the runs of `size` words of each item. A shorter item is one run."""
     lengths = np.diff(texts.offsets)
     ends = np.repeat(texts.offsets[1:], lengths)
-    here = np.arange(len(texts.values))
+    positions = np.arange(len(texts.values))
     padded = np.concatenate((texts.values, np.zeros(size, dtype=np.uint64)))
-    total = np.zeros(len(here), dtype=np.uint64)
+    total = np.zeros(len(positions), dtype=np.uint64)
     for step in range(size):
-        word = np.where(here + step < ends, padded[step : step + len(here)], np.uint64(0))
+        word = np.where(positions + step < ends, padded[step : step + len(positions)], np.uint64(0))
         total = (total + word) * np.uint64(_SPREAD[0])
     starts = np.repeat(texts.offsets[:-1], lengths)
-    is_complete = here <= np.maximum(starts, ends - size)
+    is_complete = positions <= np.maximum(starts, ends - size)
     counts = np.where(lengths > 0, np.maximum(1, lengths - size + 1), 0)
     return Ragged(spread(total[is_complete]), np.concatenate(([0], np.cumsum(counts))))
 
@@ -166,7 +166,7 @@ def measure_pairs(
     Two empty sets have similarity 0. Containment counts even values only: in sets of lines these are single
     words. With `sampled`, a set of that many values is only the lowest part of a larger set.
     """
-    likeness, containment = np.zeros(len(first)), np.zeros(len(first))
+    similarity, containment = np.zeros(len(first)), np.zeros(len(first))
     lengths = np.diff(sets.offsets)
     batches = np.cumsum(lengths[first] + lengths[second]) // _VALUES_AT_ONCE
     bounds = np.flatnonzero(np.diff(batches, prepend=-1, append=-1)) if len(first) else np.zeros(0, dtype=int)
@@ -185,9 +185,9 @@ def measure_pairs(
         smaller = np.minimum(
             _add_up(keys, weights, pairs, is_word), _add_up(other_keys, other_weights, pairs, other_words)
         )
-        likeness[part] = _divide(both, either)
+        similarity[part] = _divide(both, either)
         containment[part] = _divide(_add_up(keys, weights, pairs, common & is_word), smaller)
-    return likeness, containment
+    return similarity, containment
 
 
 def _side(sets: Ragged, items: Array, weighed: Array, limits: Array | None) -> tuple[Array, Array]:

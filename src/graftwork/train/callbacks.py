@@ -131,9 +131,9 @@ class DivergenceCallback(TrainingCallback):
         self._consecutive += 1
         if self._consecutive > self._settings.tolerate:
             raise self._diverged(number, fault)
-        again = "; it is trained on again after the next step" if self._peek(number) else ""
+        retry_note = "; it is trained on again after the next step" if self._peek(number) else ""
         self._report(
-            f"step {number} is skipped: {fault}{again} (`train.watch.tolerate` allows "
+            f"step {number} is skipped: {fault}{retry_note} (`train.watch.tolerate` allows "
             f"{self._settings.tolerate} in a row); its rows: {name_rows(rows)}"
         )
         return False

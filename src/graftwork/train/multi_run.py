@@ -251,9 +251,9 @@ def choose_side_by_side(jobs: Sequence[TrainJob]) -> tuple[tuple[int, ...], ...]
 
 def _wanted(job: TrainJob) -> bool:
     mode = job.run.get("side_by_side", "auto")
-    alone = job.crew.get("strategy", "single") == "single"
+    is_single_process = job.crew.get("strategy", "single") == "single"
     # A GPU's own step has layers of its own, which know one adapter.
-    if mode == "off" or not alone or job.plan.tuning is not None:
+    if mode == "off" or not is_single_process or job.plan.tuning is not None:
         return False
     settings = job.plan.train["settings"]
     if settings["method"] not in ("lora", "dora") or settings.get("experts"):

@@ -361,8 +361,8 @@ def _cpu_facts(job: ProbeJob, probing: Probing) -> dict[str, Any]:
     from graftwork.model import probe as rates
     from graftwork.model.probe import describe_device
 
-    here = describe_device(threads=job.threads)
-    torch.set_num_threads(here.threads)
+    device = describe_device(threads=job.threads)
+    torch.set_num_threads(device.threads)
     for layers in LAYERS:
         probing.expect(f"a step of {layers} layers", CPU_STEP_SECONDS)
     probing.pass_over("the context", "transfers to the GPU and back")
@@ -383,9 +383,9 @@ def _cpu_facts(job: ProbeJob, probing: Probing) -> dict[str, Any]:
             step = probing.do(name, partial(probe_cpu_step, job, layers=layers, gflops=gflops))
             steps += [] if step is None else [step]
     return {
-        "device": _device("cpu", here.name),
-        "memory_gib": here.memory_gib,
-        "threads": here.threads,
+        "device": _device("cpu", device.name),
+        "memory_gib": device.memory_gib,
+        "threads": device.threads,
         "products": products or (),
         "copy_bytes_s": copied or 0.0,
         "launch_seconds": launch,
@@ -398,9 +398,9 @@ def _cpu_facts(job: ProbeJob, probing: Probing) -> dict[str, Any]:
 def _device(kind: str, name: str) -> DeviceName:
     from graftwork.model.probe import name_device
 
-    here = name_device()
-    driver = here.driver if here.kind == kind else ""
-    return DeviceName.model_validate({"kind": kind, "name": name, "driver": driver, "torch": here.torch})
+    device = name_device()
+    driver = device.driver if device.kind == kind else ""
+    return DeviceName.model_validate({"kind": kind, "name": name, "driver": driver, "torch": device.torch})
 
 
 def main() -> int:

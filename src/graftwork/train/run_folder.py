@@ -90,14 +90,14 @@ def find_replay(journal: Iterable[TrainStep]) -> tuple[int, bool] | None:
     times: dict[int, list[TrainStep]] = defaultdict(list)
     for step in journal:
         times[step.step].append(step)
-    again = [same for same in times.values() if len(same) > 1]
-    if not again:
+    repeated = [same for same in times.values() if len(same) > 1]
+    if not repeated:
         return None
     # Not a number is not equal to itself, but written twice it is the same outcome.
-    outcomes = [{(repr(step.loss), repr(step.gradient_norm)) for step in same} for same in again]
-    weights = [{step.weights for step in same if step.weights} for same in again]
+    outcomes = [{(repr(step.loss), repr(step.gradient_norm)) for step in same} for same in repeated]
+    weights = [{step.weights for step in same if step.weights} for same in repeated]
     identical = max(map(len, outcomes)) == 1 and max(map(len, weights)) <= 1
-    return sum(len(same) - 1 for same in again), identical
+    return sum(len(same) - 1 for same in repeated), identical
 
 
 def is_settled(job: TrainJob) -> bool:

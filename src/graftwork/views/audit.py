@@ -85,10 +85,10 @@ def _say_noise(noise: LabelNoise) -> list[str]:
 
 
 def _say_suspicious(row: SuspiciousLabel) -> str:
-    of = f"{row.field}: " if row.field else ""
+    field_prefix = f"{row.field}: " if row.field else ""
     near = f", like {row.near}" if row.near is not None else ""
     question = " ".join(row.question.split())[:60]
-    return f"{row.origin}  {of}{row.label}, probably {row.suggested}{near}  «{question}»"
+    return f"{row.origin}  {field_prefix}{row.label}, probably {row.suggested}{near}  «{question}»"
 
 
 def _say(finding: Finding, files: tuple[str, ...]) -> str:

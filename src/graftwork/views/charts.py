@@ -89,10 +89,10 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        low, high, at = self.low, self.high, value
+        low, high, position = self.low, self.high, value
         if self.log:
-            low, high, at = math.log(low), math.log(high), math.log(max(at, 1e-12))
-        share = (at - low) / (high - low) if high > low else 0.5
+            low, high, position = math.log(low), math.log(high), math.log(max(position, 1e-12))
+        share = (position - low) / (high - low) if high > low else 0.5
         return self.start + min(max(share, 0.0), 1.0) * (self.end - self.start)
 
 
@@ -450,23 +450,23 @@ def draw_loss(
 
 def draw_lengths(lengths: dict[str, Sequence[int]], *, width: float = 760) -> Markup:
     """Lengths of rows in tokens, with the splits stacked."""
-    together = sorted(value for values in lengths.values() for value in values)
-    if not together:
+    all_lengths = sorted(value for values in lengths.values() for value in values)
+    if not all_lengths:
         return draw_nothing("Row lengths", width)
-    marks = round_ticks(together[0], together[-1], count=10 if width > 500 else 5)
+    marks = round_ticks(all_lengths[0], all_lengths[-1], count=10 if width > 500 else 5)
     step = max(math.ceil((marks[-1] - marks[0]) / (36 if width > 500 else 20)), 1)
     bars = math.ceil((marks[-1] - marks[0]) / step)
     counts = {name: [0] * bars for name in lengths}
     for name, values in lengths.items():
         for value in values:
             counts[name][min(int((value - marks[0]) / step), bars - 1)] += 1
-    middle = median(together)
+    middle = median(all_lengths)
     return draw_stacks(
         counts,
         {(mark - marks[0]) / step: number(mark) for mark in marks},
         title="Row lengths",
         unit="tokens",
-        description=f"{len(together)} rows of {together[0]} to {together[-1]} tokens, "
+        description=f"{len(all_lengths)} rows of {all_lengths[0]} to {all_lengths[-1]} tokens, "
         f"median {number(middle)}",
         note=((middle - marks[0]) / step, f"median {number(middle)}"),
         width=width,
@@ -506,10 +506,10 @@ def draw_stacks(
                 )
                 floor += values[bar]
     if note is not None:
-        at, late = x(note[0]), x(note[0]) > width * 0.7
-        parts.append(line(at, top - 18, at, height - bottom, class_="mark"))
+        note_x, late = x(note[0]), x(note[0]) > width * 0.7
+        parts.append(line(note_x, top - 18, note_x, height - bottom, class_="mark"))
         anchor = "end" if late else "start"
-        parts.append(label(note[1], x=at + (-6 if late else 6), y=top - 8, class_="note", anchor=anchor))
+        parts.append(label(note[1], x=note_x + (-6 if late else 6), y=top - 8, class_="note", anchor=anchor))
     parts.append(label(unit, x=width - right, y=height - 4, class_="tick", anchor="end"))
     return drawing(*parts, width=width, height=height, title=title, description=description)
 
@@ -519,19 +519,21 @@ def _restart_marks(
 ) -> list[Markup]:
     parts = []
     for restart in restarts:
-        at, back = x(restart.killed_after), x(restart.resumed_at - 1)
+        killed_x, back = x(restart.killed_after), x(restart.resumed_at - 1)
         parts.append(
-            element("rect", x=back, y=top, width=max(at - back, 0.5), height=floor - top, class_="replay")
+            element(
+                "rect", x=back, y=top, width=max(killed_x - back, 0.5), height=floor - top, class_="replay"
+            )
         )
-        parts.append(line(at, top - 18, at, floor, class_="kill"))
-        late = at > width / 2
+        parts.append(line(killed_x, top - 18, killed_x, floor, class_="kill"))
+        late = killed_x > width / 2
         text = f"killed after step {restart.killed_after}, resumed at {restart.resumed_at}"
         if width < 500:
             text = f"killed, back to step {restart.resumed_at}"
         parts.append(
             label(
                 text,
-                x=at + (-6 if late else 6),
+                x=killed_x + (-6 if late else 6),
                 y=top - 10,
                 class_="note kill-note",
                 anchor="end" if late else "start",

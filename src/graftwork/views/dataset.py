@@ -440,10 +440,10 @@ def view_repair(outcome: RepairOutcome) -> Document:
     )
     if outcome.undecided:
         what = "row is" if outcome.undecided == 1 else "rows are"
-        again = "run the same command again"
+        resume_hint = "run the same command again"
         if outcome.states.get("over_budget"):
-            again = "raise the budget (--max-cost or --max-total-tokens) and " + again
-        viewed.line(f"[yellow]{outcome.undecided:,} {what} not decided[/]: {again}")
+            resume_hint = "raise the budget (--max-cost or --max-total-tokens) and " + resume_hint
+        viewed.line(f"[yellow]{outcome.undecided:,} {what} not decided[/]: {resume_hint}")
     if outcome.written and not outcome.in_logs:
         viewed.line(f"add {quote(outcome.file)} to data.logs in graft.yaml to train on these rows")
     return viewed
@@ -500,16 +500,16 @@ def _score_cells(audit: "ScoreAudit") -> tuple[Cell, ...]:
 def view_corrections(found: "Corrections") -> Document:
     viewed = Document("Corrections")
     for correction in found.corrections:
-        who = quote(correction.reviewer or "unknown")
+        reviewer = quote(correction.reviewer or "unknown")
         served, corrected = _one_line(correction.served), _one_line(correction.corrected)
-        viewed.line(f"{correction.at[:19]}  {who}  {correction.capture[:12]}  {served} → {corrected}")
+        viewed.line(f"{correction.at[:19]}  {reviewer}  {correction.capture[:12]}  {served} → {corrected}")
     corrections, conflicts = len(found.corrections), len(found.conflicts)
     viewed.line(f"{plural(corrections, 'correction')}, {plural(conflicts, 'conflict')}")
     for conflict in found.conflicts:
         viewed.line(f"[yellow]conflict[/]: {_one_line(conflict.question)}")
         for correction in conflict.corrections:
-            who = quote(correction.reviewer or "unknown")
-            viewed.line(f"  {who}, {correction.at[:19]}: {_one_line(correction.corrected)}")
+            reviewer = quote(correction.reviewer or "unknown")
+            viewed.line(f"  {reviewer}, {correction.at[:19]}: {_one_line(correction.corrected)}")
     return viewed
 
 

@@ -147,10 +147,10 @@ def draw_by_share(forecast: EscalationForecast, *, width: float = WIDTH) -> Mark
 
 def draw_by_cost(forecast: EscalationForecast, *, width: float = WIDTH) -> Markup | None:
     """None if the cost of one of the models is not known."""
-    curve, alone = forecast.curve, (forecast.options[0], forecast.large_alone)
+    curve, single_models = forecast.curve, (forecast.options[0], forecast.large_alone)
     assert curve is not None
     costs = [point.cost_per_1000 for point in (*curve.points, curve.chosen)]
-    costs += [option.cost_per_1000 for option in alone]
+    costs += [option.cost_per_1000 for option in single_models]
     known = [cost for cost in costs if cost is not None]
     if len(known) != len(costs) or max(known) <= 0:
         return None
@@ -161,7 +161,7 @@ def draw_by_cost(forecast: EscalationForecast, *, width: float = WIDTH) -> Marku
         lambda cost: f"${tick_text(cost, ticks)}",
         lambda point: point.cost_per_1000 or 0.0,
     )
-    singles = [(option.cost_per_1000 or 0.0, option.quality.value) for option in alone]
+    singles = [(option.cost_per_1000 or 0.0, option.quality.value) for option in single_models]
     return _draw(forecast, axis, width=width, singles=singles)
 
 

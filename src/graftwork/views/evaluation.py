@@ -152,16 +152,16 @@ def _lines(
     shown = [item for item in subjects if item.metrics.get(name) is not None and item.metrics[name].n]
     figures = {item.subject: _figure(item.metrics[name], gap=" ") for item in shown}
     own = [pair for (metric, _), pair in pairs.items() if metric == name]
-    who = "all" if len(shown) == len(subjects) else ", ".join(quote(subject) for subject in figures)
+    subject_names = "all" if len(shown) == len(subjects) else ", ".join(quote(subject) for subject in figures)
     room = max(len(item.subject) for item in subjects)
     if (
         len(shown) > 1
         # Names that need more room than any single one would wrap the other columns.
-        and len(who) <= room
+        and len(subject_names) <= room
         and len(set(figures.values())) == 1
         and not any(pair.wins or pair.losses for pair in own)
     ):
-        return [(who, next(iter(figures.values())), *([""] * (3 if corrected else 2)))]
+        return [(subject_names, next(iter(figures.values())), *([""] * (3 if corrected else 2)))]
     return [
         (quote(subject), figure, *_pair_cells(pairs.get((name, subject)), corrected=corrected))
         for subject, figure in figures.items()

@@ -373,7 +373,7 @@ def view_confusions(report: Report) -> Document:
         columns = [Name(quote(column)) for column in found.columns]
         rows: list[Sequence[Cell]] = []
         for shown, counts in zip(found.classes, found.counts, strict=True):
-            was = f"{percent(known[shown.label].recall)} → " if shown.label in known else ""
+            baseline_recall = f"{percent(known[shown.label].recall)} → " if shown.label in known else ""
             spread = f"{percent(shown.recall_low)} to {percent(shown.recall_high)}"
             tones = [
                 "dim" if not n else "green" if c == shown.label else "bold"
@@ -383,7 +383,7 @@ def view_confusions(report: Report) -> Document:
                 (
                     quote(shown.label),
                     shown.cases,
-                    f"{was}[bold]{percent(shown.recall)}[/]\n[dim]{spread}[/]",
+                    f"{baseline_recall}[bold]{percent(shown.recall)}[/]\n[dim]{spread}[/]",
                     "[dim]–[/]" if shown.precision is None else percent(shown.precision),
                     *(f"[{tone}]{count}[/]" for tone, count in zip(tones, counts, strict=True)),
                 )

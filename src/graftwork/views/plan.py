@@ -282,10 +282,10 @@ def _add_memory(viewed: Document, answer: FitAnswer) -> None:
 def _main_parts(answer: FitAnswer) -> list[tuple[str, float]]:
     """The largest parts, the sum of the small ones, and the overhead of the allocator."""
     parts = {name: figure.value for name, figure in answer.parts_gib.items()}
-    beyond = parts.pop("allocator", 0.0)
+    allocator_gib = parts.pop("allocator", 0.0)
     ordered = sorted(parts.items(), key=lambda part: -part[1])
     main, small = ordered[:PARTS_SHOWN], sum(value for _, value in ordered[PARTS_SHOWN:])
-    rest = [("small parts", small), ("allocator", beyond)]
+    rest = [("small parts", small), ("allocator", allocator_gib)]
     return [(name, value) for name, value in [*main, *rest] if value >= SMALLEST_SHOWN]
 
 

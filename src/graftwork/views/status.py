@@ -28,7 +28,9 @@ def view_project_status(status: "ProjectStatus") -> Document:
         if run.health:
             health = f"[{HEALTH_TONES[run.health]}]{run.health}[/]"
             viewed.line(f"run {run.id} is {health}: {quote(run.reason)}")
-    live = ", ".join(f"{alias} → {to[:12]}" for alias, to in status.aliases.items()) or "nothing"
+    live = (
+        ", ".join(f"{alias} → {release_id[:12]}" for alias, release_id in status.aliases.items()) or "nothing"
+    )
     counts = f"{plural(status.releases, 'release')}, {plural(status.captures, 'capture')}"
     viewed.line(f"live: {quote(live)}; {counts}", _say_endpoint(status.endpoint), wrap=False)
     viewed.line(*_say_captures(status.capture_totals))

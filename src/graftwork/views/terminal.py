@@ -101,8 +101,8 @@ def _cell(cell: Cell) -> str:
         bar = "█" * whole + (EIGHTHS[rest] if rest else "")
         return f"[{cell.tone}]{bar}[/] {cell.text}".rstrip()
     if isinstance(cell, Timestamp):
-        at = cell.at
-        return quote(at[:16].replace("T", " ")) if isinstance(at, str) else moment(at)
+        position = cell.at
+        return quote(position[:16].replace("T", " ")) if isinstance(position, str) else moment(position)
     return f"{cell:,}" if isinstance(cell, int) else cell or ""
 
 

@@ -65,7 +65,7 @@ def view_week_status(found: "WeekStatus") -> Document:
     viewed = Document("Week")
     viewed.table(
         ("when", "model", "place", "session"),
-        [(f"{at:%a %d %b %H:%M}", *map(quote, texts)) for at, *texts in rows],
+        [(f"{time:%a %d %b %H:%M}", *map(quote, texts)) for time, *texts in rows],
     )
     return viewed
 

@@ -166,7 +166,7 @@ def _event(session: ShownSession, *, stamp: datetime) -> list[str]:
     uid = hashlib.sha256(key.encode()).hexdigest()[:24]
     minutes = session.end - session.start
     title = f"{'Start by hand' if session.by_hand else 'Train'}: {session.model} at {session.place}"
-    who = "Start the session by hand." if session.by_hand else "`graft up week` starts the session."
+    how_started = "Start the session by hand." if session.by_hand else "`graft up week` starts the session."
     alarm = [
         "BEGIN:VALARM",
         "ACTION:DISPLAY",
@@ -183,7 +183,8 @@ def _event(session: ShownSession, *, stamp: datetime) -> list[str]:
         f"SUMMARY:{_text(title)}",
         "DESCRIPTION:"
         + _text(
-            f"{who} It takes {minutes // 60} h {minutes % 60:02} min, {session.train} min of them training."
+            f"{how_started} It takes {minutes // 60} h {minutes % 60:02} min, "
+            f"{session.train} min of them training."
         ),
         f"LOCATION:{_text(session.place)}",
         *(alarm if session.by_hand else ()),

@@ -216,9 +216,9 @@ class _Greedy:
     def _room(self, cell: WeekCell, start: int) -> int:
         provider = cell.place
         limits = [] if provider.longest is None else [provider.longest]
-        here = self.at_place[provider.name]
+        at_place = self.at_place[provider.name]
         for period in cell.periods:
-            inside = (s for s in here if not s.fixed and period.start <= s.start < period.end)
+            inside = (s for s in at_place if not s.fixed and period.start <= s.start < period.end)
             limits.append(period.minutes - sum(s.end - s.start for s in inside))
         for quota, spans in self._windows(provider):
             overlapping = (s for s in spans if s[0] <= start and _until(provider, s, quota.window) > start)

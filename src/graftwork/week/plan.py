@@ -391,14 +391,14 @@ def _model_week(best: ScenarioPlan, name: str) -> ModelWeek:
 def _place_week(
     problem: WeekProblem, state: WeekState, provider: WeekPlace, sessions: Sequence[Session]
 ) -> PlaceWeek:
-    here = [session for session in sessions if session.place == provider.name]
-    used = sum(session.end - session.start for session in here)
-    planned = sum(session.end - session.start for session in here if not session.fixed)
-    trained = sum(session.train for session in here)
+    place_sessions = [session for session in sessions if session.place == provider.name]
+    used = sum(session.end - session.start for session in place_sessions)
+    planned = sum(session.end - session.start for session in place_sessions if not session.fixed)
+    trained = sum(session.train for session in place_sessions)
     offered = offered_minutes(problem, state, provider)
     return PlaceWeek(
         place=provider.name,
-        sessions=len(here),
+        sessions=len(place_sessions),
         used_hours=used / 60,
         trained_hours=trained / 60,
         overhead_hours=(used - trained) / 60,

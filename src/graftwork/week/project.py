@@ -364,8 +364,8 @@ def _planned_speed(
             fix="give the reference place a gpu too, or give both a speed",
             where=f"fleet.places.{name}",
         )
-    here = _hours(base, provider, settings, name)
-    if here is None:
+    own_hours = _hours(base, provider, settings, name)
+    if own_hours is None:
         note = f"{base} does not fit {provider.gpu} at {name}: it is not trained there"
         if note not in notes:
             notes.append(note)
@@ -377,7 +377,7 @@ def _planned_speed(
             fix="choose another reference place with plan.week.reference",
             where="plan.week.reference",
         )
-    return reference_hours / here
+    return reference_hours / own_hours
 
 
 def _hours(base: str, provider: PlaceCalendarSettings, settings: ProjectSettings, name: str) -> float | None:

@@ -261,7 +261,7 @@ class SatWeek:
 
     def _add_place(self, provider: WeekPlace, *, keep: bool) -> None:
         opened = open_place_of(self.problem, self.state, provider)
-        here: list[_Position] = []
+        positions: list[_Position] = []
         hinted = [s for s in self.hint if s.place == provider.name and not s.fixed]
         for cell in opened.cells:
             inside = sorted(
@@ -282,15 +282,15 @@ class SatWeek:
                     self.model.add(position.start >= before.end)
                     self.model.add_implication(position.present, before.present)
                 before = position
-                here.append(position)
+                positions.append(position)
         for quota in opened.quotas:
             for period in quota:
-                within = [p.size for p in here if period.start <= p.cell.start < period.end]
+                within = [p.size for p in positions if period.start <= p.cell.start < period.end]
                 if within:
                     self.model.add(sum(within) <= period.minutes // STEP)
         for window in opened.windows:
-            self._add_window(provider, here, window)
-        self.positions += here
+            self._add_window(provider, positions, window)
+        self.positions += positions
 
     def _add_position(self, cell: WeekCell, hinted: Session | None, *, keep: bool) -> _Position | None:
         from ortools.sat.python import cp_model

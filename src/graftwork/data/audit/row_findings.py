@@ -355,19 +355,19 @@ def find_overlong(facts: AuditFacts) -> Iterator[Finding]:
             noted.add(position, note_length(reply, prompt, whole, most=most))
     if not noted.count:
         return
-    beyond = np.maximum(lengths.whole - most, 0)
-    without_reply = int(np.count_nonzero((beyond > 0) & (lengths.prompt >= most)))
+    excess = np.maximum(lengths.whole - most, 0)
+    without_reply = int(np.count_nonzero((excess > 0) & (lengths.prompt >= most)))
     if len(noted.positions) == noted.count:
         usable = int(facts.usable[noted.positions].sum())
     else:  # not all noted rows are named
-        usable = min(int(((beyond > 0) & facts.usable).sum()), noted.count)
+        usable = min(int(((excess > 0) & facts.usable).sum()), noted.count)
     cuts = {
         ALL_OF_IT: without_reply,
-        THE_END: int(np.count_nonzero(beyond)) - without_reply,
+        THE_END: int(np.count_nonzero(excess)) - without_reply,
         BUT_FOR_LENGTH: usable,
     }
-    about = "" if lengths.is_counted else "about "
-    longest = f"{about}{int(lengths.whole.max(initial=0)):,}"
+    qualifier = "" if lengths.is_counted else "about "
+    longest = f"{qualifier}{int(lengths.whole.max(initial=0)):,}"
     longest += "" if lengths.is_counted else ", estimated from their characters"
     yield finding_from_notes(
         facts,
@@ -378,7 +378,7 @@ def find_overlong(facts: AuditFacts) -> Iterator[Finding]:
         wording=Wording(
             title=count_rows(noted.count, f"are longer than {most:,} tokens")
             + f" (the longest has {longest})",
-            effect=f"a trainer that cuts at that length removes {about}{int(beyond.sum()):,} tokens from "
+            effect=f"a trainer that cuts at that length removes {qualifier}{int(excess.sum()):,} tokens from "
             "their ends and teaches the model not to finish",
             fix=f"`graft data prepare` {_DONE[settings.overlong]} (data.overlong: {settings.overlong}); "
             "or raise data.max_tokens",

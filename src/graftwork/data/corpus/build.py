@@ -525,10 +525,10 @@ def _find_disputed_captures(corpus: Corpus) -> dict[int, str]:
     if not captures.any():
         return {}
     bad = corpus.has_label("fault", NEGATIVE_FEEDBACK)
-    again = np.isin(captures, captures[bad & (captures != 0)]) & corpus.column("passed").astype(bool)
-    again &= corpus.column("unconfirmed") != 0
+    disputed = np.isin(captures, captures[bad & (captures != 0)]) & corpus.column("passed").astype(bool)
+    disputed &= corpus.column("unconfirmed") != 0
     reason = f"{NEGATIVE_FEEDBACK}: another row of the logs says that users called this reply bad"
-    return dict.fromkeys(np.flatnonzero(again).tolist(), reason)
+    return dict.fromkeys(np.flatnonzero(disputed).tolist(), reason)
 
 
 def _find_replaced(corpus: Corpus) -> dict[int, str]:

@@ -285,19 +285,19 @@ def _choose_grams(turns: Ragged) -> Ragged:
     grams = run_words(_only(turns, long), size=GRAM_WORDS)
     lengths = np.diff(grams.offsets)
     ends = np.repeat(grams.offsets[1:], lengths)
-    here = np.arange(len(grams.values))
+    positions = np.arange(len(grams.values))
     none = np.uint64(2**64 - 1)
     padded = np.concatenate((grams.values, np.full(GRAM_WINDOW, none)))
     smallest = grams.values.copy()
     for step in range(1, GRAM_WINDOW):
-        ahead = np.where(here + step < ends, padded[step : step + len(here)], none)
+        ahead = np.where(positions + step < ends, padded[step : step + len(positions)], none)
         smallest = np.minimum(smallest, ahead)
-    is_smallest = np.zeros(len(here), dtype=bool)
+    is_smallest = np.zeros(len(positions), dtype=bool)
     starts = np.repeat(grams.offsets[:-1], lengths)
     # Windows that reach beyond the end of a turn count only where the turn has no full one.
-    begins = here <= np.maximum(starts, ends - GRAM_WINDOW)
+    begins = positions <= np.maximum(starts, ends - GRAM_WINDOW)
     for step in range(GRAM_WINDOW):
-        earlier = here - step
+        earlier = positions - step
         inside = earlier >= starts
         window = np.where(inside, earlier, 0)
         is_smallest |= inside & begins[window] & (smallest[window] == grams.values)

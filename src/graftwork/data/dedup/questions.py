@@ -148,8 +148,8 @@ def _repeat_enough(keys: Array, positions: Array, *, counted: Array, before: Arr
     begins = np.concatenate(([True], keys[1:] != keys[:-1]))[: len(keys)]
     start = np.maximum.accumulate(np.where(begins, np.arange(len(keys)), 0))
     # A line that occurs twice in a turn counts once.
-    again = ~begins & np.concatenate(([False], positions[1:] == positions[:-1]))[: len(keys)]
-    running = np.concatenate(([0], np.cumsum(counted[positions] & ~again)))
+    repeats = ~begins & np.concatenate(([False], positions[1:] == positions[:-1]))[: len(keys)]
+    running = np.concatenate(([0], np.cumsum(counted[positions] & ~repeats)))
     times = running[:-1] - running[start]
     since = before[positions] - before[positions[start]]
     enough = np.zeros(len(keys), dtype=bool)
@@ -371,15 +371,17 @@ class Questions:
             return self._look_up(positions, is_probe, threshold=threshold, accept=accept, fresh=fresh)
         sets = self.runs_of(positions)
         weighed = self.weights.of(sets.values)
-        alike = []
+        similar_pairs = []
         for pairs in propose_all_pairs(
             sets, positions, weighed=weighed, threshold=threshold, is_probe=is_probe
         ):
             proposed = only_fresh(pairs, fresh)
             if accept is not None:
                 proposed = proposed[accept(*unpack(proposed))]
-            alike.append(proposed[_are_alike(proposed, positions, sets, self.weights, threshold=threshold)])
-        return merge_pairs(alike)
+            similar_pairs.append(
+                proposed[_are_alike(proposed, positions, sets, self.weights, threshold=threshold)]
+            )
+        return merge_pairs(similar_pairs)
 
     def _look_up(
         self, positions: Array, is_probe: Array, *, threshold: float, accept: PairFilter | None, fresh: Array
@@ -460,7 +462,7 @@ def _find_in(
 def _are_alike(
     pairs: Array, positions: Array, sets: Ragged, weights: RunWeights, *, threshold: float
 ) -> Array:
-    likeness, containment = measure_rows(pairs, positions, sets, weights)
+    similarity, containment = measure_rows(pairs, positions, sets, weights)
     contained = np.flatnonzero(containment >= max(CONTAINED, threshold) - TOLERANCE)
     word_counts = []
     for side in unpack(pairs[contained]):
@@ -468,9 +470,9 @@ def _are_alike(
         word_counts.append(
             np.bincount(runs.owners(), (runs.values & np.uint32(1)) == 0, minlength=len(contained))
         )
-    alike: Array = likeness >= threshold - TOLERANCE
-    alike[contained] |= np.minimum(*word_counts) >= CONTAINED_PART * np.maximum(*word_counts)
-    return alike
+    is_similar: Array = similarity >= threshold - TOLERANCE
+    is_similar[contained] |= np.minimum(*word_counts) >= CONTAINED_PART * np.maximum(*word_counts)
+    return is_similar
 
 
 def _choose_lines(corpus: CorpusColumns, rows: int, boilerplate: Array, marked: Array) -> tuple[Array, Array]:
@@ -587,14 +589,14 @@ class Paraphrases:
         pairs_by_batch = []
         for start in range(0, len(probes), _LINES_AT_ONCE):
             later = probes[start : start + _LINES_AT_ONCE]
-            alike = vectors[np.searchsorted(positions, later)] @ vectors.T
+            similarities = vectors[np.searchsorted(positions, later)] @ vectors.T
             # Equal lines are grouped already: only earlier rows with another line count.
-            alike[
+            similarities[
                 (positions[None, :] >= later[:, None])
                 | (questions.key[positions][None, :] == questions.key[later][:, None])
             ] = 0
-            best = np.argsort(-alike, axis=1, kind="stable")[:, :_BEFORE]
-            same = np.take_along_axis(alike, best, axis=1) >= SAME_MEANING
+            best = np.argsort(-similarities, axis=1, kind="stable")[:, :_BEFORE]
+            same = np.take_along_axis(similarities, best, axis=1) >= SAME_MEANING
             pairs_by_batch.append(pack(np.repeat(later, same.sum(axis=1)), positions[best[same]]))
         pairs = merge_pairs(pairs_by_batch)
         return pairs if accept is None else pairs[accept(*unpack(pairs))]

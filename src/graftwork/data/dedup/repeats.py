@@ -77,8 +77,8 @@ class TextComparer:
             # Turns and reply together have to be similar, and the reply alone.
             for sets in map(join_ragged, zip(*texts, strict=True)):
                 if len(part):
-                    likeness, _ = measure_rows(part, positions, sets, weights)
-                    part = part[likeness >= threshold - TOLERANCE]
+                    similarity, _ = measure_rows(part, positions, sets, weights)
+                    part = part[similarity >= threshold - TOLERANCE]
             similar.append(part)
         return np.concatenate(similar)
 
@@ -210,10 +210,10 @@ def find_near_pairs(
 
     def judge(_since: int, earlier_pairs: Arrays | None) -> Arrays:
         # A pair is judged by rows before it: what was judged once stays so.
-        judged, alike = earlier_pairs if earlier_pairs is not None else (NO_PAIRS, NO_PAIRS)
+        judged, similar_pairs = earlier_pairs if earlier_pairs is not None else (NO_PAIRS, NO_PAIRS)
         new = candidates[~np.isin(candidates, judged)]
         compared = _compare(corpus, new, passed=passed, threshold=settings.near_duplicate)
-        return merge_pairs([judged, new]), merge_pairs([alike, *compared])
+        return merge_pairs([judged, new]), merge_pairs([similar_pairs, *compared])
 
     _, alike = corpus.grow(f"near_judged_{settings.near_duplicate:g}", judge)
     near_pairs: Array = candidates[np.isin(candidates, alike)]
@@ -227,13 +227,15 @@ def _compare(corpus: CorpusColumns, pairs: Array, *, passed: Array, threshold: f
     turns, rows = corpus.column("turn"), unpack(pairs)[0]
     comparer = TextComparer(corpus, passed=passed, turns=turns)
     for questions in find_questions(corpus, passed=passed, turns=turns, since=int(rows[0])):
-        here = pairs[slice(*np.searchsorted(rows, [questions.window.start, questions.window.stop]))]
-        if len(here):
-            positions = rows_of(here)
-            likeness, _ = measure_rows(here, positions, questions.runs_of(positions), questions.weights)
-            here = here[likeness >= threshold - TOLERANCE]
-        if len(here):
-            yield comparer.choose(here, window=questions.window, threshold=threshold)
+        window_pairs = pairs[slice(*np.searchsorted(rows, [questions.window.start, questions.window.stop]))]
+        if len(window_pairs):
+            positions = rows_of(window_pairs)
+            similarity, _ = measure_rows(
+                window_pairs, positions, questions.runs_of(positions), questions.weights
+            )
+            window_pairs = window_pairs[similarity >= threshold - TOLERANCE]
+        if len(window_pairs):
+            yield comparer.choose(window_pairs, window=questions.window, threshold=threshold)
 
 
 def _drop_conflicts(

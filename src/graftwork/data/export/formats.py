@@ -122,15 +122,15 @@ def _write_part(sink: Sink, dataset: Dataset, *, file: str, ending: str, form: d
     `test_datasets`.
     """
     file_names = {split: f"{split}{ending}" for split in ("train", "validation")}
-    here = {split: name for split, name in file_names.items() if name in sink.rows}
-    if not here:
+    written_files = {split: name for split, name in file_names.items() if name in sink.rows}
+    if not written_files:
         return
     part: dict[str, Any] = {"chat_template": "tokenizer_default"}
     if form is _PREFERENCE:
         part["rl"] = "dpo"
     for split, key in (("train", "datasets"), ("validation", "test_datasets")):
-        if split in here:
-            part[key] = [{"path": f"./{here[split]}", **form}]
+        if split in written_files:
+            part[key] = [{"path": f"./{written_files[split]}", **form}]
     head = f"# Made of the dataset {dataset.content_hash[:12]}, which was rendered for {dataset.base}.\n"
     text = yaml.dump(part, Dumper=_Plain, sort_keys=False, allow_unicode=True)
     write_atomic(sink.folder / file, head + text)
@@ -168,7 +168,7 @@ class LlamaFactory:
         conversation = split_tools(row.messages)
         system, turns = _to_turns(conversation.messages)
         functions = list(conversation.functions)
-        about = {"system": system, "tools": write_json(functions) if functions else ""}
+        fields = {"system": system, "tools": write_json(functions) if functions else ""}
         alternate = len(turns) % 2 and all(
             turn["from"] in (ODD, EVEN)[index % 2] for index, turn in enumerate(turns)
         )
@@ -177,10 +177,10 @@ class LlamaFactory:
         elif not alternate:
             sink.leave_out(row, why="the turns do not alternate")
         elif row.rejected is None:
-            sink.add_item(f"{split}.json", {"conversations": [*turns, _to_reply(row.reply)], **about})
+            sink.add_item(f"{split}.json", {"conversations": [*turns, _to_reply(row.reply)], **fields})
         else:
             pair = {"chosen": _to_reply(row.reply), "rejected": _to_reply(row.rejected)}
-            sink.add_item(f"{split}_preference.json", {"conversations": turns, **about, **pair})
+            sink.add_item(f"{split}_preference.json", {"conversations": turns, **fields, **pair})
 
     def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
         sink.close_arrays()
@@ -439,8 +439,8 @@ class HuggingFace:
 
     def add_row(self, sink: Sink, split: Split, row: Row) -> None:
         config = "default" if row.rejected is None else "preference"
-        about = {name: getattr(row, name) for name in ABOUT}
-        record = {"id": row.id, **prompt_and_replies(row), **about}
+        fields = {name: getattr(row, name) for name in ABOUT}
+        record = {"id": row.id, **prompt_and_replies(row), **fields}
         sink.add_record(f"{FOLDERS[config]}/{split}", record, schema=_schema(config))
 
     def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
@@ -468,12 +468,12 @@ def _schema(config: str) -> "pa.Schema":
     import pyarrow as pa
 
     messages = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-    about = {"string": pa.string(), "int32": pa.int32(), "float64": pa.float64()}
+    types = {"string": pa.string(), "int32": pa.int32(), "float64": pa.float64()}
     return pa.schema(
         [
             ("id", pa.string()),
             *((name, messages) for name in TURNS[config]),
-            *((name, about[kind]) for name, kind in ABOUT.items()),
+            *((name, types[kind]) for name, kind in ABOUT.items()),
         ]
     )
 
@@ -567,9 +567,9 @@ class Kaggle:
             )
 
     def add_row(self, sink: Sink, split: Split, row: Row) -> None:
-        about = {name: getattr(row, name) for name in ABOUT}
+        fields = {name: getattr(row, name) for name in ABOUT}
         ending = "jsonl" if row.rejected is None else "preference.jsonl"
-        sink.add_line(f"{split}.{ending}", {"id": row.id, **prompt_and_replies(row), **about})
+        sink.add_line(f"{split}.{ending}", {"id": row.id, **prompt_and_replies(row), **fields})
 
     def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
         rows = sum(sink.rows.values())

@@ -223,8 +223,12 @@ def read_preference(row: dict[str, Any], origin: Origin) -> Interaction:
             raise BadRow(f"`{won}` and `{lost}` do not answer the same conversation")
         turns = lead_by(system, preferred[:-1])
     elif prompt is not None:
-        spoken = _take_conversation(prompt, "prompt")
-        turns = take_prompt(prompt, "prompt", system=system) if spoken is None else lead_by(system, spoken)
+        turns_before = _take_conversation(prompt, "prompt")
+        turns = (
+            take_prompt(prompt, "prompt", system=system)
+            if turns_before is None
+            else lead_by(system, turns_before)
+        )
     else:
         raise BadRow(f"`prompt` is missing, and `{won}` holds only the reply")
     require_user(turns, "prompt")
@@ -270,9 +274,10 @@ def read_mapped(row: dict[str, Any], origin: Origin, *, mapping: Mapping) -> Int
     else:
         path = mapping.messages or ""
         turns = take_turns(follow(row, path), path)
-        spoken = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
-        if spoken and turns[spoken[-1]].content == follow(row, mapping.reply or ""):
-            turns = turns[: spoken[-1]]  # the reply may be one of the messages itself, with thanks after it
+        reply_indices = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
+        if reply_indices and turns[reply_indices[-1]].content == follow(row, mapping.reply or ""):
+            # The reply may be one of the messages itself, with thanks after it.
+            turns = turns[: reply_indices[-1]]
         require_user(turns, path)
         turns = lead_by(system, turns, key=mapping.system or "")
     path = mapping.reply or ""

@@ -376,8 +376,8 @@ class _Tree:
             reason = next((event.reason for event in reversed(listed) if event.reason), None)
             usage = next((event.usage for event in reversed(listed) if event.usage), None)
             parts = b",".join(event.parts for event in listed if event.parts)
-        about = b'{%b,"reason":%b,"usage":%b}' % (first.about, orjson.dumps(reason), usage or b"null")
-        return _Reply(first.line, self._before(index), parts, about, _write_message(ASSISTANT, parts))
+        header = b'{%b,"reason":%b,"usage":%b}' % (first.about, orjson.dumps(reason), usage or b"null")
+        return _Reply(first.line, self._before(index), parts, header, _write_message(ASSISTANT, parts))
 
 
 def _write_message(role: bytes, parts: bytes) -> bytes:
@@ -451,8 +451,8 @@ class _CodexSession:
         self._reply, self._usage = [], None
         if not parts:
             return ()
-        about = {"session": self._session, "at": self._at, "model": self._model, "usage": usage}
-        data = _write(about) or _write({**about, "usage": None}) or b"{}"
+        header = {"session": self._session, "at": self._at, "model": self._model, "usage": usage}
+        data = _write(header) or _write({**header, "usage": None}) or b"{}"
         joined = parts[0] if len(parts) == 1 else b",".join(parts)
         before, step = self._history, b"[%b]" % joined
         self._history = _Step(before, step)

@@ -178,12 +178,12 @@ def take_turns(value: Any, key: str) -> list[LogTurn]:
 
 def take_spoken(texts: list[Any]) -> list[LogTurn] | None:
     """Read messages that a library wrote as text after their role, as in `user: Where?`; None for others."""
-    spoken = [_SPOKEN.fullmatch(text) for text in texts if isinstance(text, str)]
-    if len(spoken) < len(texts) or not all(
-        match and match[1].lower() in ROLES and "\0" not in match[2] for match in spoken
+    matches = [_SPOKEN.fullmatch(text) for text in texts if isinstance(text, str)]
+    if len(matches) < len(texts) or not all(
+        match and match[1].lower() in ROLES and "\0" not in match[2] for match in matches
     ):
         return None
-    return [LogTurn(ROLES[match[1].lower()], match[2]) for match in spoken if match]
+    return [LogTurn(ROLES[match[1].lower()], match[2]) for match in matches if match]
 
 
 def take_message(value: Any, key: str) -> list[LogTurn]:
@@ -208,11 +208,11 @@ def take_message(value: Any, key: str) -> list[LogTurn]:
     parts = content if isinstance(content, list) else []
     results = [part for part in parts if _is_result(part)]
     turns = [LogTurn("tool", write_result(part.get("content"), f"{key}.content")) for part in results]
-    spoken = [part for part in parts if not _is_result(part)] if results else content
-    if results and not spoken:
+    message_parts = [part for part in parts if not _is_result(part)] if results else content
+    if results and not message_parts:
         return turns
     text = write_result if speaker == "tool" else take_text
-    return [*turns, LogTurn(speaker, text(spoken, f"{key}.content"))]
+    return [*turns, LogTurn(speaker, text(message_parts, f"{key}.content"))]
 
 
 def _is_result(part: Any) -> bool:

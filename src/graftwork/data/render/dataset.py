@@ -75,7 +75,7 @@ def remote_rendering(
     head = {"settings": settings.model_dump(mode="json", exclude=NOT_SENT), "reasoning": reasoning}
 
     def encode(task: RenderTask) -> bytes:
-        about = {
+        identity = {
             "features": str(task.features.absolute()),
             "file": task.file,
             "first_line": task.first_line,
@@ -87,7 +87,7 @@ def remote_rendering(
         for subset in task.subsets.values():
             arrays.append(np.ascontiguousarray(subset.split, dtype=np.uint8).tobytes())
             arrays.append(np.ascontiguousarray(subset.weight, dtype=np.float64).tobytes())
-        return pack(about, *arrays)
+        return pack(identity, *arrays)
 
     return RemoteWork(
         entry="graftwork.data.render.dataset:render_piece",
@@ -377,8 +377,8 @@ def count_kept(passed: "np.ndarray[Any, Any]", decided: RowOutcomes) -> dict[str
     for number, step in enumerate(REPEAT_STEPS[1:], start=1):
         remaining -= int(((repeats.step == number) & passed).sum())
         after[step] = remaining
-    apart = (*decided.assignment.excluded, *decided.unfit_references)
-    after["split"] = remaining - sum(repeats.instead[position] < 0 for position in apart)
+    excluded = (*decided.assignment.excluded, *decided.unfit_references)
+    after["split"] = remaining - sum(repeats.instead[position] < 0 for position in excluded)
     after["render"] = after["split"] - len(decided.refused)
     return after
 

@@ -140,8 +140,8 @@ def fit_row(
     rows = [row for row in fitting if row is not None]
     if not rows:
         return [], f"{too_long}, and none of its turns fits with its question alone"
-    alone = len(answers) - len(rows)
-    lost = f"; {alone} too long with their question alone" if alone else ""
+    unfitted = len(answers) - len(rows)
+    lost = f"; {unfitted} too long with their question alone" if unfitted else ""
     return rows, f"{too_long}: split into {len(rows)} of its {len(answers)} answers{lost}"
 
 
@@ -430,8 +430,10 @@ def _render(
             ]
             if not shorter:
                 length = f"{size:,} characters" if rendered is None else f"{len(rendered.tokens)} tokens"
-                which = f"answer {part + 1}, " if part else ""
-                refused[position] = f"overlong: {which}{length}, data.max_tokens is {settings.max_tokens}"
+                answer_label = f"answer {part + 1}, " if part else ""
+                refused[position] = (
+                    f"overlong: {answer_label}{length}, data.max_tokens is {settings.max_tokens}"
+                )
     return ready, refused
 
 

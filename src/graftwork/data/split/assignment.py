@@ -120,8 +120,8 @@ def pair_turns(
             part = pairs[start : min(start + _PAIRS_AT_ONCE, high)]
             positions = rows_of(part)
             sets = read_rows(corpus, "turn_runs", positions)
-            likeness, _ = measure_rows(part, positions, sets, weights, sampled=TURN_RUNS)
-            similar.append(part[likeness >= threshold - TOLERANCE])
+            similarity, _ = measure_rows(part, positions, sets, weights, sampled=TURN_RUNS)
+            similar.append(part[similarity >= threshold - TOLERANCE])
     return merge_pairs(similar)
 
 
@@ -272,8 +272,8 @@ class SplitShares:
     """Chooses the split of new groups, and counts groups by stratum."""
 
     def __init__(self, corpus: CorpusColumns, *, settings: DataSettings) -> None:
-        together = corpus.column("together")
-        self._drawn = draw(np.where(together != 0, together, corpus.column("turn")), seed=settings.seed)
+        group_keys = corpus.column("together")
+        self._drawn = draw(np.where(group_keys != 0, group_keys, corpus.column("turn")), seed=settings.seed)
         self._strata: Array | None = None
         if settings.stratify != "nothing":
             self._strata = corpus.labels(_LABELS[settings.stratify]).numbers

@@ -98,10 +98,10 @@ def find_leaks(
     for kind, name in _SHARED_KEYS:
         note(kind, _ClassSides(find_first(corpus.column(name), among=passed), sides).in_both())
     fresh = None if earlier is None else _spread_over(turns.first, moved)
-    alike = pair_turns(
+    similar_pairs = pair_turns(
         corpus, turns, passed=passed, threshold=threshold, accept=turn_sides.are_parted, fresh=fresh
     )
-    note("alike_turn", turn_sides.parted(alike))
+    note("alike_turn", turn_sides.parted(similar_pairs))
     note("rare_words", turn_sides.parted(pair_rare_grams(corpus, turns, in_all=True, fresh=fresh)))
     fresh = None if earlier is None else moved
     note("long_reply", row_sides.parted(pair_long_replies(corpus, passed=passed, in_all=True, fresh=fresh)))

@@ -70,9 +70,9 @@ def select_subsets(facts: KeptRows, models: dict[str, ModelSettings], *, seed: i
         split = np.where(selected, facts.split, np.uint8(NOT_SELECTED))
         # About this share of the groups, independently of which other groups there are.
         drawn = _mix(facts.group.astype(np.int64).view(np.uint64), purpose="rl", seed=seed)
-        apart = selected & (facts.split == TRAIN) & (drawn < np.uint64(int(settings.rl * 2**64)))
-        split[apart] = RL
-        split[_draw_replay(facts, settings.replay, excluded=excluded, apart=apart, seed=seed)] = TRAIN
+        reserved = selected & (facts.split == TRAIN) & (drawn < np.uint64(int(settings.rl * 2**64)))
+        split[reserved] = RL
+        split[_draw_replay(facts, settings.replay, excluded=excluded, apart=reserved, seed=seed)] = TRAIN
         subsets.append(ModelSubset(name, split, selected, _weigh(facts, settings.weights, split)))
     return subsets
 

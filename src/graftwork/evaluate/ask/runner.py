@@ -387,9 +387,9 @@ def ask_endpoint(
     ]
     timed_cases = cases_to_time(cases, most=job.latency_cases)
     timed_ids = {case.id for case in timed_cases}
-    alone = [(case, repeat) for case, repeat in questions if repeat == 0 and case.id in timed_ids]
-    together = [question for question in questions if question not in alone]
-    for group, at_once in ((alone, 1), (together, job.endpoint.concurrency)):
+    timed_questions = [(case, repeat) for case, repeat in questions if repeat == 0 and case.id in timed_ids]
+    batched_questions = [question for question in questions if question not in timed_questions]
+    for group, at_once in ((timed_questions, 1), (batched_questions, job.endpoint.concurrency)):
         ask_many(group, ask, together=at_once, on_reply=keep, on_poll=report, give_up=stopping.set)
 
     first = {answer.case_id: answer for answer in read_answers(Path(job.folder)) if answer.repeat == 0}

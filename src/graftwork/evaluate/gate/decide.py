@@ -108,8 +108,8 @@ def _proven_losses(
         if is_kept:
             # A loss within the margin was allowed beforehand, however sure it is.
             continue
-        comparison, who = pair.comparison, SUBJECTS[against]
-        possessive = f"{who}'s" if against != "log" else f"that of {who}"
+        comparison, opponent = pair.comparison, SUBJECTS[against]
+        possessive = f"{opponent}'s" if against != "log" else f"that of {opponent}"
         lost = (
             f"{plural(comparison.losses, 'case')} lost, {comparison.wins} won ({show_p(comparison.p_value)})"
         )
@@ -119,8 +119,8 @@ def _proven_losses(
             _broken(
                 name,
                 pair,
-                rule=f"{name_of(name)} not significantly worse than {who}",
-                sentence=f"{name_of(name)}: {say_counts(comparison)} against {who}, {average}",
+                rule=f"{name_of(name)} not significantly worse than {opponent}",
+                sentence=f"{name_of(name)}: {say_counts(comparison)} against {opponent}, {average}",
             ),
         )
 

@@ -230,7 +230,7 @@ def _ask_family(
         work.reporter.info(f"the family answers {len(cases)} cases")
         after = run(url, "the family as it is live")
         before: list[RoutedAnswer] = []
-        without: list[RoutedAnswer] = []
+        fallback_answers: list[RoutedAnswer] = []
         if new is not None and alias is not None:
             before = after
             served[alias] = new.id
@@ -253,11 +253,11 @@ def _ask_family(
             member_cases = [
                 case for case in cases if new is not None and model_of_case(work, case) == new.model
             ]
-            without = grades.of(ask_served(url, member_cases, questions, headers=role))
+            fallback_answers = grades.of(ask_served(url, member_cases, questions, headers=role))
     return FamilyEvidence(
         before=before,
         after=after,
-        without=without,
+        without=fallback_answers,
         chains=chains,
         memory_gib=memory_gib,
     )
@@ -439,12 +439,12 @@ def _rules_match(answers: Sequence[RoutedAnswer], targets: Sequence[str]) -> Ite
     """A declared rule that shadows all others is a mistake; one that nothing matches may be."""
     counts = Counter(answer.by for answer in answers)
     expected = {answer.expected for answer in answers}
-    for number, to in enumerate(targets, 1):
+    for number, target in enumerate(targets, 1):
         count = counts[f"rule {number}"]
         takes_all = count == len(answers) and len(expected) > 1
         yield RuleResult(
             metric="rule_matches",
-            rule=f"rule {number} (to {to}) matches some requests and not all",
+            rule=f"rule {number} (to {target}) matches some requests and not all",
             kind="invariant",
             outcome="fail" if takes_all else "pass",
             value=count / len(answers) if answers else None,
@@ -452,7 +452,7 @@ def _rules_match(answers: Sequence[RoutedAnswer], targets: Sequence[str]) -> Ite
             high=None,
             limit=1.0,
             n=len(answers),
-            sentence=f"rule {number} (to {to}) matched {count} of {len(answers)} requests"
+            sentence=f"rule {number} (to {target}) matched {count} of {len(answers)} requests"
             + ("" if count else ": nothing here shows that it can match"),
         )
 

@@ -69,8 +69,8 @@ def figure_of(
     if rule.metric == PERPLEXITY:
         # Bounded by how far sessions differ, at the confidence that the metric has by now.
         losses = {case: math.log(value) if value else None for case, value in metric.scores.items()}
-        again = make_perplexity(losses, confidence=metric.confidence, sessions=sessions or {})
-        metric = metric if again is None else _keep_failures(again, metric)
+        recomputed = make_perplexity(losses, confidence=metric.confidence, sessions=sessions or {})
+        metric = metric if recomputed is None else _keep_failures(recomputed, metric)
         return metric if (metric.clusters or metric.n) >= fewest_units(metric) else _unbounded(metric)
     if rule.metric not in TIMED:
         return metric
@@ -101,14 +101,14 @@ def at_confidence(report: Report, confidence: float) -> Report:
         if metric.confidence == confidence:
             metrics[name] = metric
         elif graded:
-            again = make_metric(
+            recomputed = make_metric(
                 name,
                 scores=metric.scores,
                 confidence=confidence,
                 sessions=report.sessions,
                 scored=metric.kind == "score",
             )
-            metrics[name] = _keep_failures(again, metric)
+            metrics[name] = _keep_failures(recomputed, metric)
         else:
             metrics[name] = metric.model_copy(update={"confidence": confidence})
     return report.model_copy(update={"candidate": report.candidate.model_copy(update={"metrics": metrics})})
@@ -176,11 +176,11 @@ def find_ungraded(report: Report, name: str) -> frozenset[str]:
     candidate = report.candidate.metrics.get(name)
     if candidate is None:
         return frozenset()
-    elsewhere: set[str] = set()
+    graded_by_others: set[str] = set()
     for subject in (report.baseline, *report.others):
         if (metric := subject.metrics.get(name)) is not None:
-            elsewhere |= graded_cases(metric)
-    return frozenset((candidate.scores.keys() - graded_cases(candidate)) & elsewhere).union(
+            graded_by_others |= graded_cases(metric)
+    return frozenset((candidate.scores.keys() - graded_cases(candidate)) & graded_by_others).union(
         candidate.failed_cases
     )
 

@@ -333,8 +333,8 @@ def judge_primary(
     primary: Primary, *, report: Report, around: Surroundings, adjusted_p: float | None = None
 ) -> RuleResult:
     """The one metric on which the candidate must be better."""
-    who = SUBJECTS[primary.against]
-    text = f"{name_of(primary.metric)} better than {who}"
+    opponent = SUBJECTS[primary.against]
+    text = f"{name_of(primary.metric)} better than {opponent}"
     pair = _find(report, primary, around)
     if isinstance(pair, str):
         return not_compared(
@@ -351,7 +351,7 @@ def judge_primary(
     endings: dict[RuleOutcome, str] = {
         "pass": f"better on average over {say_like_these(comparison)}",
         "unknown": f"which may be chance{settles}" if too_few else "which what was not graded may undo",
-        "fail": f"so the adapter is not better than {who}",
+        "fail": f"so the adapter is not better than {opponent}",
     }
     return RuleResult(
         metric=primary.metric,
@@ -362,7 +362,7 @@ def judge_primary(
         high=comparison.high,
         limit=0.0,
         sentence=(
-            f"{name_of(primary.metric)}: {say_counts(comparison)} against {who} "
+            f"{name_of(primary.metric)}: {say_counts(comparison)} against {opponent} "
             f"({show_points(comparison.difference)}, {say_test(comparison, adjusted=adjusted_p)}), "
             f"{endings[outcome]}.{say_ungraded(pair.ungraded)}"
         ),
@@ -378,10 +378,10 @@ def judge_primary(
 
 def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
     """The declared saving: its lower bound is above the required one."""
-    who = SUBJECTS[win.against]
+    opponent = SUBJECTS[win.against]
     share = f" by at least {100 * win.by:g} %" if win.by else ""
     less = "less" if lower_is_better(win.metric) else "more"
-    text = f"{name_of(win.metric)} {less} than {'that of ' if win.against != 'log' else ''}{who}{share}"
+    text = f"{name_of(win.metric)} {less} than {'that of ' if win.against != 'log' else ''}{opponent}{share}"
     pair = _find(report, win, around)
     if isinstance(pair, str):
         return not_compared(win.metric, rule=text, kind="win", limit=0.0, why=pair, against=win.against)
@@ -415,7 +415,7 @@ def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
         high=finite(max(sign * pair.low, sign * pair.high)),
         limit=sign * threshold,
         sentence=(
-            f"{name_of(win.metric)}: {show_difference(win.metric, comparison.difference)} against {who} "
+            f"{name_of(win.metric)}: {show_difference(win.metric, comparison.difference)} against {opponent} "
             f"({say_counts(comparison)}), {endings[outcome]}.{say_ungraded(pair.ungraded)}"
         ),
         **(needed.fields if needed else {}),
@@ -600,5 +600,7 @@ def _only(subject: SubjectReport, name: str) -> SubjectReport:
     times = tuple(times_of(subject, name)) if name in TIMED else ()
     metrics = {name: subject.metrics[name]} if name in subject.metrics and name not in TIMED else {}
     # Where it has no pairs of its own, other timings may not replace them.
-    alone = subject.generation.model_copy(update={"single_latency_seconds": times, "first_token_seconds": ()})
-    return subject.model_copy(update={"metrics": metrics, "generation": alone})
+    generation = subject.generation.model_copy(
+        update={"single_latency_seconds": times, "first_token_seconds": ()}
+    )
+    return subject.model_copy(update={"metrics": metrics, "generation": generation})

@@ -214,12 +214,12 @@ def run_canary(
             result = look.look()
             step = look.decide(result)
             live = work.releases.aliases().get(alias)
-            over = request.max_seconds is not None and clock() - began >= request.max_seconds
+            timed_out = request.max_seconds is not None and clock() - began >= request.max_seconds
             if live != pair[0].id or step == "stop":
                 decision = "undecided"
             elif step != "wait":
                 decision = "promoted" if step == "promote" else "rolled_back"
-            elif over or (request.max_sessions is not None and result.used >= request.max_sessions):
+            elif timed_out or (request.max_sessions is not None and result.used >= request.max_sessions):
                 decision = "undecided"
             else:
                 answered = {name: arm.sessions for name, arm in result.arms.items()}

@@ -145,9 +145,9 @@ def _measure(folder: Path, captures: Sequence[Capture], *, dataset: str) -> Prom
 
 
 def _share(flags: Sequence[bool]) -> DriftShare:
-    unlike = sum(flags)
-    low, high = clopper_pearson(unlike, n=len(flags))
-    return DriftShare(prompts=len(flags), unlike=unlike, share=unlike / len(flags), low=low, high=high)
+    different = sum(flags)
+    low, high = clopper_pearson(different, n=len(flags))
+    return DriftShare(prompts=len(flags), unlike=different, share=different / len(flags), low=low, high=high)
 
 
 def _join_user_turns(messages: Any) -> str:

@@ -294,14 +294,14 @@ def _lower_bound(units: Units, *, lowest: float, tail: float) -> float:
         middle = (
             (low + high) / 2 if off_low < -50 else (low * off_high - high * off_low) / (off_high - off_low)
         )
-        here = off(middle)
-        if abs(here) < 1e-9 or high - low < 1e-12:
+        value = off(middle)
+        if abs(value) < 1e-9 or high - low < 1e-12:
             return middle
-        if here < 0:
-            low, off_low = middle, here
+        if value < 0:
+            low, off_low = middle, value
             off_high, last_side = (off_high / 2, -1) if last_side == -1 else (off_high, -1)
         else:
-            high, off_high = middle, here
+            high, off_high = middle, value
             off_low, last_side = (off_low / 2, 1) if last_side == 1 else (off_low, 1)
     return low
 
@@ -373,15 +373,15 @@ def score_mean(
     confidence: float = 0.95,
 ) -> Estimate:
     """The interval of a mean of grades."""
-    which = list(range(len(values)) if clusters is None else clusters)
+    cluster_ids = list(range(len(values)) if clusters is None else clusters)
     if from_0_to_1(values):
         interval = bounded_mean(values, clusters, confidence=confidence)
         return Estimate(interval, "bounded mean")
     if len(values) > MANY:
         zeros = [0.0] * len(values)
-        interval = mean_difference(zeros, values, which, confidence=confidence)
+        interval = mean_difference(zeros, values, cluster_ids, confidence=confidence)
         return Estimate(interval, "Student's t")
-    interval = bootstrap_mean(values, clusters=which, confidence=confidence)
+    interval = bootstrap_mean(values, clusters=cluster_ids, confidence=confidence)
     return Estimate(interval, "bootstrap")
 
 
@@ -393,14 +393,14 @@ def score_difference(
     confidence: float = 0.95,
 ) -> Estimate:
     """The interval of the mean of `b` less `a`, pair by pair."""
-    which = list(range(len(a)) if clusters is None else clusters)
+    cluster_ids = list(range(len(a)) if clusters is None else clusters)
     if from_0_to_1(a) and from_0_to_1(b):
         interval = bounded_difference(a, b, clusters, confidence=confidence)
         return Estimate(interval, "bounded mean")
     if len(a) > MANY:
-        return Estimate(mean_difference(a, b, which, confidence=confidence), "Student's t")
+        return Estimate(mean_difference(a, b, cluster_ids, confidence=confidence), "Student's t")
     differences = [new - old for old, new in zip(a, b, strict=True)]
-    interval = bootstrap_mean(differences, clusters=which, confidence=confidence)
+    interval = bootstrap_mean(differences, clusters=cluster_ids, confidence=confidence)
     return Estimate(interval, "bootstrap")
 
 

@@ -175,8 +175,8 @@ class StoragePlace(CloudPlace):
 
     def poll(self, job: PlacedJob) -> JobPoll:
         status, out = self.show(job), f"jobs/{job.label}/out"
-        over = status is not None and (status.phase == "ended" or self.ends_late)
-        ended = parse_exit(read_file(self._storage, f"{out}/{EXIT_FILE}")) if over else None
+        has_ended = status is not None and (status.phase == "ended" or self.ends_late)
+        ended = parse_exit(read_file(self._storage, f"{out}/{EXIT_FILE}")) if has_ended else None
         if status is None or status.phase == "ended" or ended is not None:
             self.forget_secrets(job.label)
         if status is None:

@@ -161,11 +161,11 @@ def compare_logits(one: Sequence[Tensor], other: Sequence[Tensor], *, dtype: str
     top = highest = positions = 0.0
     count = 0
     for first_logits, second_logits in zip(one, other, strict=True):
-        apart = (first_logits - second_logits).abs()
+        differences = (first_logits - second_logits).abs()
         # What is not a number agrees with nothing, and would be lost in a maximum.
-        largest = max(largest, float(apart.max())) if torch.isfinite(apart).all() else math.inf
-        total += float(apart.sum())
-        count += apart.numel()
+        largest = max(largest, float(differences.max())) if torch.isfinite(differences).all() else math.inf
+        total += float(differences.sum())
+        count += differences.numel()
         highest = max(highest, float(first_logits.abs().max()))
         top += float((first_logits.argmax(dim=-1) == second_logits.argmax(dim=-1)).sum())
         positions += first_logits.shape[0]

@@ -312,10 +312,10 @@ def _start_from(model: Any, folder: Path, shape: AdapterShape) -> None:
         )
     current = adapter_tensors(model)
     strangers = sorted(current.keys() ^ tensors.keys())
-    unlike = strangers or [name for name in current if current[name].shape != tensors[name].shape]
-    if unlike:
+    mismatched = strangers or [name for name in current if current[name].shape != tensors[name].shape]
+    if mismatched:
         raise UserError(
-            f"the adapter to start from does not fit at {unlike[0]}",
+            f"the adapter to start from does not fit at {mismatched[0]}",
             why="its weights are not those of the shape that its config states",
             fix="start from an adapter that was trained on this base",
             where=str(folder),

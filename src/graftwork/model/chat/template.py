@@ -419,8 +419,8 @@ class ChatTemplate:
         spaced = pre.get("type") == "Metaspace" and pre.get("prepend_scheme") == "first"
         if spaced and not self._turns.ask((Message(role="user", content="x"),))[0]:
             # A space is put before the first word; after a control token no word is the first.
-            without = {**pre, "prepend_scheme": "never"}
-            definition = json.dumps({**self._definition, "pre_tokenizer": without})
+            no_prefix = {**pre, "prepend_scheme": "never"}
+            definition = json.dumps({**self._definition, "pre_tokenizer": no_prefix})
         return _parse_tokenizer(Tokenizer, definition)
 
     @cached_property

@@ -65,10 +65,10 @@ def learn_form(write: WriteTurn, refused: type[Exception]) -> ToolForm | None:
             bodies.append(write(probe))
         except refused:
             bodies.append(None)
-    alone, texted, several = (None if body is None else _find_calls(body) for body in bodies)
-    if not alone or bodies[0] is None:
+    single, texted, several = (None if body is None else _find_calls(body) for body in bodies)
+    if not single or bodies[0] is None:
         return None
-    form = ToolForm(bodies[0][: alone[0][0]], None, None, bodies[0][alone[-1][1] :])
+    form = ToolForm(bodies[0][: single[0][0]], None, None, bodies[0][single[-1][1] :])
     if texted and bodies[1] is not None and _PROBE_TEXT in (head := bodies[1][: texted[0][0]]):
         form = form._replace(before=head.partition(_PROBE_TEXT)[2])
     if several and bodies[2] is not None and len(several) > 1:

@@ -554,5 +554,5 @@ class SlotDecoder:
 
 def _copy_here(tensor: Tensor) -> Tensor:
     """A copy in host memory, ready when the next event of the GPU has passed."""
-    here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return here.copy_(tensor, non_blocking=True)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)

@@ -126,7 +126,7 @@ def line_up(work: OpenProject, *, asking: Asking, outcome: TrainOutcome) -> Line
             work.reporter.info(f"not compared with the champion: {trouble.what}")
     subjects = parse_subjects((*work.settings.evaluate.subjects, *subjects_by_settings(work), LOG))
     further = [subject for subject in subjects if subject.name not in (BASE, ADAPTER, CHAMPION)]
-    without: tuple[NamedSubject, ...] = ()
+    unrepaired_subjects: tuple[NamedSubject, ...] = ()
     unrepaired = find_without_repaired(work)
     if unrepaired is not None and find_trained(work, unrepaired) is None:
         work.reporter.info(
@@ -134,15 +134,17 @@ def line_up(work: OpenProject, *, asking: Asking, outcome: TrainOutcome) -> Line
         )
     elif unrepaired is not None:
         # Trained without repaired rows: what the repair was good for is the difference.
-        without = (parse_subject(f"model:{unrepaired}"),)
-    further = [subject for subject in further if subject not in without]
+        unrepaired_subjects = (parse_subject(f"model:{unrepaired}"),)
+    further = [subject for subject in further if subject not in unrepaired_subjects]
     return Lineup(
         baseline=resolved(parse_subject(BASE)),
         candidate=resolved(parse_subject(ADAPTER)),
         champion=champion,
         others=tuple(resolved(subject) for subject in further if subject.kind not in (*REFERENCES, "model")),
         references=tuple(
-            resolved(subject) for subject in (*without, *further) if subject.kind in (*REFERENCES, "model")
+            resolved(subject)
+            for subject in (*unrepaired_subjects, *further)
+            if subject.kind in (*REFERENCES, "model")
         ),
     )
 
@@ -225,8 +227,8 @@ def _evaluation_depends_on(work: OpenProject, _outputs: StepOutputs) -> Any:
     inputs = {**inputs, "quick": True} if work.quick else inputs
     if settings.cases is not None:
         inputs = {**inputs, "cases_hash": hash_case_file(work)}
-    without = find_without_repaired(work)
-    trained = find_trained(work, without) if without is not None else None
+    unrepaired = find_without_repaired(work)
+    trained = find_trained(work, unrepaired) if unrepaired is not None else None
     return {**inputs, "without_repaired": trained.adapter_hash} if trained is not None else inputs
 
 

@@ -153,8 +153,8 @@ def _try_out(work: OpenProject, outputs: StepOutputs) -> TryOut:
     cases = _choose_cases(outputs.get("evaluate", Evaluated))
     local = {"port": 0, "host": "127.0.0.1", "api_key_env": None}
     # As it was evaluated: the gate has not judged it on another engine yet, and no other model may answer.
-    alone = {"engine": EngineSettings(), "failover": FailoverSettings()}
-    settings = work.settings.serve.model_copy(update={**local, **alone})
+    overrides = {"engine": EngineSettings(), "failover": FailoverSettings()}
+    settings = work.settings.serve.model_copy(update={**local, **overrides})
     from graftwork.serve.project import serve_in_background
 
     limit, alias = work.settings.evaluate.max_new_tokens, full_alias(work, work.publish_to)

@@ -268,11 +268,11 @@ def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
         if limit < tuning.peak_gib * LEAST_SHARE:
             return None
         return with_limit(job, limit), {LIMIT: limit}, f"at most {limit:.1f} GiB of the GPU"
-    again, rows = recomputes(job), micro_batch_rows(job) // 2
+    recomputed, rows = recomputes(job), micro_batch_rows(job) // 2
     if rows:
-        change = {MICRO_ROWS: rows, **({CHECKPOINTING: True} if again else {})}
+        change = {MICRO_ROWS: rows, **({CHECKPOINTING: True} if recomputed else {})}
         return with_micro_rows(job, rows), change, f"{rows} row(s) at a time"
-    if again or job.plan.device.kind != "cuda" or job.keeping.get(CHECKPOINTING, "auto") != "auto":
+    if recomputed or job.plan.device.kind != "cuda" or job.keeping.get(CHECKPOINTING, "auto") != "auto":
         return None
     change = {MICRO_ROWS: 1, CHECKPOINTING: True}
     description = "one row at a time, with activation checkpointing"
@@ -294,8 +294,8 @@ def micro_batch_rows(job: TrainJob) -> int:
     step.
     """
     planned = job.plan.plain.micro_rows if job.plan.plain is not None else None
-    alone = job.crew.get("strategy", "single") == "single"
-    shared = 1 if alone else int(job.crew.get("processes", 1)) * int(job.run.get("nodes", 1))
+    is_single_process = job.crew.get("strategy", "single") == "single"
+    shared = 1 if is_single_process else int(job.crew.get("processes", 1)) * int(job.run.get("nodes", 1))
     whole = -(-int(job.plan.train["settings"]["batch_size"]) // shared)
     return int(job.plan.train.get(MICRO_ROWS) or planned or whole)
 

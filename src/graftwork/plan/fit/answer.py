@@ -158,9 +158,9 @@ def _about_the_step(question: FitQuestion, candidate: FitCandidate) -> list[str]
         and candidate.streamed is None
     ):
         why = why_plain(question) or "several GPUs share the run"
-        how = "with" if candidate.way.checkpointed else "without"
+        checkpointing = "with" if candidate.way.checkpointed else "without"
         rows = f"{candidate.way.micro_rows} row{'s' * (candidate.way.micro_rows != 1)} at a time"
-        reasons.append(f"the plain step, {how} checkpointing, {rows}: {why}")
+        reasons.append(f"the plain step, {checkpointing} checkpointing, {rows}: {why}")
     if candidate.streamed is not None:
         reasons.append(
             f"{describe_streamed(candidate.streamed)}; all rows of a step go through a layer before the next "
@@ -168,10 +168,11 @@ def _about_the_step(question: FitQuestion, candidate: FitCandidate) -> list[str]
         )
     if candidate.tuning is not None:
         tuning = candidate.tuning
-        again = question.adapted_layers - tuning.keep - tuning.lean
+        recomputed = question.adapted_layers - tuning.keep - tuning.lean
         reasons.append(
-            f"activations: {tuning.keep} layers keep all, {tuning.lean} all but the widest tensor, {again} "
-            "recompute them; training measures its first step and recomputes more layers if memory is short"
+            f"activations: {tuning.keep} layers keep all, {tuning.lean} all but the widest tensor, "
+            f"{recomputed} recompute them; training measures its first step and recomputes more layers "
+            "if memory is short"
         )
         room, loaded_gib = own_limit(question), load_peak(question.shape, tuning) / GIB
         if loaded_gib > room:
@@ -201,12 +202,12 @@ def _about_the_machine(question: FitQuestion, candidate: FitCandidate) -> list[s
         reasons.append("4-bit weights cannot be cut up: each GPU holds the whole base (DDP)")
     if candidate.way.shared.offload != "none":
         low, high, ram = candidate.host.low, candidate.host.high, question.machine.ram_gib
-        how = "tight" if is_tight(candidate, question) else "enough"
+        fit_note = "tight" if is_tight(candidate, question) else "enough"
         moved = candidate.step_parts.get("host transfers", 0.0) / candidate.seconds_per_step
         adam = candidate.step_parts.get("optimizer", 0.0) / candidate.seconds_per_step
         where = "waiting for Adam" if candidate.streamed is not None else "Adam on the CPU"
         reasons += [
-            f"host memory is {how}: {low:.0f} to {high:.0f} GiB of {ram:.0f} installed",
+            f"host memory is {fit_note}: {low:.0f} to {high:.0f} GiB of {ram:.0f} installed",
             f"{100 * moved:.0f} % of a step is waiting for transfers to and from the host, "
             f"{100 * adam:.0f} % is {where}",
         ]
@@ -338,7 +339,7 @@ def _more_gpus(question: FitQuestion, *, rates: StepRates | None, level: Level) 
 
 def _smaller_model(question: FitQuestion, *, rates: StepRates | None, level: Level) -> Considered | None:
     """The largest of the catalog that fits, of the same family of names first."""
-    here = total_parameters(question.shape)
+    parameters = total_parameters(question.shape)
     room = gpu_room(question, gpus=1).value * GIB
 
     def shared_name(model: CatalogModel) -> int:
@@ -349,7 +350,7 @@ def _smaller_model(question: FitQuestion, *, rates: StepRates | None, level: Lev
         )
 
     smaller = sorted(
-        (model for model in list_models() if total_parameters(model.shape) < 0.95 * here),
+        (model for model in list_models() if total_parameters(model.shape) < 0.95 * parameters),
         key=lambda model: (shared_name(model), total_parameters(model.shape)),
         reverse=True,
     )
@@ -497,16 +498,16 @@ def ways_of(question: FitQuestion) -> tuple[FitQuestion, ...]:
 
 def compare_engines(best: FitAnswer, runner_up: FitAnswer, *, gpus: int) -> FitAnswer:
     """The answer of the better engine, with the other one among the alternatives."""
-    alone = best.question.engine == "graft"
+    own_only = best.question.engine == "graft"
     names = ("graft train on one GPU", f"TRL on {gpus} GPUs")
-    mine, rival_name = names if alone else reversed(names)
+    mine, rival_name = names if own_only else reversed(names)
     reasons = []
     if best.fits and runner_up.fits:
         times = runner_up.run_minutes.value / best.run_minutes.value
         reasons.append(f"{mine} is {times:.1f} × as fast as {rival_name}")
     elif best.fits:
         reasons.append(f"{rival_name} does not fit")
-    if alone:
+    if own_only:
         idle = "the other GPU stays" if gpus == 2 else f"the other {gpus - 1} GPUs stay"
         write = (
             ", or let a server write the answers (`train.rollouts.endpoint`)"
@@ -584,8 +585,8 @@ def _parts(candidate: FitCandidate, level: Level) -> dict[str, Figure]:
         if size > 0:
             wide = 0.01 if name in exact else spread
             parts[name] = Figure.about(size / GIB, down=1 - wide, up=1 + wide, unit="GiB")
-    beyond = max(candidate.peak.reserved - candidate.peak.allocated, 0.0) / GIB
-    parts["allocator"] = Figure(value=beyond, low=0.0, high=2 * beyond, unit="GiB")
+    unallocated = max(candidate.peak.reserved - candidate.peak.allocated, 0.0) / GIB
+    parts["allocator"] = Figure(value=unallocated, low=0.0, high=2 * unallocated, unit="GiB")
     return parts
 
 

@@ -517,10 +517,10 @@ def _with_generation(
     generating = sum(lasting.values()) + sum(passing.values())
     if generating <= peak.allocated:
         return peak, seconds
-    beyond = max(peak.reserved - peak.allocated, 0.02 * sum(passing.values()))
+    unallocated = max(peak.reserved - peak.allocated, 0.02 * sum(passing.values()))
     parts = {name: size for name, size in lasting.items() if size} | passing
     generation = MemoryPeak(
-        allocated=generating, reserved=generating + beyond, parts=parts, phase="generation"
+        allocated=generating, reserved=generating + unallocated, parts=parts, phase="generation"
     )
     return generation, seconds
 

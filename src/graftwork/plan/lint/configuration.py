@@ -223,17 +223,17 @@ def _lines(node: yaml.Node | None, prefix: Path_ = ()) -> dict[Path_, int]:
     lines: dict[Path_, int] = {}
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            here = (*prefix, str(key.value))
-            lines[here] = key.start_mark.line + 1
-            lines.update(_lines(value, here))
+            path = (*prefix, str(key.value))
+            lines[path] = key.start_mark.line + 1
+            lines.update(_lines(value, path))
     return lines
 
 
 def _leaves(content: dict[Any, Any], prefix: Path_ = ()) -> dict[Path_, Any]:
     leaves: dict[Path_, Any] = {}
     for key, value in content.items():
-        here = (*prefix, str(key))
-        leaves |= _leaves(value, here) if isinstance(value, dict) else {here: value}
+        path = (*prefix, str(key))
+        leaves |= _leaves(value, path) if isinstance(value, dict) else {path: value}
     return leaves
 
 

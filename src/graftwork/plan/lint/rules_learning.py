@@ -286,9 +286,9 @@ def deadline_comes_first(config: Configuration, _context: LintContext) -> Iterat
     if config.deadline_minutes is None or config.expected_minutes is None:
         return
     if config.expected_minutes > config.deadline_minutes:
-        by = "as stated" if "expected_minutes" in config.places else "or more, as estimated"
+        source = "as stated" if "expected_minutes" in config.places else "or more, as estimated"
         yield RuleHit(
-            f"the run takes {_hours(config.expected_minutes)} {by}, and the place is gone after "
+            f"the run takes {_hours(config.expected_minutes)} {source}, and the place is gone after "
             f"{_hours(config.deadline_minutes)}",
             "it needs several sessions: each ends with a checkpoint and begins with it, or starts over",
             "resume from a mirror in the next session, train on fewer rows, or take a longer session",

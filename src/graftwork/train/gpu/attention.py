@@ -136,10 +136,10 @@ def _tiles(tokens: int, starts: Tensor, reach: _Reach) -> list[tuple[slice, slic
     for start in range(0, tokens, TILE):
         queries, keys = slice(start, min(start + TILE, tokens)), slice(max(start - reach.back + 1, 0), 0)
         keys = slice(keys.start, queries.stop)
-        apart = positions[queries, None] - positions[None, keys]
-        visible = (apart >= 0) & (document[queries, None] == document[None, keys])
+        distance = positions[queries, None] - positions[None, keys]
+        visible = (distance >= 0) & (document[queries, None] == document[None, keys])
         if reach.window is not None:
-            visible &= apart < reach.window
+            visible &= distance < reach.window
         tiles.append((queries, keys, visible))
     return tiles
 

@@ -57,8 +57,8 @@ KeepLevel = Literal["keep", "lean", "again"]
 
 def keep_levels(tuning: Tuning, *, layers: int) -> list[KeepLevel]:
     """Levels of the blocks, bottom up."""
-    again = max(layers - tuning.keep - tuning.lean, 0)
-    counts: dict[KeepLevel, int] = {"again": again, "lean": tuning.lean, "keep": tuning.keep}
+    recomputed = max(layers - tuning.keep - tuning.lean, 0)
+    counts: dict[KeepLevel, int] = {"again": recomputed, "lean": tuning.lean, "keep": tuning.keep}
     return [level for level, count in counts.items() for _ in range(count)][-layers:]
 
 

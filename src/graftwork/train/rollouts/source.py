@@ -82,8 +82,8 @@ class GroupRanking:
             ranked = [_is_ranked(verdict) for verdict in graded]
             if group[0].decoy or any(verdict.failed for verdict in graded) or all(ranked):
                 continue
-            alone = not self._others and None in rewards
-            if not (any(ranked) or alone or (is_dead(rewards) and all(rewards))):
+            is_only_reward = not self._others and None in rewards
+            if not (any(ranked) or is_only_reward or (is_dead(rewards) and all(rewards))):
                 continue
             # What a killed run ranked already stays; so does the 0 of an answer that was cut off.
             open_places = [

@@ -408,8 +408,8 @@ def _forward(name: str) -> Callable[..., Any]:
     def method(self: Remote, *args: Any, **keywords: Any) -> Any:
         if name == "__call__":
             return _ask(self, "call", self, args, keywords)
-        alone = name in _WITH_OTHERS and not _is_trusted(self)
-        if alone and not all(issubclass(type(arg), Remote) for arg in args):
+        runs_isolated = name in _WITH_OTHERS and not _is_trusted(self)
+        if runs_isolated and not all(issubclass(type(arg), Remote) for arg in args):
             if object.__getattribute__(self, "_base"):
                 return getattr(_content(self), name)(*args)
             if name == "__contains__":
