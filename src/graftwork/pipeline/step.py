@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
 from graftwork.model.base import is_ready
 from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.base import Record, fingerprint
@@ -112,6 +114,17 @@ READ_THE_BASE = ("audit", "prepare")
 """Steps whose inputs include the base's revision: reading it would fetch the base first."""
 
 
+_OTHER_VERSION = "it was done by another version of graftwork"
+
+
+def _read_output(step: PipelineStep, stored: dict[str, Any]) -> Record | None:
+    """What a step made; None if another version stored it, so that it is done again."""
+    try:
+        return step.makes.model_validate(stored)
+    except ValidationError:
+        return None
+
+
 class StepWalk:
     """Goes through the steps in order: what is up to date, and what later steps depend on."""
 
@@ -133,8 +146,8 @@ class StepWalk:
         last = self._work.ledger.get(name_entry(self._work, step.name))
         if last is None or last.fingerprint != inputs.fingerprint:
             return None
-        output = step.makes.model_validate(last.output)
-        return output if step.still_there(self._work, output) else None
+        output = _read_output(step, last.output)
+        return output if output is not None and step.still_there(self._work, output) else None
 
     def is_fresh(self, step: PipelineStep) -> bool:
         return self.find_fresh(step, self.inputs_of(step)) is not None
@@ -151,7 +164,7 @@ class StepWalk:
             inputs = self.inputs_of(step)
             output = self.find_fresh(step, inputs)
         except ValueError:
-            return ("it was done by another version of graftwork",)
+            return (_OTHER_VERSION,)
         except GraftError as error:
             return (error.what,)
         if output is None:
@@ -166,7 +179,8 @@ class StepWalk:
         if last is None:
             return ("it was never done",)
         if last.fingerprint == inputs.fingerprint:
-            return ("its files are gone",)
+            is_readable = _read_output(step, last.output) is not None
+            return ("its files are gone" if is_readable else _OTHER_VERSION,)
         changes = inputs.changes_since(last_inputs.output) if last_inputs is not None else ()
         if len(changes) > MOST_REASONS:
             changes = (*changes[:MOST_REASONS], f"and {len(changes) - MOST_REASONS} more changes")

@@ -3,6 +3,7 @@
 import http.server
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -97,6 +98,20 @@ def test_a_changed_setting_is_named_with_both_values_and_what_follows_is_stale_f
     assert states["train"] == ("stale", ("`prepare` has to be done before it",))
     assert states["gate"] == ("stale", ("`train` has to be done before it",))
     assert project.done == ["prepare", "train", "gate"]
+
+
+def test_what_another_version_stored_is_done_again(project, monkeypatch):
+    project.run()
+
+    class Renamed(Record):
+        text: str
+
+    first, *others = table.STEPS
+    renamed = replace(first, makes=Renamed, do=lambda _work, _made: Renamed(text="x"), needs=())
+    monkeypatch.setattr(table, "STEPS", (renamed, *others))
+    assert project.states("prepare")["prepare"] == ("stale", ("it was done by another version of graftwork",))
+    project.run(upto="prepare")
+    assert project.states("prepare")["prepare"] == ("fresh", ())
 
 
 def test_a_changed_log_file_is_named(project):
