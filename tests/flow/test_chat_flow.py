@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from registry_samples import parts, publish_parts, write_adapter
 from typer.testing import CliRunner
 
 from free_ports import free_port
@@ -26,6 +27,7 @@ from graftwork.evaluate.chat import (
 from graftwork.project.open_project import timestamp
 from graftwork.records.errors import EnvironmentFailure, NegativeResult, UserError
 from graftwork.records.interaction import Message
+from graftwork.registry.project import open_store
 from graftwork.store.captures import FeedbackStore
 from graftwork.text.tool_calls import ToolCall, write_call, write_tools
 from graftwork.views.turns import show_turn
@@ -164,7 +166,7 @@ def test_calls_are_shown_as_calls():
     assert show_turn(broken).text == broken.content
 
 
-def test_what_cannot_be_talked_to_is_refused_by_name(trained_project, change_settings):
+def test_what_cannot_be_talked_to_is_refused_by_name(trained_project, change_settings, tmp_path):
     project = trained_project
     change_settings(
         project.root,
@@ -189,6 +191,11 @@ def test_what_cannot_be_talked_to_is_refused_by_name(trained_project, change_set
         )
         with pytest.raises(UserError, match="run:other-base was trained on a different base"):
             find_chat_subject(work, "run:other-base")
+        described = parts(write_adapter(tmp_path / "adapter", weights=b"x"))
+        described["project"] = work.project.settings.project
+        release = publish_parts(folder=open_store(work), index=work.releases, **described)
+        with pytest.raises(UserError, match=f"release {release.id[:12]} was trained on a different base"):
+            find_chat_subject(work, release.id[:12])
         work.runs.create("failing", folder=run.folder, plan=run.plan, when=timestamp())
         error = UserError("no room on the disk", why="it is full", fix="make room")
         work.runs.update("failing", state="failed", when=timestamp(), error=error.as_json())

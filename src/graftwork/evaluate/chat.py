@@ -34,6 +34,7 @@ from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentFailure, GraftError, UserError, WorkerFailed
 from graftwork.records.interaction import Capture, Message
 from graftwork.records.report import Case, Endpoint
+from graftwork.registry.index import find_release
 from graftwork.registry.store import Lease
 from graftwork.serve.feedback import PAUSES, parse_feedback
 from graftwork.serve.own_endpoint import OwnEndpoint, gateway_folder
@@ -136,12 +137,9 @@ def _parse(work: OpenProject, text: str) -> NamedSubject:
         not_a_subject = error
     if any(run.id.startswith(text) for run in work.runs.list(limit=_MOST_RUNS)):
         return NamedSubject(f"run:{text}", "run", which=text)
-    named = NamedSubject(f"release:{text}", "release", which=text)
     try:
-        find_weights(work, named, None)
-    except UserError as error:
-        if "another" in error.what:
-            raise  # it exists, and needs another base or template
+        find_release(work.releases, text)
+    except UserError:
         names = ", ".join(choice.name for choice in list_chat_subjects(work) if not choice.why_not)
         raise UserError(
             f"there is no {text!r} to chat with",
@@ -149,7 +147,7 @@ def _parse(work: OpenProject, text: str) -> NamedSubject:
             fix="use one of these, for example `graft chat base`",
             where="SUBJECT",
         ) from not_a_subject
-    return named
+    return NamedSubject(f"release:{text}", "release", which=text)
 
 
 def _newest_run(work: OpenProject) -> ChatSubject:
