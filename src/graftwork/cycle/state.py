@@ -7,13 +7,11 @@ did.
 
 from typing import Any, Literal, NamedTuple
 
-from pydantic import model_validator
-
 from graftwork.cycle.settings import NoticeKind, RetrySettings
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserError
 
-FORMAT = 2
+FORMAT = 1
 MOST_ENTRIES = 200
 """Entries of the log of people's decisions that are kept."""
 
@@ -144,16 +142,6 @@ class CoordinatorState(Record):
     """How many alerts of a run have become notices."""
     outbox: tuple[Notice, ...] = ()
     log: tuple[LogEntry, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_format_1(cls, values: Any) -> Any:
-        """Documents of format 1 have another name for the failures in a row."""
-        if not isinstance(values, dict) or values.get("format") != 1:
-            return values
-        failures = values.get("failed_in_a_row", values.get("consecutive_failures", 0))
-        others = {name: value for name, value in values.items() if name != "failed_in_a_row"}
-        return {**others, "format": FORMAT, "consecutive_failures": failures}
 
     @property
     def open_cycle(self) -> CycleState | None:
