@@ -533,7 +533,7 @@ def week(
         ),
     ] = None,
     keep: Annotated[
-        Path | None, typer.Option("--keep", help="An earlier plan: what has begun in it is kept.")
+        Path | None, typer.Option("--keep", help="An earlier plan: sessions that have started are kept.")
     ] = None,
     event: Annotated[
         list[str] | None,

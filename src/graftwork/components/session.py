@@ -1,4 +1,4 @@
-"""One generation from beginning to end: hacks, stages, scores, package. The same call resumes it.
+"""One generation from start to finish: hacks, stages, scores, package. The same call resumes it.
 
 Input: a plan, a model, a folder. Output: the package in that folder, its journal below `generation/`, an
 outcome.
@@ -400,7 +400,7 @@ def _mutate(
 def _judge(
     job: GenerateJob, judge: Rater, submission: Submission, journal: GenerationJournal
 ) -> float | None:
-    """A judge's mark for a source, shown next to the figures. A judge without a mark changes nothing."""
+    """A judge's score for a source, shown next to the figures. A judge without a score changes nothing."""
     key = submission_key(submission)
     entry = journal.find(JUDGED, key)
     if entry is None:

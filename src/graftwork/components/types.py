@@ -1,6 +1,6 @@
 """Types of parameters as specifications write them: `list(string)`, `String.t()`, `int | None`.
 
-Input: text, in words of several languages. Output: a `Shape`, the words that are no Python, whether a value
+Input: text, in words of several languages. Output: a `Shape`, the words that are not Python, whether a value
 fits.
 """
 

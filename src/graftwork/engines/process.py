@@ -423,7 +423,7 @@ def _overlap(text: str, mark: str) -> int:
 
 class ReplyText:
     """The text of a reply to one request: what is final so far, and at the end its tool calls. `opening` is
-    the beginning of a call that is already in the prompt: the whole reply continues it.
+    the start of a call that is already in the prompt: the whole reply continues it.
     """
 
     def __init__(self, request: GenerateRequest, form: "ToolForm | None", *, opening: str = "") -> None:

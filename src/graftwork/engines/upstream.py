@@ -294,7 +294,7 @@ class UpstreamBackend:
     async def _render(
         self, request: GenerateRequest, prompts: PromptRenderer
     ) -> tuple[list[int], dict[str, Any] | None, str]:
-        """Return the prompt, the constraint of its answer, and the beginning of a call in it that the answer
+        """Return the prompt, the constraint of its answer, and the start of a call in it that the answer
         continues.
         """
         template = prompts.template

@@ -1,7 +1,7 @@
 """Runs of other tools: what their formats share, what is exported, and the runs as one Report.
 
 Input: files as inspect-ai (`inspect_ai`) or lm-eval (`lm_eval`) write them, and this project's cases if any.
-Output: ForeignRun and its parts; a report with its cases and answers, whose marks are the other tool's own;
+Output: ForeignRun and its parts; a report with its cases and answers, whose scores are the other tool's own;
 intervals and pairs are computed as usual. The bytes of an `.eval` archive are checked by CRC and never
 written to disk; Python reads zstd in zip files only from 3.14 on, so zstd is unpacked here. Nothing of a file
 is executed, and no package of theirs is needed.
@@ -40,7 +40,7 @@ CUTS = ("group", "domain", "length")
 
 
 class ForeignSample(Record):
-    """One answer to one question, with the marks that the other tool gave it."""
+    """One answer to one question, with the scores that the other tool gave it."""
 
     case: Case
     answer: Answer
@@ -191,7 +191,7 @@ def _subject_report(run: ForeignRun, sessions: dict[str, str]) -> SubjectReport:
     metrics |= {total.name: total for total in run.totals}
     if not metrics:
         raise UserError(
-            "the file contains no marks",
+            "the file contains no scores",
             why="without scores there is nothing to show or compare",
             fix="score the run with the other tool first, or import its answers as a subject",
             where=run.file,
@@ -368,7 +368,7 @@ class SubjectExport(NamedTuple):
 
     @property
     def date(self) -> str:
-        """The time as file names have it."""
+        """The time in the format of file names."""
         return datetime.fromisoformat(self.when).replace(tzinfo=None).isoformat().replace(":", "-")
 
     @property

@@ -219,7 +219,7 @@ class Judge:
         return self._settings.model
 
     def rate(self, case: Case, text: str) -> float:
-        """The mark of one answer, 1 to 5 as 0 to 1; CannotGrade if there is none."""
+        """The score of one answer, 1 to 5 as 0 to 1; CannotGrade if there is none."""
         try:
             mark = self._ask(ask_mark(case, answer=text, settings=self._settings), read_mark)
         except _FAILURES as error:

@@ -23,7 +23,7 @@ Mode = Literal["pairwise", "pointwise"]
 
 Choice = Literal["first", "second", "tie"]
 GOOD_MARK = 0.75
-"""A mark of 4 or 5 of 5 calls an answer good."""
+"""A score of 4 or 5 of 5 calls an answer good."""
 
 
 class PairVerdict(NamedTuple):

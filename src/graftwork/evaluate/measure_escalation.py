@@ -203,7 +203,7 @@ def _pair_up(
 def _escalates(
     live: LiveChecks, messages: Sequence[Mapping[str, str]], text: str, beginning: str | None
 ) -> bool:
-    """Return whether the endpoint would escalate by a check: by the beginning of an answer that is longer."""
+    """Return whether the endpoint would escalate by a check: by the start of an answer if it is longer."""
     try:
         if beginning is None:
             return live.find_failing(messages, text) is not None

@@ -55,7 +55,7 @@ def in_file_order(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
 
 
 def encode_header(ordered: Iterable[TensorEntry], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The beginning of a file that holds these tensors in this order."""
+    """The header of a file with these tensors in this order."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     start = 0
     for entry in ordered:

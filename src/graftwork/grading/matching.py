@@ -57,7 +57,7 @@ _AT_THE_END = re.compile(r"\\[bB]|\(\?!.*(?:\$|\\[zZ]|\(\?)", re.DOTALL)
 
 
 def can_match(pattern: str) -> bool:
-    """Return whether the beginning of a text can be matched: the pattern does not depend on where the text
+    """Return whether the start of a text can be matched: the pattern does not depend on where the text
     ends.
     """
     return _AT_THE_END.search(pattern) is None

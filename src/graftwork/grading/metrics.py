@@ -313,7 +313,7 @@ def _runs(text: str, length: int) -> Counter[str]:
 
 
 class Review(Record):
-    """The scale of the reviewers' marks."""
+    """The scale of the reviewers' scores."""
 
     least: float = 0.0
     """The worst mark."""
@@ -322,7 +322,7 @@ class Review(Record):
 
 
 def grade_reviewer_score(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """The reviewers' mark for this exact text, on a scale from 0 to 1."""
+    """The reviewers' score for this exact text, on a scale from 0 to 1."""
     return _mark(case, text, Review())
 
 
@@ -344,7 +344,7 @@ def _mark(case: Case, text: str, scale: Review) -> Grade:
         return None
     if not scale.least <= case.reward <= scale.most:
         raise CannotGrade(
-            f"the mark {case.reward:g} is outside the scale {scale.least:g} to {scale.most:g}: "
+            f"the score {case.reward:g} is outside the scale {scale.least:g} to {scale.most:g}: "
             "add a check with the metric reviewer_score and its `least` and `most`"
         )
     return (case.reward - scale.least) / (scale.most - scale.least) if scale.most > scale.least else 1.0
@@ -436,7 +436,7 @@ TASK_SUCCESS = "task_success"
 CHECKS_PASSED = "checks_passed"
 """Share of the same checks that pass."""
 JUDGE_SCORE = "judge_score"
-"""The mark of a judge, 1 to 5, as 0 to 1."""
+"""The score of a judge, 1 to 5, as 0 to 1."""
 JUDGE_PREFERENCE = "judge_preference"
 """Which of two answers a judge prefers, asked in both orders: a comparison, never a figure of one."""
 WITH_CONTEXT = (*CONTEXT_GRADERS, TASK_SUCCESS, CHECKS_PASSED, JUDGE_SCORE)

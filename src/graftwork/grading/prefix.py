@@ -1,4 +1,4 @@
-"""Apply checks to the beginning of an answer, while the rest is still being generated.
+"""Apply checks to the start of an answer, while the rest is still being generated.
 
 Input: the name of a metric or check, a case, the text so far. Output: `fails` where no continuation can pass,
 `passes` where every one does, None if it depends on the rest. A check that is not known here judges whole
@@ -85,7 +85,7 @@ class JsonPrefix:
             raise _NoJson
 
     def _read_value(self) -> str:
-        """Read a value, or the beginning of a container; returns what comes next."""
+        """Read a value, or the start of a container; returns what comes next."""
         first = self._peek()
         if len(self._open) == 1:
             self._value_at = self._at
@@ -200,7 +200,7 @@ PrefixJudge = Callable[[Case, str, GradeContext], PrefixGrade]
 
 
 def find_prefix_judge(name: str, context: GradeContext) -> PrefixJudge | None:
-    """Return the function that judges the beginning of an answer for this check; None if it needs the whole
+    """Return the function that judges the start of an answer for this check; None if it needs the whole
     answer.
     """
     check: GradeCheck | None = context.checks.get(name)

@@ -380,7 +380,7 @@ def choose_saves(hazard: Hazard, *, work: float) -> int:
     """Whole number of evenly spaced saves, the last at the end, with the least expected hours."""
     interval = best_interval(hazard)
     if interval <= 0:
-        raise ValueError("a save that costs nothing has no best interval: state what it costs")
+        raise ValueError("a save that costs nothing has no best interval: specify what it costs")
     fewest = max(1, math.floor(work / interval))
     return min((fewest, fewest + 1), key=lambda count: expect(hazard, work=work, saves=count).machine)
 

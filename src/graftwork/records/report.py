@@ -23,7 +23,7 @@ class Case(Record):
     checks: tuple[dict[str, Any], ...] = ()
     """Checks of this case only, as `evaluate.checks` writes them."""
     reward: float | None = None
-    """The reviewers' mark for the logged reply, on the log's own scale."""
+    """The reviewers' score for the logged reply, on the log's own scale."""
     rejected: str | None = None
     """The rejected reply, if the log has a preference pair."""
     usage: CallUsage | None = None

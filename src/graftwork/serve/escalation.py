@@ -1,4 +1,4 @@
-"""Small first, large when needed: checks of an answer or its beginning, and how many requests may escalate.
+"""Small first, large when needed: checks of an answer or its start, and how many requests may escalate.
 
 Input: the settings, a function that grades an answer, and a clock. Output: the answer of the small model, or
 that of the large one where a check fails and the budget allows it. `AnswerService` asks the models.
@@ -45,7 +45,7 @@ TOO_LATE = "too late"
 
 
 class PrefixVerdict(NamedTuple):
-    """The verdict of the checks on the beginning of an answer."""
+    """The verdict of the checks on the start of an answer."""
 
     failing: str | None
     """A check that no continuation passes."""
@@ -73,7 +73,7 @@ class Escalation(NamedTuple):
 
 
 class JudgedPrefix(NamedTuple):
-    """The decision about the beginning of a streamed answer."""
+    """The decision about the start of a streamed answer."""
 
     escalation: Escalation | None
     tokens: int
@@ -226,7 +226,7 @@ class Escalator:
 
     @property
     def streams_prefixes(self) -> bool:
-        """Whether a streamed answer is sent once its beginning has been checked."""
+        """Whether a streamed answer is sent once its start has been checked."""
         return self.settings.stream == "prefix"
 
     async def judge(
@@ -245,7 +245,7 @@ class Escalator:
         return failing
 
     async def judge_prefix(self, messages: Sequence[Mapping[str, str]], reader: PrefixReader) -> JudgedPrefix:
-        """Read until the beginning has decided, or `prefix_tokens` or `prefix_seconds` are over."""
+        """Read until the start has decided, or `prefix_tokens` or `prefix_seconds` are over."""
         settings = self.settings
         until: float | None = None
         while True:
@@ -317,7 +317,7 @@ class Escalator:
     async def _check_prefix(
         self, stream: ReplyStream, running: RunningExchange, check: CheckedReply, asker: ModelAsker
     ) -> ReplyStream:
-        """The stream if its beginning passes, else that of the large model if it answers."""
+        """The stream if its start passes, else that of the large model if it answers."""
         small = PrefixReader(stream, hide_logprobs=not running.client_wants_logprobs)
         try:
             async with asyncio.timeout(asker.seconds_left(running)):

@@ -86,7 +86,7 @@ class ReloadResult(Record):
 
 
 def gateway_folder(serving: Path) -> Path:
-    """Where the gateway of a project holds its lock."""
+    """The lock file of a project's gateway."""
     return serving / "gateway"
 
 

@@ -58,7 +58,7 @@ class TextClassifier:
 
 
 def hash_features(text: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Buckets of words, pairs of words and word beginnings, with the values of a unit vector."""
+    """Buckets of words, pairs of words and word prefixes, with the values of a unit vector."""
     if len(text) > MOST_CHARACTERS:
         half = MOST_CHARACTERS // 2
         text = f"{text[:half]} {text[-half:]}"

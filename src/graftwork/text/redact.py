@@ -267,9 +267,7 @@ _QUERY = re.compile(r"\?[^\s'\"]+")
 
 
 def redact_message(message: str, secrets: Iterable[str], *, longest: int = LONGEST) -> str:
-    """Return the message on one line without these secrets. Shortened last: the beginning of a secret must
-    not remain.
-    """
+    """Return the message on one line without these secrets; shortened last, so no part of one remains."""
     # Control characters could move the cursor of a terminal.
     joined = " ".join("".join(c if c.isprintable() else " " for c in hide(message, secrets)).split())
     joined = _QUERY.sub("?…", _LOGIN.sub("…@", joined))

@@ -163,7 +163,7 @@ _STRING_OR_MARK_BYTES = re.compile(_STRING_OR_MARK.pattern.encode(), re.DOTALL)
 
 
 def has_too_many_values(text: str | bytes, *, most: int = MOST_VALUES) -> bool:
-    """Count the beginnings of values, ignoring commas and brackets in strings.
+    """Count the starts of values, ignoring commas and brackets in strings.
 
     Parsed values take up to a hundred times their bytes: 30 MB of `{},{},{}` become a gigabyte.
     """

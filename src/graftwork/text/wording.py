@@ -80,7 +80,7 @@ def ago(seconds: float, stamp: datetime) -> str:
 
 
 def percent(rate: float) -> str:
-    """One decimal, and more where one would round to a clean sweep: 99.98 % is not 100 %."""
+    """One decimal, or more if rounding would give 0 or 100 %: 99.98 % is not 100 %."""
     value = 100 * rate
     if value == round(value):
         return f"{value:.0f} %"

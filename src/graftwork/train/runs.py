@@ -1,6 +1,6 @@
 """Training runs: which one is meant, who works on it now, what happened in it, and where its time went.
 
-Input: an open project and, perhaps, the beginning of a run's id. Output: the run, the processes that hold its
+Input: an open project and, optionally, a prefix of a run's id. Output: the run, the processes that hold its
 locks, its events and its page. Changes nothing but where it says so.
 """
 
@@ -289,7 +289,7 @@ def divide(
 
 
 def between_steps(steps: Sequence[TrainStep]) -> float:
-    """Seconds between the end of a step and the beginning of the next; not across a restart."""
+    """Seconds between the end of a step and the start of the next; not across a restart."""
     gaps = [
         later.steady - earlier.steady - later.seconds
         for earlier, later in pairwise(steps)

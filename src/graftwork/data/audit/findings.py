@@ -360,7 +360,7 @@ def show_row(row: Interaction, *, most: int = SHOWN_CHARACTERS) -> ReadableRow:
 
 
 def shorten(text: str, most: int) -> str:
-    """Keep the beginning and the end: sources precede a question, and a cut shows at the end."""
+    """Keep the start and the end: sources precede a question, and a cut shows at the end."""
     bare = text.strip()
     if len(bare) <= most:
         return bare

@@ -189,7 +189,7 @@ class _Damage(Exception):
 
 
 class ByteStream:
-    """Iterate to get the chunks. `head` is the beginning of the decompressed bytes."""
+    """Iterate to get the chunks. `head` is the start of the decompressed bytes."""
 
     def __init__(self, handle: IO[bytes], *, size: int | None) -> None:
         """`size` is where reading ends, so that a file that grows meanwhile is read as it was."""

@@ -85,7 +85,7 @@ def find_transcript(head: bytes) -> Transcript | None:
 
 
 class _Step:
-    """A message of a conversation, linked to the one before it: branches share their beginning."""
+    """A message of a conversation, linked to the one before it: branches share a prefix."""
 
     __slots__ = ("before", "data", "depth", "digest", "size")
 

@@ -1,11 +1,11 @@
 """Runs a repair: finds the prompts to ask, plans the cost, asks the teacher, writes accepted rows as a log.
 
-Input: the corpus, its split assignment, a teacher, rules. Asked are rows that are dropped for a fault, and
-new rows for small roles, within a budget and a rate; prompts are redacted whatever the settings say, since
-they leave the machine. Output: a `RepairPlan`, or a `RepairOutcome` and a JSONL file in which each prompt
-occurs once. The file is written from the journal of answers: a killed run loses and repeats nothing. An
-answer is accepted by the row's own checks, the project's, agreement and a judge; checks that compare with the
-logged reply are left out: that reply is what is wrong.
+Input: the corpus, its split assignment, a teacher, rules. It asks about rows that are dropped for a fault,
+and for new rows for small roles, within a budget and a rate; prompts are redacted whatever the settings say,
+since they leave the machine. Output: a `RepairPlan`, or a `RepairOutcome` and a JSONL file in which each
+prompt occurs once. The file is written from the journal of answers: a killed run loses and repeats nothing.
+An answer is accepted by the row's own checks, the project's, agreement and a judge; checks that compare with
+the logged reply are left out: that reply is what is wrong.
 """
 
 import threading

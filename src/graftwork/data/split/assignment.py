@@ -1,14 +1,14 @@
 """Split assignment: groups rows that ask the same and assigns each group to a split.
 
 Input: the corpus. Output: for each row that passed its split and the first row of its group, or the two rows
-it conflicts with. Rows are assigned in row order, each by the rows before it, so later rows move none. A
+it conflicts with. Rows are assigned in row order, each by the rows before it, so later rows never move one. A
 group goes to the split that the hash of its question and the seed select, corrected within a role or domain
 when a split would be more than one group off its share. Groups are never divided. An unconfirmed captured
 reply starts a group only in train.
 
 Rows whose turns are similar beyond the question line, as a whole or by long runs of rare words, are in one
-group too. `SplitState` stores which split each row had, so that it keeps it: settings that ask for another
-split start over, and missing or damaged files only cost time.
+group too. `SplitState` stores which split each row had, so that it keeps it: settings that change the split
+start over, and missing or damaged files only cost time.
 """
 
 import hashlib

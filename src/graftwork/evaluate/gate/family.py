@@ -100,7 +100,7 @@ def gate_family(work: OpenProject, *, release: str | None = None) -> Verdict:
     if settings.family is None:
         raise UserError(
             "this project serves no family",
-            why="`graft gate --family` asks the endpoint that `serve.family` describes",
+            why="`graft gate --family` queries the endpoint that `serve.family` describes",
             fix="add `family:` under `serve:`",
             where="serve.family",
         )

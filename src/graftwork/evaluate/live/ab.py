@@ -144,7 +144,7 @@ def run_replay(
 
 
 def judge_unit(unit: ReplayUnit, of_a: Scores, of_b: Scores, *, lower_is_better: bool) -> float | None:
-    """The mean mark of B less that of A in this session; None if no case of it has both grades."""
+    """The mean score of B less that of A in this session; None if no case of it has both grades."""
     both = [
         (first, second)
         for case in unit

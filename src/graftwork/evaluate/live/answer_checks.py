@@ -91,7 +91,7 @@ class LiveChecks:
 
     @property
     def of_prefixes(self) -> tuple[str, ...]:
-        """The checks that can judge the beginning of an answer."""
+        """The checks that can judge the start of an answer."""
         return tuple(self._judges)
 
     @property

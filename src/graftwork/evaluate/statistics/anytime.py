@@ -85,7 +85,7 @@ NODES = 64
 
 @dataclass
 class MeanTest(_Bet):
-    """Two subjects answer the same requests: is the mean difference of their marks 0?
+    """Two subjects answer the same requests: is the mean difference of their scores 0?
 
     Takes one difference a session, from -1 to 1, candidate less baseline. Bets of every size on either side
     are mixed by the arcsine prior. Unlike a count of sessions won it cannot be misled by many small gains and
@@ -103,7 +103,7 @@ class MeanTest(_Bet):
     def update(self, difference: float) -> None:
         """One more session."""
         if not -1 <= difference <= 1:
-            raise ValueError(f"a difference of marks is between -1 and 1, not {difference}")
+            raise ValueError(f"a difference of scores is between -1 and 1, not {difference}")
         self.wins += difference > 0
         self.losses += difference < 0
         self.ties += difference == 0
@@ -154,7 +154,7 @@ def _log_mean(logs: Sequence[float]) -> float:
 
 
 Counts = tuple[float, float]
-"""Successes and failures; an answer with a mark of 0.7 is 0.7 of the one and 0.3 of the other."""
+"""Successes and failures; an answer with a score of 0.7 is 0.7 of the one and 0.3 of the other."""
 
 
 @dataclass

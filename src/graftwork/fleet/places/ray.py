@@ -1,9 +1,9 @@
 """A Ray cluster as a place, by its Jobs API; needs `ray[default]` and a folder that all nodes share.
 
 Input: an order. Output: a Ray job whose submission id is the job's label: a second submit of it is refused by
-Ray. The state is that of Ray while the job is there, then that of the files which it wrote. Ray does not
-start a job again whose node died: the next submit does, under the label with a number, and the job continues
-from its checkpoint. An id is not used twice: Ray may take the end of its first job for that of the second.
+Ray. Its state comes from Ray while the job is there, then from the files that it wrote. Ray does not start a
+job again whose node died: the next submit does, under the label with a number, and the job continues from its
+checkpoint. An id is not used twice: Ray may take the end of its first job for that of the second.
 """
 
 import json

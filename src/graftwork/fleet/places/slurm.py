@@ -1,8 +1,8 @@
 """A Slurm cluster as a place, by `sbatch`, `squeue` and `scancel` on this machine; works without accounting.
 
 Input: an order. Output: a batch job whose name is the job's label, in a folder that all nodes share. Its
-state is that of the queue; once it has left the queue, that of the files which it wrote. A job whose node
-dies is queued again by Slurm and continues from its checkpoint.
+state comes from the queue; once it has left the queue, from the files that it wrote. A job whose node dies is
+queued again by Slurm and continues from its checkpoint.
 """
 
 import os

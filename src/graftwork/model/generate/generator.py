@@ -123,7 +123,7 @@ class StaticDecoder:
         return batch
 
     def _prefill(self, prompts: list[list[int]]) -> tuple[Any, Tensor, Tensor]:
-        """Read the prompts, their common beginning once, the rest padded on the left: cache, mask, logits."""
+        """Read the prompts, their common prefix once, the rest padded on the left: cache, mask, logits."""
         from transformers import DynamicCache
 
         shared = common_length(prompts)

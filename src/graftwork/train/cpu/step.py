@@ -1,7 +1,7 @@
 """The training step on a CPU: frozen layers read once, adapted ones written out, no padding.
 
 Input: a batch of rows. Output: logits of the trained tokens. The tokens of a batch lie side by side: the
-shared beginning once, then every row's rest. The states that frozen layers give can be kept, in memory or in
+shared prefix once, then every row's rest. The states that frozen layers give can be kept, in memory or in
 a file.
 """
 

@@ -560,5 +560,5 @@ def test_a_flat_tenth_is_wrong_in_both_directions():
 
 
 def test_a_save_that_costs_nothing_is_asked_about():
-    with pytest.raises(ValueError, match="state what it costs"):
+    with pytest.raises(ValueError, match="specify what it costs"):
         choose_saves(Hazard(rate=0.1, save=0.0, restart=0.1), work=2.0)
