@@ -36,7 +36,7 @@ def view_project_status(status: "ProjectStatus") -> Document:
     viewed.line(*_say_captures(status.capture_totals))
     viewed.add(view_drift(status.drift), None if status.shadow is None else view_shadow(status.shadow))
     if status.week is not None:
-        viewed.line(*summarize_week(status.week))
+        viewed.line(*summarize_week(status.week), wrap=False)
     if status.working:
         viewed.line("[cyan]another process is working on this project[/]")
     return viewed

@@ -1,6 +1,7 @@
 """A week that runs: what a tick did, how far it is, and what is proposed instead of its plan."""
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 from graftwork.text.wording import plural
@@ -32,11 +33,13 @@ def summarize_week(week: "WeekStatus") -> list[str]:
             "plans the rest without them and continues"
         )
     for session in week.unreported:
-        event = json.dumps({"kind": "missed", "at": session.starts_at.isoformat(), "place": session.place})
+        at = session.starts_at.isoformat()
+        missed = {"kind": "missed", "at": at, "place": session.place, "model": session.model}
+        event = shlex.quote(json.dumps(missed))
         lines.append(
             f"week: {quote(session.model)} at {quote(session.place)} was to be started by hand on "
             f"{session.starts_at:%a %H:%M}; if it did not run: "
-            f"`graft plan week --keep week.json --out week.json --event '{quote(event)}'`"
+            f"`graft plan week --keep week.json --out week.json --event {quote(event)}`"
         )
     coming = (*week.due, *week.next)
     if coming:

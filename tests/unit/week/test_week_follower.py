@@ -1,5 +1,6 @@
 """Following a week: sessions start on time, once, at their place; what happens is planned around."""
 
+import shlex
 from datetime import UTC, datetime, timedelta
 from random import Random
 from types import SimpleNamespace
@@ -219,6 +220,14 @@ def test_the_status_names_what_was_missed_and_the_command_for_each_kind():
     assert "main at kaggle" in lines[0]
     assert '"place": "studio-lab"' in lines[1]
     assert "main at own on Mon 20:00" in lines[2]
+
+
+def test_the_command_for_a_session_by_hand_names_it_alone_and_survives_a_shell():
+    """Two models may have a session at one place at the same time."""
+    by_hand = shown("the lab's GPUs", "ufm", 1, 9).model_copy(update={"by_hand": True})
+    [line] = summarize_week(WeekStatus(due=(), next=(), sessions=(), unreported=(by_hand,)))
+    event = WeekEvent.from_json(shlex.split(line.split("`")[1])[-1])
+    assert (event.kind, event.at, event.place, event.model) == ("missed", hours(1), "the lab's GPUs", "ufm")
 
 
 @pytest.mark.parametrize("broken", ["week.json", ".graft/week.json"])
