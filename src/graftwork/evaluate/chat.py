@@ -432,7 +432,7 @@ def ask_in_background(
         max_tokens=min(max_tokens or work.settings.evaluate.max_new_tokens, settings.max_new_tokens_limit),
         seconds=settings.request_timeout_seconds,
     )
-    _await_model(chat, endpoint)
+    chat.await_model()
     return chat.ask(messages)
 
 
@@ -462,16 +462,6 @@ def _start_listening(work: OpenProject, folder: Path) -> int:
         fix="`graft chat` starts it in a terminal",
         where=str(log),
     )
-
-
-def _await_model(chat: "Chat", endpoint: OwnEndpoint) -> None:
-    """Wait until the model is loaded. What keeps it from being loaded is what the answer then says."""
-    deadline = time.monotonic() + _LOAD_SECONDS
-    while time.monotonic() < deadline:
-        with endpoint.send("/v1/models", seconds=FEEDBACK_SECONDS) as reply:
-            if chat.subject in {model["id"] for model in json.loads(reply.read())["data"]}:
-                return
-        time.sleep(_POLL_SECONDS)
 
 
 def is_loaded(work: OpenProject) -> bool:
@@ -514,6 +504,18 @@ class Chat:
         self.subject, self.session = subject, f"{CHAT}-{secrets.token_hex(6)}"
         self._model, self._endpoint, self._seconds = model, endpoint, seconds
         self._decoding = {"max_tokens": max_tokens, "temperature": temperature}
+
+    def await_model(self) -> None:
+        """Wait until the model is loaded. What keeps it from being loaded is what the answer then says."""
+        deadline = time.monotonic() + _LOAD_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                with self._endpoint.send("/v1/models", seconds=FEEDBACK_SECONDS) as reply:
+                    if self.subject in {model["id"] for model in json.loads(reply.read())["data"]}:
+                        return
+            except NoAnswer as error:
+                raise self._explain(str(error)) from None
+            time.sleep(_POLL_SECONDS)
 
     def ask(
         self, messages: Sequence[Message], *, on_text: Callable[[str], object] = lambda _text: None
