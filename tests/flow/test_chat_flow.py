@@ -4,6 +4,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from registry_samples import parts, publish_parts, write_adapter
@@ -18,6 +19,8 @@ from graftwork.data.settings import CaptureSettings
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.chat import (
     ChatAddress,
+    ChatSubject,
+    chat_settings,
     find_chat_subject,
     is_loaded,
     list_chat_subjects,
@@ -28,6 +31,7 @@ from graftwork.project.open_project import timestamp
 from graftwork.records.errors import EnvironmentFailure, NegativeResult, UserError
 from graftwork.records.interaction import Message
 from graftwork.registry.project import open_store
+from graftwork.serve.settings import ServeSettings
 from graftwork.store.captures import FeedbackStore
 from graftwork.text.tool_calls import ToolCall, write_call, write_tools
 from graftwork.views.turns import show_turn
@@ -153,6 +157,13 @@ def test_the_page_asks_a_process_that_keeps_models_loaded(trained_project):
                 break
             time.sleep(0.1)
         assert not is_loaded(work)
+
+
+def test_a_model_is_talked_to_although_clients_call_another_one_by_its_name():
+    large = {"large": {"url": "http://127.0.0.1:9/v1", "model": "gpt-4o"}}
+    served = {"models": {"champion": {"to": "large"}}, "failover": {"endpoints": large}}
+    work = SimpleNamespace(settings=SimpleNamespace(serve=ServeSettings.model_validate(served)))
+    assert not chat_settings(work, ChatSubject("champion")).models
 
 
 def test_calls_are_shown_as_calls():

@@ -126,6 +126,19 @@ def test_only_what_depends_on_a_change_is_done_again(released_project, listener,
     assert live(released_project) == second["id"]
 
 
+def test_a_release_is_tried_out_alone_although_clients_call_another_model_by_its_alias(
+    released_project, change_settings
+):
+    large = {"url": "http://127.0.0.1:9/v1", "model": "gpt-4o"}
+    served = {"models": {"champion": {"to": "large"}}, "failover": {"endpoints": {"large": large}}}
+    change_settings(
+        released_project, serve=served, gate={"rules": [{"metric": "latency_seconds", "under": 999.0}]}
+    )
+    made = run(released_project)
+    release = made.get("release", Release)
+    assert {attempt.answered_by for attempt in made.get("try", TryOut).tried} == {release.id}
+
+
 def test_a_gate_that_says_no_releases_nothing(released_project, listener, change_settings):
     first = outputs_of(released_project)["release"]["id"]
     change_settings(released_project, gate={"rules": [{"metric": "json_valid", "over": 0.6}]})

@@ -272,6 +272,7 @@ def chat_settings(work: OpenProject, subject: ChatSubject) -> ServeSettings:
             kind="endpoint", url=remote.url, model=remote.model, api_key_env=remote.api_key_env
         )
     overrides: dict[str, Any] = {
+        "models": {},
         "family": None,
         "escalate": None,
         "chains": {},

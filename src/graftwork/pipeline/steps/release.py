@@ -153,7 +153,7 @@ def _try_out(work: OpenProject, outputs: StepOutputs) -> TryOut:
     cases = _choose_cases(outputs.get("evaluate", Evaluated))
     local = {"port": 0, "host": "127.0.0.1", "api_key_env": None}
     # As it was evaluated: the gate has not judged it on another engine yet, and no other model may answer.
-    overrides = {"engine": EngineSettings(), "failover": FailoverSettings()}
+    overrides = {"engine": EngineSettings(), "failover": FailoverSettings(), "models": {}}
     settings = work.settings.serve.model_copy(update={**local, **overrides})
     from graftwork.serve.project import serve_in_background
 
