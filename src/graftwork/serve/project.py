@@ -157,8 +157,8 @@ def require_accepted_keys(work: OpenProject, settings: ServeSettings) -> None:
 def engine_job(work: OpenProject, lease: Lease, settings: ServeSettings) -> EngineJob:
     """The base and every release on it that an alias points at, each verified byte by byte.
 
-    What aliases of other models point at is left out where it needs another base or template. Where endpoints
-    alone answer, no base is needed, and none is prepared.
+    Releases of other models are left out if they need another base or template. If only endpoints
+    answer, no base is needed, and none is prepared.
     """
     if not needs_base(work, settings):
         return EngineJob(folder=str(work.project.serving), base_folder="")

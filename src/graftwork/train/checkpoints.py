@@ -205,7 +205,7 @@ def first_good(paths: Iterable[Path], restore: Restore) -> tuple[Checkpoint | No
         try:
             return _read_or_restore(path, restore), tuple(complaints)
         except Corrupted as damage:
-            complaints.append(f"checkpoint {path.name} is passed over: {damage.what}")
+            complaints.append(f"checkpoint {path.name} is skipped: {damage.what}")
     return None, tuple(complaints)
 
 
@@ -600,7 +600,7 @@ class FsspecMirror:
                 shutil.rmtree(folder / step_name(step), ignore_errors=True)
         except Corrupted as damage:
             self._distrusted.add(step)
-            self._messages.put(f"checkpoint {step_name(step)} of the mirror is passed over: {damage.what}")
+            self._messages.put(f"checkpoint {step_name(step)} of the mirror is skipped: {damage.what}")
             return False
         return True
 

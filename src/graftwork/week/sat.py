@@ -237,7 +237,7 @@ class SatWeek:
         return tuple(sorted((*self.state.fixed, *planned), key=lambda s: (s.start, s.place, s.lane)))
 
     def _tasks_of(self, model: WeekModel) -> list[RoundTask]:
-        """The rounds of a model; the first one twice where it may or may not move later."""
+        """The rounds of a model; the first one twice if the model may move later."""
         rounds = self.rounds[model.name]
         if len(rounds) > 1 and model.inherits is not None:
             return [

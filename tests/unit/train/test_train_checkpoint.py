@@ -94,7 +94,7 @@ def test_a_hostile_manifest_is_skipped_with_a_warning(tmp_path, kind):
     found, words = latest_good(tmp_path)
     assert found.step == 1
     assert len(words) == 1
-    assert "step-000002 is passed over" in words[0]
+    assert "step-000002 is skipped" in words[0]
     assert best_good(tmp_path)[0] is None
     assert [saved.step for saved in checkpoints.list_saved(tmp_path)] in ([1], [1, 2])
 
@@ -182,7 +182,7 @@ def test_the_best_is_found_and_a_damaged_best_gives_way_to_the_next(tmp_path):
     (tmp_path / "step-000020" / TENSORS).unlink()
     found, complaints = best_good(tmp_path)
     assert found.step == 10
-    assert "step-000020 is passed over" in complaints[0]
+    assert "step-000020 is skipped" in complaints[0]
 
 
 def test_leftovers_of_killed_writers_are_swept(tmp_path):

@@ -267,7 +267,7 @@ _BLOCK_FIELDS = ("file", "index", "key", "first_line", "offsets", "transcript")
 
 
 def remote_features(context: AuditContext) -> RemoteWork[FeatureTask, int]:
-    """The form for a cluster."""
+    """Feature extraction in the form that is sent to a cluster."""
 
     def encode(task: FeatureTask) -> bytes:
         head = {

@@ -302,7 +302,7 @@ HASH_LENGTH = 32
 
 
 class ReadRow(NamedTuple):
-    """One result of a block: an interaction, a fault, or what of a line is neither. `input_hash` identifies
+    """One result of a block: an interaction, a fault, or another part of a line. `input_hash` identifies
     the bytes of its row.
     """
 

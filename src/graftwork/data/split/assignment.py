@@ -74,7 +74,7 @@ _GRAMS_LOOKED_UP = 8
 
 
 class UserTurns(NamedTuple):
-    """The keys of the turns, the first row with each, and the rows that are the first with theirs."""
+    """The keys of the turns, the first row with each key, and which rows are those first rows."""
 
     key: Array
     first: Array

@@ -98,7 +98,7 @@ class ProcessConnection:
                 into.truncate()
             script = _script()
             start = f"import sys;exec(compile(sys.stdin.buffer.read({len(script)}),'far_side','exec'))"
-            # The commands use only the standard library: the packages of the host are not looked through.
+            # The commands use only the standard library: packages installed on the host are not searched.
             last = ["-I", "-S", "-c", start, self._root]
             last = [shlex.quote(word) for word in last] if self._far else last
             session = HostSession([*self._words, *last], script)
@@ -418,7 +418,7 @@ class HostsPlace:
         """The host that has a job of this label, for a job never runs on two; else the one with the most
         free memory on a GPU; without GPUs the one with the fewest jobs.
 
-        Hosts that do not answer are passed over: the label of a new job is on none of them.
+        Hosts that do not answer are skipped: the label of a new job is on none of them.
         """
         if len(self._connections) == 1:
             return next(iter(self._connections))

@@ -411,7 +411,7 @@ def ask_driver() -> str:
 def read_gpus(printed: str, *, visible: str | None = None) -> list[tuple[str, float]]:
     """Name and GiB of each GPU, from lines of `index, uuid, name, MiB`.
 
-    Other lines, and GPUs that are hidden, are passed over.
+    Other lines and hidden GPUs are skipped.
     """
     gpus = []
     for line in printed.splitlines():

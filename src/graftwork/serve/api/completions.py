@@ -1,4 +1,4 @@
-"""OpenAI's text completions and embeddings, which are not conversations and become no captures.
+"""OpenAI's text completions and embeddings, which are not conversations and are not captured.
 
 Prompts are continued as they are, without a chat template; a server behind the gateway turns texts into
 vectors.
