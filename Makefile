@@ -17,6 +17,9 @@ PYTEST_OPTIONS ?=
 CLUSTER_TESTS := tests/contract/test_cluster_engines.py tests/contract/test_simulated_hosts.py tests/flow/test_cluster_flow.py \
   tests/contract/test_resume_places.py
 
+# Without compiled files every one of hundreds of processes compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo install dev check test test-fast docs-check test-slow test-statistics test-hostile fuzz audit lock mutants drill test-gpu test-deepspeed test-slurm bench pictures compare format clean $(addprefix test-,anthropic agents azure gepa ray s3 trackers trl)
 
