@@ -22,7 +22,6 @@ from graftwork.http.messages import (
     Response,
     StreamResponse,
 )
-from graftwork.records.interaction import TokenPrice
 from graftwork.serve.api.call import ChatCall, add_usage
 from graftwork.serve.captures import CaptureWriter, ChainMark
 from graftwork.serve.chains import (
@@ -46,8 +45,6 @@ from graftwork.serve.serving_engine import OUT_OF_TIME, NoReplica, ReplyStream, 
 from graftwork.serve.settings import ServeSettings
 from graftwork.serve.shadow import Shadow
 
-FindPrices = Callable[[ServeSettings], Mapping[str, TokenPrice]]
-"""What tokens cost, by the names of endpoints."""
 _EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 
 
@@ -80,7 +77,7 @@ class InFlight:
 class AnswerService:
     """Everything between a checked call and its answer.
 
-    `endpoints` are the remote APIs by name; `checks` those of `serve.escalate`, `chain_checks` those that
+    `fallbacks` knows the remote APIs; `checks` are those of `serve.escalate`, `chain_checks` those that
     conditions of chains name.
     """
 
@@ -91,19 +88,16 @@ class AnswerService:
         settings: ServeSettings,
         routes: Callable[[], Routes],
         captures: CaptureWriter | None,
-        endpoints: Mapping[str, ServingEngine] = {},
+        fallbacks: Fallbacks | None = None,
         checks: AnswerChecks | None = None,
         chain_checks: Mapping[str, AnswerChecks] = {},
-        find_prices: FindPrices = lambda _settings: {},
     ) -> None:
         self.engine, self.settings, self.routes, self.captures = engine, settings, routes, captures
         self.observe: Callable[[FinishedRequest], None] | None = None
         """Gets each finished request. Must return at once."""
         self.metrics = Metrics()
-        self._find_prices = find_prices
-        self.fallbacks = Fallbacks(
-            settings.failover.fallback, engine=engine, endpoints=endpoints, prices=find_prices(settings)
-        )
+        self.fallbacks = fallbacks or Fallbacks({}, engine=engine, endpoints={})
+        self.fallbacks.revise(settings)
         self.escalator: Escalator | None = None
         if settings.escalate is not None and checks is not None:
             self.escalator = Escalator(settings.escalate, checks=checks, clock=time.monotonic)
@@ -131,8 +125,7 @@ class AnswerService:
     def revise(self, settings: ServeSettings) -> None:
         """Use other settings from the next request on."""
         self.settings = settings
-        self.fallbacks.chains = dict(settings.failover.fallback)
-        self.fallbacks.prices = self._find_prices(settings)
+        self.fallbacks.revise(settings)
 
     # -- route ---------------------------------------------------------------------------------
 

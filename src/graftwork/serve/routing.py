@@ -28,7 +28,7 @@ from graftwork.serve.family import Family
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.request_log import OTHER_MODEL
 from graftwork.serve.serving_engine import ServingEngine, failure_code
-from graftwork.serve.settings import ServedModel, SplitSettings
+from graftwork.serve.settings import ServedModel, ServeSettings, SplitSettings
 
 log = logging.getLogger(__name__)
 
@@ -354,6 +354,10 @@ class Target(NamedTuple):
         return self._replace(release=large.release, engine=large.engine, model=large.model, price=large.price)
 
 
+FindPrices = Callable[[ServeSettings], Mapping[str, TokenPrice]]
+"""What tokens cost, by the names of endpoints."""
+
+
 class Fallbacks:
     def __init__(
         self,
@@ -361,12 +365,18 @@ class Fallbacks:
         *,
         engine: ServingEngine,
         endpoints: Mapping[str, ServingEngine],
-        prices: Mapping[str, TokenPrice] = {},
+        find_prices: FindPrices = lambda _settings: {},
     ) -> None:
         self.chains = dict(chains)
         self.engine = engine
         self._endpoints = endpoints
-        self.prices = prices
+        self._find_prices = find_prices
+        self.prices: Mapping[str, TokenPrice] = {}
+
+    def revise(self, settings: ServeSettings) -> None:
+        """Use the chains and the endpoints' prices of these settings from the next request on."""
+        self.chains = dict(settings.failover.fallback)
+        self.prices = self._find_prices(settings)
 
     def covers(self, model: str) -> bool:
         """Whether the settings declare this name, so that it is answered even before it has a release."""

@@ -24,7 +24,7 @@ from graftwork.files.disk import write_atomic
 from graftwork.http.server import Server
 from graftwork.process.worker import hold_lock
 from graftwork.records.errors import GraftError, UserError
-from graftwork.serve.answers import AnswerService, FindPrices
+from graftwork.serve.answers import AnswerService
 from graftwork.serve.captures import CaptureSink, CaptureWriter
 from graftwork.serve.escalation import AnswerChecks
 from graftwork.serve.family import Family
@@ -35,7 +35,15 @@ from graftwork.serve.otlp import TracedCalls
 from graftwork.serve.own_endpoint import RELOAD_SIGNAL, RESULT_FILE, ReloadResult, gateway_folder
 from graftwork.serve.replicas import EngineSet
 from graftwork.serve.request_log import AccessLog, log_as_json
-from graftwork.serve.routing import AliasWatcher, FindAdapter, FindCanary, ResolveAliases, Routes
+from graftwork.serve.routing import (
+    AliasWatcher,
+    Fallbacks,
+    FindAdapter,
+    FindCanary,
+    FindPrices,
+    ResolveAliases,
+    Routes,
+)
 from graftwork.serve.settings import ServeSettings, is_loopback
 
 log = logging.getLogger(__name__)
@@ -304,10 +312,11 @@ async def serve(
         settings=settings,
         routes=lambda: watcher.routes,
         captures=captures,
-        endpoints=engines.endpoints,
+        fallbacks=Fallbacks(
+            {}, engine=engines.pool, endpoints=engines.endpoints, find_prices=project.find_prices
+        ),
         checks=project.checks,
         chain_checks=project.chain_checks,
-        find_prices=project.find_prices,
     )
     gateway = Gateway(answers, feedback=project.feedback, read_traces=project.read_traces, keys=keys)
     reloader = SettingsReloader(

@@ -40,8 +40,9 @@ def choose(routes, *, session="a", large="ready", own="ready", name="gpt-4o"):
         {},
         engine=engine(BASE, state=own),
         endpoints={"large": engine(BASE, state=large)},
-        prices={"large": PRICE},
+        find_prices=lambda _settings: {"large": PRICE},
     )
+    fallbacks.revise(ServeSettings())
     call = SimpleNamespace(model=name)
     target = choose_target(call, {}, routes=routes, fallbacks=fallbacks, session=session, metrics=Metrics())
     return target, fallbacks
@@ -147,8 +148,9 @@ def test_after_a_reload_an_endpoint_has_the_price_of_its_new_model():
             for name, endpoint in settings.failover.endpoints.items()
         }
 
+    fallbacks = Fallbacks({}, engine=engine(BASE), endpoints={}, find_prices=find_prices)
     answers = AnswerService(
-        engine(BASE), settings=make_settings(), routes=Routes, captures=None, find_prices=find_prices
+        engine(BASE), settings=make_settings(), routes=Routes, captures=None, fallbacks=fallbacks
     )
     assert answers.fallbacks.prices["large"].model == "gpt-4o"
     large = {"large": {**LARGE["large"], "model": "gpt-4o-mini"}}

@@ -23,7 +23,7 @@ from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.family import Family
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.replicas import EngineSet, Replica, ReplicaPool
-from graftwork.serve.routing import Routes, update_routes
+from graftwork.serve.routing import Fallbacks, Routes, update_routes
 from graftwork.serve.settings import FailoverSettings, FamilySettings, ServeSettings, SplitSettings
 from graftwork.serve.supervisor import EngineClient
 
@@ -160,7 +160,11 @@ async def open_fleet(count=2, *, weights=None, endpoints=(), routes=None, sink=N
             stack.push_async_callback(asyncio.to_thread, captures.close)
         gateway = Gateway(
             AnswerService(
-                pool, settings=settings, routes=lambda: routes, captures=captures, endpoints=remotes
+                pool,
+                settings=settings,
+                routes=lambda: routes,
+                captures=captures,
+                fallbacks=Fallbacks({}, engine=pool, endpoints=remotes),
             )
         )
         server = gateway.open_server()
