@@ -671,6 +671,8 @@ class Forgotten(Record):
     """Feedback on these captures; for a user, also what they gave on others."""
     files: tuple[FileCopies, ...] = ()
     datasets: tuple[DatasetCopies, ...] = ()
+    unread: tuple[str, ...] = ()
+    """Log files and folders of datasets that could not be searched for copies."""
 
 
 def forget_captures(
@@ -698,13 +700,15 @@ def forget_captures(
     own_feedback = (
         () if user is None else tuple(e for e in book.by(names) if e.feedback.capture not in set(ids))
     )
+    unread: list[str] = []
     on_them = sum(len(book.of_capture(id_)) for id_ in ids)
     forgotten = Forgotten(
         deleted=not dry_run,
         captures=len(ids),
         feedback=on_them + len(own_feedback),
-        files=tuple(_find_in_files(work, ids)) if ids else (),
-        datasets=tuple(_find_in_datasets(work, set(ids))) if ids else (),
+        files=tuple(_find_in_files(work, ids, unread)) if ids else (),
+        datasets=tuple(_find_in_datasets(work, set(ids), unread)) if ids else (),
+        unread=tuple(unread),  # filled by the two searches before
     )
     if not dry_run:
         work.captures.delete(ids)
@@ -714,7 +718,7 @@ def forget_captures(
     return forgotten
 
 
-def _find_in_files(work: OpenProject, ids: Iterable[str]) -> Iterator[FileCopies]:
+def _find_in_files(work: OpenProject, ids: Iterable[str], unread: list[str]) -> Iterator[FileCopies]:
     """The log files of the project with lines that name one of the captures."""
     encoded_ids = {id_.encode() for id_ in ids}
     for pattern in work.settings.data.logs:
@@ -727,12 +731,13 @@ def _find_in_files(work: OpenProject, ids: Iterable[str]) -> Iterator[FileCopies
                 with path.open("rb") as lines:
                     count = sum(any(part in encoded_ids for part in line.split(b'"')) for line in lines)
             except OSError:
+                unread.append(str(path))
                 continue
             if count:
                 yield FileCopies(file=str(path), lines=count)
 
 
-def _find_in_datasets(work: OpenProject, ids: Collection[str]) -> Iterator[DatasetCopies]:
+def _find_in_datasets(work: OpenProject, ids: Collection[str], unread: list[str]) -> Iterator[DatasetCopies]:
     folders = sorted(work.project.datasets.iterdir()) if work.project.datasets.is_dir() else []
     releases = work.releases.list() if folders else ()
     for folder in folders:
@@ -743,7 +748,8 @@ def _find_in_datasets(work: OpenProject, ids: Collection[str]) -> Iterator[Datas
                 for row in iterate_rows(folder, split)
             )
         except (GraftError, OSError):
-            continue  # damaged or half removed: it cannot be read to look for anything
+            unread.append(str(folder))  # damaged, half removed, or of another version
+            continue
         if rows:
             trained = tuple(r.id for r in releases if r.dataset_hash == folder.name)
             yield DatasetCopies(folder=str(folder), rows=rows, releases=trained)

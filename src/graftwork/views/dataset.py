@@ -556,6 +556,8 @@ def view_forgotten(found: "Forgotten") -> Document:
         trained = ", ".join(release[:12] for release in dataset.releases) or "no release"
         rows = plural(dataset.rows, "row")
         viewed.line(f"  {quote(dataset.folder)} holds {rows} of them; trained on it: {trained}", wrap=False)
+    for path in found.unread:
+        viewed.line(f"  {quote(path)} cannot be read: look for copies there yourself", wrap=False)
     if found.files or found.datasets:
         viewed.line("copies are not changed: remove the lines, then `graft run` makes data without them")
     return viewed

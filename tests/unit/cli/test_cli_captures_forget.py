@@ -113,6 +113,14 @@ def test_log_files_with_copies_are_named_and_not_changed(work):
     assert (logs / "captured.jsonl").read_text() == lines
 
 
+def test_datasets_that_cannot_be_searched_for_copies_are_named(work):
+    damaged = work.project.datasets / "d1"
+    damaged.mkdir(parents=True)
+    (damaged / "manifest.json").write_text('{"a_key": "of another version"}')
+    found = forget(work, "--session", "chat-17")
+    assert (found["datasets"], found["unread"]) == ([], [str(damaged)])
+
+
 def test_session_or_user_must_be_named(work):
     for options in ((), ("--session", "a", "--user", "b"), ("--session", "")):
         done = CliRunner().invoke(app, ["data", "captures", "forget", *options, "-C", str(work.project.root)])
