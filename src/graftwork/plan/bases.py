@@ -116,7 +116,7 @@ def plan_base(model: CatalogModel, need: BaseNeed, machine: Machine) -> FitAnswe
         rank=need.rank,
         adapted_layers=need.upper_layers,
     )
-    return fit(make_question(model, options, machine=machine))
+    return fit(make_question(model, options, machine=machine), advise=False)
 
 
 def weigh_bases(need: BaseNeed, machine: Machine, *, overlay: Path | None = None) -> tuple[BaseOption, ...]:
