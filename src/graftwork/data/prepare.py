@@ -209,13 +209,13 @@ def _assemble(
 def _describe_rows(
     corpus: Corpus, assignment: SplitAssignment, positions: "np.ndarray[Any, Any]", *, settings: DataSettings
 ) -> KeptRows:
-    roles, domains = corpus.labels("group"), corpus.labels("domain")
+    (roles, role_names), (domains, domain_names) = corpus.labels("group"), corpus.labels("domain")
     weights = weigh_rows(corpus, settings)
     return KeptRows(
-        role=roles.numbers[positions],
-        role_names=roles.names,
-        domain=domains.numbers[positions],
-        domain_names=domains.names,
+        role=roles[positions],
+        role_names=role_names,
+        domain=domains[positions],
+        domain_names=domain_names,
         stage=corpus.column("stage")[positions],
         split=assignment.split[positions],
         # By content: the position of a group's first row varies, what it asks does not.

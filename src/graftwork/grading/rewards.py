@@ -71,13 +71,18 @@ class RewardQuestion(NamedTuple):
     """Facts about the answer besides its text: the turns of an episode, the environment's reward."""
 
 
-class GradedParts(NamedTuple):
+class AnswerVerdict(Record):
+    """The grade of an answer. `reward` is None if a reward function failed: the answer does not count."""
+
     key: str
     reward: float | None
-    parts: dict[str, Grade]
-    failed: dict[str, str]
-    seconds: float
-    part_seconds: Mapping[str, float] = {}
+    parts: dict[str, Grade] = {}
+    audit: float | None = None
+    """The grade by the checks that never reward; None if there are none."""
+    failed: dict[str, str] = {}
+    """Why a part could not be graded, by its name."""
+    seconds: float = 0.0
+    part_seconds: dict[str, float] = {}
 
 
 class RewardRunner:
@@ -124,7 +129,7 @@ class RewardRunner:
         questions: Iterable[RewardQuestion],
         *,
         stopped: Callable[[], bool] = lambda: False,
-    ) -> Iterator[GradedParts]:
+    ) -> Iterator[AnswerVerdict]:
         """In the order of the questions; some are graded at the same time."""
         waiting = [self._pool.submit(self.grade, question) for question in questions]
         try:
@@ -136,7 +141,7 @@ class RewardRunner:
             for future in waiting:
                 future.cancel()
 
-    def grade(self, question: RewardQuestion) -> GradedParts:
+    def grade(self, question: RewardQuestion) -> AnswerVerdict:
         started = time.perf_counter()
         child = self._idle.get()
         took: dict[str, float] = {}
@@ -148,7 +153,14 @@ class RewardRunner:
         if question.truncated and self._spec.fail_truncated and not failed:
             # Not better than a wrong answer, where rewards may be negative.
             reward = min(reward or 0.0, 0.0)
-        return GradedParts(question.key, reward, grades, failed, time.perf_counter() - started, took)
+        return AnswerVerdict(
+            key=question.key,
+            reward=reward,
+            parts=grades,
+            failed=failed,
+            seconds=time.perf_counter() - started,
+            part_seconds=took,
+        )
 
     def rank(self, metric: str, case: Case, texts: Sequence[str]) -> tuple[list[float] | None, str]:
         """Numbers from 0 to 1 for the answers to one prompt; None, and why, if the function failed."""

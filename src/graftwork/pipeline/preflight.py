@@ -24,7 +24,7 @@ from graftwork.files.disk import write_atomic
 from graftwork.grading.checks import require_gradable
 from graftwork.grading.metrics import name_of
 from graftwork.grading.reward_audit import hacks_for
-from graftwork.grading.rewards import GradedParts, RewardQuestion, RewardRunner, RewardSpec
+from graftwork.grading.rewards import AnswerVerdict, RewardQuestion, RewardRunner, RewardSpec
 from graftwork.pipeline.step import StepOutputs
 from graftwork.project.doctor import DoctorCheck, check_disk, check_port
 from graftwork.project.open_project import OpenProject
@@ -210,7 +210,7 @@ def try_catalog(
 
 
 def judge(
-    answers: Sequence[tuple[Case, str, str]], graded: Sequence[GradedParts], *, cases: int
+    answers: Sequence[tuple[Case, str, str]], graded: Sequence[AnswerVerdict], *, cases: int
 ) -> RewardCheck:
     """Judge the rewards by what was tried (case, name, text) and the reward it got. Pure."""
     tried = [

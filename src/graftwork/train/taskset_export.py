@@ -170,7 +170,7 @@ from functools import cache
 from pathlib import Path
 
 import verifiers.v1 as vf
-from graftwork.grading.rewards import GradedParts, RewardQuestion, RewardRunner
+from graftwork.grading.rewards import AnswerVerdict, RewardQuestion, RewardRunner
 from graftwork.grading.rewards import RewardSpec
 from graftwork.records.report import Case
 
@@ -189,7 +189,7 @@ class GraftData(vf.TaskData):
 
 
 class GraftTask(vf.Task[GraftData]):
-    async def grade(self, text: str, truncated: bool = False) -> GradedParts:
+    async def grade(self, text: str, truncated: bool = False) -> AnswerVerdict:
         question = RewardQuestion("0", Case.model_validate(self.data.case), text, truncated)
         return await asyncio.to_thread(lambda: next(open_rewards().grade_all([question])))
 

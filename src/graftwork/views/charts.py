@@ -387,22 +387,18 @@ MOST_POINTS = 1000
 """A screen has no more columns than this: longer runs are thinned."""
 
 
-class Restart(NamedTuple):
-    """Where a run ended and from which step it continued."""
-
-    killed_after: int
-    resumed_at: int
-
-
 def draw_loss(
     steps: Sequence[tuple[int, float]],
     *,
-    restarts: Sequence[Restart] = (),
+    restarts: Sequence[tuple[int, int]] = (),
     held_out: tuple[float | None, float | None] = (None, None),
     looks: Sequence[EvaluationPoint] = (),
     width: float = 760,
 ) -> Markup:
-    """Loss by step: each step thin, the trend thick, held-out loss as dots before, after and between."""
+    """Loss by step: each step thin, the trend thick, held-out loss as dots before, after and between.
+
+    `restarts` are the steps after which the run was killed and at which it resumed.
+    """
     # A replayed step was logged twice; a loss that is not a number has no place on a plot.
     ordered = sorted((step, loss) for step, loss in dict(steps).items() if math.isfinite(loss))
     ordered = ordered[:: max(len(ordered) // MOST_POINTS, 1)]
@@ -444,7 +440,7 @@ def draw_loss(
         title="Training loss",
         description=f"{last} steps, from {number(ordered[0][1])} to {number(ordered[-1][1])}"
         + "".join(f"; best evaluation {number(s.value)} at step {s.step}" for s in looks if s.best)
-        + "".join(f"; killed after step {r.killed_after}, resumed at {r.resumed_at}" for r in restarts),
+        + "".join(f"; killed after step {killed}, resumed at {resumed}" for killed, resumed in restarts),
     )
 
 
@@ -515,11 +511,11 @@ def draw_stacks(
 
 
 def _restart_marks(
-    restarts: Sequence[Restart], *, x: Scale, top: float, floor: float, width: float
+    restarts: Sequence[tuple[int, int]], *, x: Scale, top: float, floor: float, width: float
 ) -> list[Markup]:
     parts = []
-    for restart in restarts:
-        killed_x, back = x(restart.killed_after), x(restart.resumed_at - 1)
+    for killed_after, resumed_at in restarts:
+        killed_x, back = x(killed_after), x(resumed_at - 1)
         parts.append(
             element(
                 "rect", x=back, y=top, width=max(killed_x - back, 0.5), height=floor - top, class_="replay"
@@ -527,9 +523,9 @@ def _restart_marks(
         )
         parts.append(line(killed_x, top - 18, killed_x, floor, class_="kill"))
         late = killed_x > width / 2
-        text = f"killed after step {restart.killed_after}, resumed at {restart.resumed_at}"
+        text = f"killed after step {killed_after}, resumed at {resumed_at}"
         if width < 500:
-            text = f"killed, back to step {restart.resumed_at}"
+            text = f"killed, back to step {resumed_at}"
         parts.append(
             label(
                 text,

@@ -91,9 +91,9 @@ def _list_answers(answers: AnswerExtremes) -> Document:
     return viewed
 
 
-def find_restarts(steps: Sequence[TrainStep]) -> list[charts.Restart]:
-    """Where the step number in the journal decreases, the run was killed and resumed."""
-    return [charts.Restart(old.step, new.step) for old, new in pairwise(steps) if new.step <= old.step]
+def find_restarts(steps: Sequence[TrainStep]) -> list[tuple[int, int]]:
+    """The steps after which the run was killed and at which it resumed: there the number decreases."""
+    return [(old.step, new.step) for old, new in pairwise(steps) if new.step <= old.step]
 
 
 def draw_loss(
@@ -134,10 +134,10 @@ def draw_evaluations(
 
 
 def step_courses(
-    steps: Sequence[TrainStep], restarts: Sequence[charts.Restart], *, every: bool = True
+    steps: Sequence[TrainStep], restarts: Sequence[tuple[int, int]], *, every: bool = True
 ) -> list[LabelledPlot]:
     """`every`: the figures of all runs; then what the objective measured: margins, rewards by part, KL."""
-    breaks = [float(restart.killed_after) for restart in restarts]
+    breaks = [float(killed_after) for killed_after, _ in restarts]
     plotted: dict[str, list[tuple[float, float]]] = {}
     if steps and every:
         plotted = {

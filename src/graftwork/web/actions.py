@@ -23,7 +23,6 @@ from graftwork.files.disk import Journal, make_folder
 from graftwork.records.base import Record
 from graftwork.records.errors import Busy, GraftError, NegativeResult, UserError
 from graftwork.web.rendering import LONGEST_NAME, WHO_COOKIE, address, project_of, render, who_of
-from graftwork.web.security import WebOptions
 
 LOG_FILE = "actions.jsonl"
 LONGEST_REASON = 500
@@ -308,8 +307,7 @@ async def read_form(request: Request) -> ActionForm:
 
 
 def require_allowed(request: Request) -> None:
-    options: WebOptions = request.app.state.options
-    if not options.allow_actions:
+    if not request.app.state.allow_actions:
         raise NotAllowed(
             "this page is read-only",
             why="it was started without --allow-actions",

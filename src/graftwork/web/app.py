@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -37,7 +38,7 @@ from graftwork.web import (
     runs,
 )
 from graftwork.web.rendering import read_mark, read_static, render
-from graftwork.web.security import ALIVE, Gatekeeper, SignIn, WebOptions
+from graftwork.web.security import ALIVE, Gatekeeper, SignIn
 
 STATIC = {
     "app.css": "text/css",
@@ -50,7 +51,9 @@ STATIC = {
 }
 
 
-def make_app(options: WebOptions, sign_in: SignIn, *, hosts: frozenset[str] = frozenset()) -> ASGIApp:
+def make_app(
+    root: Path, sign_in: SignIn, *, allow_actions: bool = False, hosts: frozenset[str] = frozenset()
+) -> ASGIApp:
     """`hosts` are the values of the Host header that are accepted; empty accepts all."""
     routes: list[BaseRoute] = [
         Route(ALIVE, _alive),
@@ -73,11 +76,8 @@ def make_app(options: WebOptions, sign_in: SignIn, *, hosts: frozenset[str] = fr
         middleware=[Middleware(ServerTiming)],
         exception_handlers={GraftError: _show_error, HTTPException: _show_http_error, Exception: _show_bug},
     )
-    app.state.options, app.state.sign_in, app.state.feed = (
-        options,
-        sign_in,
-        ChangeFeed(lambda: read_mark(options.root)),
-    )
+    app.state.root, app.state.allow_actions, app.state.sign_in = root, allow_actions, sign_in
+    app.state.feed = ChangeFeed(lambda: read_mark(root))
     # Around everything, so that the page of a bug has the headers too.
     return Gatekeeper(app, sign_in=sign_in, hosts=hosts)
 

@@ -14,7 +14,6 @@ from graftwork.records.errors import UserError
 from graftwork.views.charts import draw_lengths
 from graftwork.web.actions import LONGEST_TEXT, ActionForm, log_action, read_form, require_allowed
 from graftwork.web.rendering import address, number_in, project_of, render, text_in, who_of
-from graftwork.web.security import WebOptions
 
 SECTION = "/data"
 SEVERITIES = {"blocker": 0, "warning": 1, "info": 2}
@@ -180,9 +179,11 @@ REASONS = {
 
 
 def review(request: Request) -> Response:
-    options: WebOptions = request.app.state.options
     turn = datasets.next_review(
-        project_of(request), who=who_of(request), key=text_in(request, "key"), hold=options.allow_actions
+        project_of(request),
+        who=who_of(request),
+        key=text_in(request, "key"),
+        hold=request.app.state.allow_actions,
     )
     return render(
         request,

@@ -19,7 +19,7 @@ from graftwork.api.project import Project, current_user, open_project
 from graftwork.records.errors import GraftError
 from graftwork.version import __version__
 from graftwork.views import html
-from graftwork.web.security import WebOptions, own_path
+from graftwork.web.security import own_path
 
 WHO_COOKIE = "graft_who"
 LONGEST_NAME = 60
@@ -46,8 +46,7 @@ NAVIGATION = (
 
 def project_of(request: Request) -> Project:
     """The current project on disk, for the model in the address."""
-    options: WebOptions = request.app.state.options
-    return open_project(options.root, model=model_of(request) or None)
+    return open_project(request.app.state.root, model=model_of(request) or None)
 
 
 def model_of(request: Request) -> str:
@@ -63,15 +62,15 @@ def who_of(request: Request) -> str:
 def render(
     request: Request, template: str, *, title: str, section: str = "", code: int = 200, **values: Any
 ) -> HTMLResponse:
-    options: WebOptions = request.app.state.options
+    root: Path = request.app.state.root
     page = {
         "title": title,
         "section": section,
         "navigation": NAVIGATION,
-        "allow_actions": options.allow_actions,
+        "allow_actions": request.app.state.allow_actions,
         "who": who_of(request),
-        "root": str(options.root),
-        "folder": options.root.name,
+        "root": str(root),
+        "folder": root.name,
         "version": __version__,
         "here": _here(request),
         "acted": request.method == "POST",
@@ -79,7 +78,7 @@ def render(
         "model": model_of(request),
         "notice": request.query_params.get("notice", ""),
         "asset": asset,
-        "mark": lambda: read_mark(options.root),
+        "mark": lambda: read_mark(root),
     }
     body = environment().get_template(template).render(page=page, **values)
     return HTMLResponse(body, status_code=code, headers={"cache-control": "no-store"})

@@ -22,15 +22,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from graftwork.files.disk import make_folder, write_atomic
 from graftwork.records.errors import EnvironmentFailure
 
-
-@dataclass(frozen=True)
-class WebOptions:
-    """Options of `graft ui`."""
-
-    root: Path
-    allow_actions: bool = False
-
-
 TOKEN_SECONDS = 900.0
 SESSION_SECONDS = 30 * 24 * 3600
 KEY_FILE = "key"

@@ -27,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from graftwork.files.disk import write_atomic
 from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.records.errors import EnvironmentFailure, UserError
-from graftwork.web.security import ALIVE, SignIn, WebOptions, load_key, sign_in_folder
+from graftwork.web.security import ALIVE, SignIn, load_key, sign_in_folder
 
 if TYPE_CHECKING:
     from graftwork.api.project import Project
@@ -97,8 +97,9 @@ def serve_page(
         from graftwork.web.app import make_app
 
         app = make_app(
-            WebOptions(root=folder.root, allow_actions=allow_actions),
+            folder.root,
             sign_in,
+            allow_actions=allow_actions,
             hosts=accepted_hosts(host, number),
         )
         config = uvicorn.Config(

@@ -11,7 +11,7 @@ import pytest
 from sample_rows import make_row
 
 from graftwork import open_project
-from graftwork.grading.rewards import GradedParts, RewardQuestion, RewardRunner
+from graftwork.grading.rewards import AnswerVerdict, RewardQuestion, RewardRunner
 from graftwork.pipeline.preflight import GOLD, check_rewards, judge, project_prompts, require_sound, spread
 from graftwork.pipeline.table import run_pipeline
 from graftwork.records.dataset import Row
@@ -36,7 +36,10 @@ CASE = Case(
 
 def judged(**rewards):
     asked = [(CASE, name, name) for name in rewards]
-    graded = [GradedParts(name, reward, {"m": reward}, {}, 0.1) for name, reward in rewards.items()]
+    graded = [
+        AnswerVerdict(key=name, reward=reward, parts={"m": reward}, seconds=0.1)
+        for name, reward in rewards.items()
+    ]
     return judge(asked, graded, cases=1)
 
 
@@ -63,7 +66,10 @@ def test_a_gold_answer_without_a_reward_is_refused(gold, why):
 
 def test_a_reward_that_cannot_grade_is_named_once_with_its_reason():
     asked = [(CASE, name, name) for name in (GOLD, "empty", "long")]
-    graded = [GradedParts("0", None, {}, {"own.py:f": "it returned nan"}, 0.1) for _ in asked]
+    graded = [
+        AnswerVerdict(key="0", reward=None, failed={"own.py:f": "it returned nan"}, seconds=0.1)
+        for _ in asked
+    ]
     found = judge(asked, graded, cases=1)
     assert [[answer.name for answer in answers].count(GOLD) for answers in found.failures.values()] == [1]
     assert [len(answers) for answers in found.failures.values()] == [3]

@@ -5,11 +5,11 @@ from pydantic import ValidationError
 from sample_rows import make_row
 
 from graftwork.grading.interface import GradeContext
-from graftwork.grading.rewards import GradedParts, grade_part
+from graftwork.grading.rewards import AnswerVerdict, grade_part
 from graftwork.records.errors import NegativeResult, UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
-from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, EpisodeTurn, SampledAnswer
+from graftwork.train.rollouts.episodes import EpisodeJournal, EpisodeTurn, SampledAnswer
 from graftwork.train.rollouts.measures import (
     advise,
     are_apart,
@@ -75,7 +75,9 @@ class FixedGrader:
             value = self.reward(question)
             failed = {"judge": value} if isinstance(value, str) else {}
             value = None if failed else value
-            yield GradedParts(question.key, value, {"m": value}, failed, 0.01)
+            yield AnswerVerdict(
+                key=question.key, reward=value, parts={"m": value}, failed=failed, seconds=0.01
+            )
 
 
 def make_source(
@@ -305,7 +307,7 @@ def test_reward_and_audit_that_part_ways_stop_the_run(tmp_path):
     source.batch(1)
     source.batch(2)
     assert source.measures(2)["audit"] == 0.0
-    with pytest.raises(NegativeResult, match="apart"):
+    with pytest.raises(NegativeResult, match="diverged"):
         source.batch(3)
 
 

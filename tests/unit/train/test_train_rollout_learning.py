@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_train_rollouts import LocalGrader, make_grpo_job, run_training  # noqa: F401
 
-from graftwork.grading.rewards import GradedParts
+from graftwork.grading.rewards import AnswerVerdict
 from graftwork.train.run_folder import read_steps
 
 STEPS = 40
@@ -29,7 +29,7 @@ class ShuffledGrader(LocalGrader):
         rewards = [found.reward for found in graded]
         self._chance.shuffle(rewards)
         for found, reward in zip(graded, rewards, strict=True):
-            yield GradedParts(found.key, reward, found.parts, {}, 0.0)
+            yield AnswerVerdict(key=found.key, reward=reward, parts=found.parts)
 
 
 def learn(base, folder, run, *, steps=STEPS):

@@ -10,12 +10,12 @@ from test_train_methods import Killed, make_job, train
 
 from graftwork.files.disk import Journal
 from graftwork.grading.reward_worker import make_context
-from graftwork.grading.rewards import GradedParts, grade_part
+from graftwork.grading.rewards import AnswerVerdict, grade_part
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 from graftwork.train import worker
 from graftwork.train.objectives.advantages import group_advantages, is_dead
-from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
+from graftwork.train.rollouts.episodes import EpisodeJournal, SampledAnswer
 from graftwork.train.rollouts.measures import PromptRecord, choose_prompts, measure_groups, pass_rates
 from graftwork.train.run_folder import read_steps
 from graftwork.train.run_source import with_prompts_at_once
@@ -97,7 +97,7 @@ class LocalGrader:
         for question in questions:
             (metric,) = [part.metric for part in self._spec.parts]
             grade = grade_part(metric, question.case, question.text, context=self._context, evidence={})
-            yield GradedParts(question.key, grade, {metric: grade}, {}, 0.0)
+            yield AnswerVerdict(key=question.key, reward=grade, parts={metric: grade})
 
     def close(self):
         pass

@@ -13,7 +13,6 @@ from graftwork.views.charts import (
     BeforeAfter,
     PlannedActual,
     PlotInterval,
-    Restart,
     draw_before_after,
     draw_lengths,
     draw_loss,
@@ -56,7 +55,7 @@ def check(svg):
 )
 def test_any_loss_can_be_drawn(losses, held_out, width):
     steps = [(i + 1, loss) for i, loss in enumerate(losses)]
-    restarts = [Restart(len(steps), max(len(steps) // 2, 1))]
+    restarts = [(len(steps), max(len(steps) // 2, 1))]
     check(draw_loss(steps, restarts=restarts, held_out=held_out, width=width))
 
 

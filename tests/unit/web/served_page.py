@@ -51,15 +51,13 @@ def serve(folder: Path, *, allow_actions: bool = False, port: int = 0):
     import uvicorn
 
     from graftwork.web.app import make_app
-    from graftwork.web.security import SignIn, WebOptions, load_key, sign_in_folder
+    from graftwork.web.security import SignIn, load_key, sign_in_folder
     from graftwork.web.serve import accepted_hosts, open_socket
 
     listener = open_socket("127.0.0.1", port)
     number = listener.getsockname()[1]
     sign_in = SignIn(load_key(sign_in_folder(folder)), f"boot-{number}-{time.monotonic_ns()}")
-    app = make_app(
-        WebOptions(folder, allow_actions=allow_actions), sign_in, hosts=accepted_hosts("127.0.0.1", number)
-    )
+    app = make_app(folder, sign_in, allow_actions=allow_actions, hosts=accepted_hosts("127.0.0.1", number))
     config = uvicorn.Config(
         app, log_level="critical", lifespan="off", access_log=False, timeout_graceful_shutdown=1
     )

@@ -94,11 +94,11 @@ def test_a_port_that_is_taken_is_named_and_the_next_one_is_used_by_default():
 
 def test_the_warm_up_makes_the_first_screen_as_a_signed_in_visitor_gets_it(shop):
     from graftwork.web.app import make_app
-    from graftwork.web.security import SignIn, WebOptions
+    from graftwork.web.security import SignIn
     from graftwork.web.serve import warm_up
 
     sign_in, host, answers = SignIn(b"k" * 32, "boot"), "127.0.0.1:8910", []
-    app = make_app(WebOptions(root=shop, allow_actions=False), sign_in, hosts=frozenset({host}))
+    app = make_app(shop, sign_in, hosts=frozenset({host}))
 
     async def watched(scope, receive, send):
         async def note(message):

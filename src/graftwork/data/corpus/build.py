@@ -453,25 +453,23 @@ def build_corpus(
 
 def _require_condition_fits(corpus: Corpus, condition: str) -> None:
     """Refuse a `data.keep` that compares text with a number, or that leaves no row."""
-    reasons, left_out = corpus.labels("reason"), corpus.has_label("fault", NOT_KEPT)
+    (reasons, texts), left_out = corpus.labels("reason"), corpus.has_label("fault", NOT_KEPT)
     if not left_out.any():
         return
-    names = np.array([name.startswith(NO_NUMBER) for name in reasons.names], dtype=bool)
-    positions = np.flatnonzero(left_out & names[reasons.numbers])
+    is_no_number = np.array([text.startswith(NO_NUMBER) for text in texts], dtype=bool)
+    positions = np.flatnonzero(left_out & is_no_number[reasons])
     is_capture_or_repair = (corpus.column("capture") != 0) | (corpus.column("replaces") != 0)
     if not len(positions) and not (left_out | is_capture_or_repair).all():
         return
     positions = positions if len(positions) else np.flatnonzero(left_out)
-    counts = Counter(reasons.numbers[positions].tolist())
+    counts = Counter(reasons[positions].tolist())
     number, rows = counts.most_common(1)[0]
-    first = corpus.origin(int(positions[np.flatnonzero(reasons.numbers[positions] == number)[0]]))
+    first = corpus.origin(int(positions[np.flatnonzero(reasons[positions] == number)[0]]))
     listed = [row for _, row in corpus.rows_at(np.flatnonzero(left_out)[:50].tolist())]
     fields = ", ".join(sorted({name for row in listed for name in list_fields(row)})[:20])
     raise UserError(
-        f"`{condition}` cannot be evaluated"
-        if reasons.names[number].startswith(NO_NUMBER)
-        else "no row is kept",
-        why=f"{reasons.names[number].removeprefix(f'{NO_NUMBER}: ')} in {rows:,} rows, first in {first}",
+        f"`{condition}` cannot be evaluated" if texts[number].startswith(NO_NUMBER) else "no row is kept",
+        why=f"{texts[number].removeprefix(f'{NO_NUMBER}: ')} in {rows:,} rows, first in {first}",
         fix=f"use another field or condition; rows have {fields or 'no fields of their own'}",
         where="data.keep",
     )

@@ -140,13 +140,6 @@ class Segment(NamedTuple):
     stop: int
 
 
-class LabelColumn(NamedTuple):
-    """A column of names as numbers; -1 for none."""
-
-    numbers: "np.ndarray[Any, np.dtype[np.int32]]"
-    names: list[str]
-
-
 class JoinedFacts(NamedTuple):
     """What other lines of the logs say about a row: a score, and a reply that is worse than its own."""
 
@@ -269,8 +262,8 @@ class Corpus:
                     self._list_bytes += entry[0].nbytes + entry[1].nbytes
             yield first, *entry
 
-    def labels(self, name: str) -> LabelColumn:
-        """Return a column of texts as numbers and the distinct texts."""
+    def labels(self, name: str) -> "tuple[np.ndarray[Any, np.dtype[np.int32]], list[str]]":
+        """Return a column of texts as numbers, -1 for none, and the distinct texts."""
         numbers_by_label: dict[str, int] = {}
         parts = [np.zeros(0, dtype=np.int32)]
         for segment in self.segments:
@@ -285,14 +278,12 @@ class Corpus:
             ]
             numbers = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
             parts.append(np.array([*lookup, -1], dtype=np.int32)[numbers])
-        return LabelColumn(np.concatenate(parts), list(numbers_by_label))
+        return np.concatenate(parts), list(numbers_by_label)
 
     def has_label(self, name: str, *labels: str) -> "np.ndarray[Any, np.dtype[np.bool_]]":
         """Mark the rows whose label in this column is one of these."""
-        column = self.labels(name)
-        return np.isin(
-            column.numbers, [number for number, label in enumerate(column.names) if label in labels]
-        )
+        numbers, names = self.labels(name)
+        return np.isin(numbers, [number for number, label in enumerate(names) if label in labels])
 
     def notes(self) -> Iterator[tuple[int, Note]]:
         """Yield the notes on rows, in order."""

@@ -321,13 +321,6 @@ _PARTITION_BYTES = 1 << 20
 Arrays = tuple[Array, ...]
 
 
-class LabelNumbers(Protocol):
-    """A column of names as numbers; -1 for none."""
-
-    @property
-    def numbers(self) -> Array: ...
-
-
 class CorpusColumns(Protocol):
     """All rows in row order, as columns and by their position."""
 
@@ -343,7 +336,9 @@ class CorpusColumns(Protocol):
 
     def ragged(self, name: str) -> Iterator[tuple[int, Array, Array]]: ...
 
-    def labels(self, name: str) -> LabelNumbers: ...
+    def labels(self, name: str) -> tuple[Array, list[str]]:
+        """A column of names as numbers, -1 for none, and the names."""
+        ...
 
     def rows_at(self, positions: Sequence[int]) -> Iterator[tuple[int, Interaction]]: ...
 

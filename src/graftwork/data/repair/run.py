@@ -269,9 +269,9 @@ def find_targets(corpus: Corpus, assignment: SplitAssignment, *, settings: DataS
         questions[key] = RepairQuestion(key, clean if question is None else question.row, rows)
     added = _augment(corpus, assignment, usable, settings=settings, asked_hashes=set(questions))
     replies = corpus.column("reply_chars")[usable]
-    roles = corpus.labels("group")
-    counts = np.bincount(roles.numbers[usable & (roles.numbers >= 0)], minlength=len(roles.names))
-    by_role = sorted(zip(roles.names, counts.tolist(), strict=True)) if len(roles.names) > 1 else []
+    roles, role_names = corpus.labels("group")
+    counts = np.bincount(roles[usable & (roles >= 0)], minlength=len(role_names))
+    by_role = sorted(zip(role_names, counts.tolist(), strict=True)) if len(role_names) > 1 else []
     small = {name: count for name, count in by_role if count < RARE}
     return RepairTargets(
         [*questions.values(), *added],
@@ -290,7 +290,7 @@ def to_row(target: TargetRow, **fields: Any) -> RepairRow:
 def _list_faulty(
     corpus: Corpus, assignment: SplitAssignment, passed: "np.ndarray[Any, Any]", settings: RepairSettings
 ) -> Iterator[tuple[Interaction, TargetRow, str]]:
-    faults, reasons = corpus.labels("fault"), corpus.labels("reason")
+    (faults, fault_names), (reasons, reason_names) = corpus.labels("fault"), corpus.labels("reason")
     positions = np.flatnonzero(corpus.has_label("fault", *settings.faults) & ~passed)
     prompts, turns = corpus.column("prompt"), corpus.column("turn")
     held_out = passed & (assignment.split != TRAIN) & (assignment.split != UNASSIGNED)
@@ -309,8 +309,8 @@ def _list_faulty(
             origin=row.origin,
             input_hash=hashes[position],
             group=row.group,
-            fault=faults.names[faults.numbers[position]],
-            reason=reasons.names[reasons.numbers[position]],
+            fault=fault_names[faults[position]],
+            reason=reason_names[reasons[position]],
         )
         yield row, target, ANSWERED if answered[index] else HELD_OUT if is_held_out[index] else ""
 
@@ -327,20 +327,20 @@ def _augment(
     repair = settings.repair
     if not repair.augment:
         return []
-    roles = corpus.labels("group")
+    roles, role_names = corpus.labels("group")
     # The share is that of all usable rows, the added ones included.
     room = int(usable.sum() * repair.augment_share / (1 - repair.augment_share))
     added: list[RepairQuestion] = []
     turns = corpus.column("turn")
     for role in repair.augment:
-        if role not in roles.names:
+        if role not in role_names:
             raise UserError(
                 f"no row has the role {role!r}",
-                why=f"the roles of the log are: {', '.join(sorted(roles.names)[:20]) or 'none'}",
+                why=f"the roles of the log are: {', '.join(sorted(role_names)[:20]) or 'none'}",
                 fix="use one of these: --augment role=NAME",
                 where="--augment",
             )
-        of_role = roles.numbers == roles.names.index(role)
+        of_role = roles == role_names.index(role)
         # The system prompt that most of the role's rows have.
         prompts = Counter(
             "\n\n".join(message.content for message in row.messages if message.role == "system")

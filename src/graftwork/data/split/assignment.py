@@ -276,7 +276,7 @@ class SplitShares:
         self._drawn = draw(np.where(group_keys != 0, group_keys, corpus.column("turn")), seed=settings.seed)
         self._strata: Array | None = None
         if settings.stratify != "nothing":
-            self._strata = corpus.labels(_LABELS[settings.stratify]).numbers
+            self._strata = corpus.labels(_LABELS[settings.stratify])[0]
         held_out = {"validation": settings.validation, "test": settings.test}
         self._shares = [held_out.get(split, 1 - settings.validation - settings.test) for split in SPLITS]
         self._founded: dict[int, list[int]] = {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from graftwork.files.disk import Journal, make_folder, write_atomic
+from graftwork.grading.rewards import AnswerVerdict
 from graftwork.records.base import Record
 from graftwork.records.run import AnswerExtremes, GradedAnswer
 
@@ -50,20 +51,6 @@ class SampledAnswer(Record):
         """For each token, whether the model wrote it."""
         by_environment = {index for start, end in self.given for index in range(start, end)}
         return [index not in by_environment for index in range(len(self.tokens))]
-
-
-class AnswerVerdict(Record):
-    """The grade of an answer. `reward` is None if a reward function failed: the answer does not count."""
-
-    key: str
-    reward: float | None
-    parts: dict[str, float | None] = {}
-    audit: float | None = None
-    """The grade by the checks that never reward; None if there are none."""
-    failed: dict[str, str] = {}
-    """Why a part could not be graded, by its name."""
-    seconds: float = 0.0
-    part_seconds: dict[str, float] = {}
 
 
 class EpisodeJournal:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from graftwork.grading.rewards import RewardSpec
+from graftwork.grading.rewards import AnswerVerdict, RewardSpec
 from graftwork.records.errors import UserError
 from graftwork.records.report import Case
 from graftwork.text.wording import truncate
 from graftwork.train.objectives.advantages import is_dead
-from graftwork.train.rollouts.episodes import AnswerVerdict, SampledAnswer
+from graftwork.train.rollouts.episodes import SampledAnswer
 
 MOST_UNCERTAIN = 0.25
 """p(1 − p) at p = ½: the weight of a prompt that was never asked."""

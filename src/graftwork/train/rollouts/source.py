@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from graftwork.grading.rewards import RANK, GradedParts, RewardQuestion
+from graftwork.grading.rewards import RANK, AnswerVerdict, RewardQuestion
 from graftwork.records.dataset import Row
 from graftwork.records.errors import NegativeResult
 from graftwork.records.interaction import Origin
@@ -21,7 +21,7 @@ from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.objectives.advantages import group_advantages, is_dead
 from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.objectives.samples import TrainingSample, scale_policy, scale_supervised
-from graftwork.train.rollouts.episodes import AnswerVerdict, EpisodeJournal, SampledAnswer
+from graftwork.train.rollouts.episodes import EpisodeJournal, SampledAnswer
 from graftwork.train.rollouts.measures import (
     APART_BATCHES,
     CAUGHT,
@@ -46,7 +46,7 @@ from graftwork.train.settings import RewardSettings, TrainSettings
 
 
 class RewardGrader(Protocol):
-    def grade_all(self, questions: Sequence[RewardQuestion]) -> Iterator[GradedParts]: ...
+    def grade_all(self, questions: Sequence[RewardQuestion]) -> Iterator[AnswerVerdict]: ...
 
     def rank(self, metric: str, case: Case, texts: Sequence[str]) -> tuple[list[float] | None, str]: ...
 
@@ -373,15 +373,7 @@ class RolloutSource(TrainingCallback):
         failures = FailureMessages(number, self._parts.report)
         for graded in self._parts.grader.grade_all(questions):
             self._parts.progress("rewards")
-            verdict = AnswerVerdict(
-                key=graded.key,
-                reward=graded.reward,
-                parts=graded.parts,
-                failed=graded.failed,
-                audit=audits.get(graded.key),
-                seconds=graded.seconds,
-                part_seconds=dict(graded.part_seconds),
-            )
+            verdict = graded.model_copy(update={"audit": audits.get(graded.key)})
             self._parts.journal.write_verdict(number, verdict, last=graded.key == missing[-1].key)
             verdicts[graded.key] = verdict
             for metric, why in graded.failed.items():
