@@ -32,7 +32,7 @@ from graftwork.process.worker import lock_holder, start_detached
 from graftwork.project.open_project import OpenProject, load_template
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentFailure, GraftError, UserError, WorkerFailed
-from graftwork.records.interaction import Capture, Message
+from graftwork.records.interaction import CHAT_SESSION, Capture, Message
 from graftwork.records.report import Case, Endpoint
 from graftwork.registry.index import find_release
 from graftwork.registry.store import Lease
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from graftwork.store.runs import RunEntry
 
 CHAT = "chat"
-"""The folder under `.graft/serving`, and the beginning of a conversation's session id."""
+"""The folder under `.graft/serving`."""
 FEEDBACK_SECONDS = 30.0
 IDLE_SECONDS = 600.0
 """The background process ends when nothing was asked for so long."""
@@ -502,7 +502,7 @@ class Chat:
         is_remote: bool = False,
     ) -> None:
         self._is_remote = is_remote
-        self.subject, self.session = subject, f"{CHAT}-{secrets.token_hex(6)}"
+        self.subject, self.session = subject, f"{CHAT_SESSION}{secrets.token_hex(6)}"
         self._model, self._endpoint, self._seconds = model, endpoint, seconds
         self._decoding = {"max_tokens": max_tokens, "temperature": temperature}
 

@@ -136,6 +136,13 @@ Arm = Literal["champion", "challenger"]
 
 TRY_OUT_SESSION = "try-out"
 """The session in which `graft run` asks a new release held-out questions: no data for training."""
+CHAT_SESSION = "graft-chat-"
+"""How the sessions of `graft chat` and of the playground begin. Their corrections may be trained on."""
+
+
+def is_from_users(session: str | None) -> bool:
+    """Whether users sent the requests of this session: the team's own questions say nothing about traffic."""
+    return session is None or not (session == TRY_OUT_SESSION or session.startswith(CHAT_SESSION))
 
 
 class Capture(Record):

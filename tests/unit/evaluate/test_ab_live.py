@@ -96,6 +96,16 @@ def only_challenger_is_right(arm):
     return "{}" if arm == "challenger" else "no JSON"
 
 
+def test_what_the_team_asks_in_a_chat_is_no_evidence_about_users(work, pair):
+    traffic = Traffic(work, pair, by_lot=False)
+    for n in range(60):
+        rated = traffic.serve(f"graft-chat-{n}", only_challenger_is_right)
+        traffic.say(rated, 1.0 if rated.release == pair[1] else 0.0)
+    for metric in ("json_valid", "feedback"):
+        found = compare_live(work, *pair, metric=metric)
+        assert (found.winner, found.used) == (None, 0)
+
+
 def test_only_what_one_experiment_assigned_counts_and_by_default_the_latest(work, pair):
     old, new = Traffic(work, pair, experiment="old"), Traffic(work, pair, experiment="new")
     for n in range(60):

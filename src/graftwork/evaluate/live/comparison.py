@@ -41,7 +41,7 @@ from graftwork.process.worker import interruption_error
 from graftwork.project.open_project import OpenProject
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import GracefulStop, UserError
-from graftwork.records.interaction import Capture, Message, Origin
+from graftwork.records.interaction import Capture, Message, Origin, is_from_users
 from graftwork.records.release import Release
 from graftwork.records.report import Case
 from graftwork.registry.index import find_release
@@ -255,7 +255,7 @@ class LiveComparison:
             after=self._captures_read, releases=tuple(self._of), experiment=self.experiment
         ):
             self._captures_read = position
-            if capture.shadow_of is not None:
+            if capture.shadow_of is not None or not is_from_users(capture.session):
                 continue
             side = self._of[capture.asked_release]
             self._see(capture, side)
@@ -266,6 +266,8 @@ class LiveComparison:
             after=self._feedback_read, releases=tuple(self._of), experiment=self.experiment
         ):
             self._feedback_read = heard.place
+            if not is_from_users(heard.capture.session):
+                continue
             side = self._of[heard.capture.asked_release]
             self._tallies[side].hear(heard.capture.id)
             if self._by_users:

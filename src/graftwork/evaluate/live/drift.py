@@ -15,7 +15,7 @@ from graftwork.project.open_project import OpenProject, timestamp
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Split
 from graftwork.records.errors import GraftError
-from graftwork.records.interaction import TRY_OUT_SESSION, Capture, user_texts
+from graftwork.records.interaction import Capture, is_from_users, user_texts
 from graftwork.records.live import DriftShare, GroupDrift, PromptDrift
 
 LEDGER_ENTRY = "drift"
@@ -102,7 +102,7 @@ def _measure(folder: Path, captures: Sequence[Capture], *, dataset: str) -> Prom
     live = {
         text: None
         for capture in captures
-        if capture.session != TRY_OUT_SESSION and capture.id not in trained
+        if is_from_users(capture.session) and capture.id not in trained
         if (text := _join_user_turns(capture.request.get("messages")))
     }
     empty = PromptDrift(dataset=dataset)
