@@ -214,3 +214,18 @@ class ExportedAdapter(Record):
     gguf: dict[str, str | int | float] = {}
     """What was read back from the GGUF file."""
     words: tuple[str, ...] = ()
+
+
+class Tried(Record):
+    """One question, answered by base and release."""
+
+    case_id: str
+    question: str
+    reference: str
+    base_answer: str
+    release_answer: str
+    answered_by: str
+    capture_id: str
+    captured_reply: str
+    seconds: float
+    """Until the complete answer, with all other questions asked at the same time."""

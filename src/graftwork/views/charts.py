@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
+from graftwork.records.run import TrainingEvaluation
 from graftwork.text.wording import number, plural, truncate
 from graftwork.views.document import Bar, Gantt
 
@@ -268,19 +269,17 @@ SMALL = 340.0
 MOST_CURVE_POINTS = 400
 
 
-class EvaluationPoint(NamedTuple):
-    """One evaluation during training: step, value, and whether it is the best or not comparable."""
-
-    step: int
-    value: float
-    best: bool = False
-    compared: bool = True
-
-
-def draw_looks(spots: Sequence[EvaluationPoint], *, name: str, last: int, width: float = 760) -> Markup:
+def draw_looks(
+    looks: Sequence[TrainingEvaluation],
+    *,
+    name: str,
+    last: int,
+    best_step: int | None = None,
+    width: float = 760,
+) -> Markup:
     """A rate by step, one dot per evaluation; the best has a ring, incomparable ones are hollow."""
     title = f"{name} during training"
-    seen = [spot for spot in spots if math.isfinite(spot.value)]
+    seen = [look for look in looks if math.isfinite(look.value)]
     if not seen:
         return draw_nothing(title, width)
     height, left, right, top, bottom = 200.0, 40.0, 12.0, 26.0, 38.0
@@ -288,30 +287,32 @@ def draw_looks(spots: Sequence[EvaluationPoint], *, name: str, last: int, width:
     x = Scale(0, max(last, 1), left, width - right)
     y = Scale(marks[0], marks[-1], height - bottom, top)
     parts = draw_frame(x, y, marks, last=last, along="step", width=width, height=height)
-    compared = [spot for spot in seen if spot.compared]
-    parts.append(path([(x(spot.step), y(spot.value)) for spot in compared], class_="trace"))
-    parts += mark_spots(seen, x, y, width=width)
-    best = next((spot for spot in seen if spot.best), None)
+    compared = [look for look in seen if look.compared]
+    parts.append(path([(x(look.step), y(look.value)) for look in compared], class_="trace"))
+    parts += mark_looks(seen, x, y, best_step=best_step, width=width)
+    best = next((look for look in seen if look.step == best_step), None)
     described = f"{len(seen)} evaluations"
     if best:
         described += f", the best {number(best.value)} at step {best.step}"
     return drawing(*parts, width=width, height=height, title=title, description=described)
 
 
-def mark_spots(spots: Sequence[EvaluationPoint], x: Scale, y: Scale, *, width: float) -> list[Markup]:
+def mark_looks(
+    looks: Sequence[TrainingEvaluation], x: Scale, y: Scale, *, best_step: int | None, width: float
+) -> list[Markup]:
     parts = []
-    for spot in spots:
-        kind = "look" if spot.compared else "look aside"
-        parts.append(element("circle", cx=x(spot.step), cy=y(spot.value), r=3.5, class_=f"dot {kind}"))
-        if not spot.best:
+    for look in looks:
+        kind = "look" if look.compared else "look aside"
+        parts.append(element("circle", cx=x(look.step), cy=y(look.value), r=3.5, class_=f"dot {kind}"))
+        if look.step != best_step:
             continue
-        late = x(spot.step) > width / 2
-        parts.append(element("circle", cx=x(spot.step), cy=y(spot.value), r=7, class_="ring"))
+        late = x(look.step) > width / 2
+        parts.append(element("circle", cx=x(look.step), cy=y(look.value), r=7, class_="ring"))
         parts.append(
             label(
-                f"best evaluation {number(spot.value)}",
-                x=x(spot.step) + (-10 if late else 10),
-                y=max(y(spot.value) - 10, 12),
+                f"best evaluation {number(look.value)}",
+                x=x(look.step) + (-10 if late else 10),
+                y=max(y(look.value) - 10, 12),
                 class_="note",
                 anchor="end" if late else "start",
             )
@@ -392,7 +393,8 @@ def draw_loss(
     *,
     restarts: Sequence[tuple[int, int]] = (),
     held_out: tuple[float | None, float | None] = (None, None),
-    looks: Sequence[EvaluationPoint] = (),
+    looks: Sequence[TrainingEvaluation] = (),
+    best_step: int | None = None,
     width: float = 760,
 ) -> Markup:
     """Loss by step: each step thin, the trend thick, held-out loss as dots before, after and between.
@@ -418,7 +420,7 @@ def draw_loss(
     trend = smooth([v for _, v in ordered], reach=max(len(ordered) // 16, 1))
     parts.append(path([(x(s), y(v)) for (s, _), v in zip(ordered, trend, strict=True)], class_="trend"))
     parts += _restart_marks(restarts, x=x, top=top, floor=height - bottom, width=width)
-    parts += mark_spots(looks, x, y, width=width)
+    parts += mark_looks(looks, x, y, best_step=best_step, width=width)
     for place, loss, name in ((0, held_out[0], "before"), (last, held_out[1], "after")):
         if loss is not None:
             anchor = "start" if name == "before" else "end"
@@ -439,7 +441,9 @@ def draw_loss(
         height=height,
         title="Training loss",
         description=f"{last} steps, from {number(ordered[0][1])} to {number(ordered[-1][1])}"
-        + "".join(f"; best evaluation {number(s.value)} at step {s.step}" for s in looks if s.best)
+        + "".join(
+            f"; best evaluation {number(s.value)} at step {s.step}" for s in looks if s.step == best_step
+        )
         + "".join(f"; killed after step {killed}, resumed at {resumed}" for killed, resumed in restarts),
     )
 

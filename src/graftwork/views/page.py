@@ -18,7 +18,7 @@ from graftwork.records.fleet import Vitals
 from graftwork.records.interaction import Savings
 from graftwork.records.live import EscalationForecast, PromptDrift
 from graftwork.records.plan import Plan
-from graftwork.records.release import Release
+from graftwork.records.release import Release, Tried
 from graftwork.records.report import Decision, Report, SubjectReport, Verdict
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.text.wording import duration, number, p_value, percent, plural, short
@@ -27,16 +27,6 @@ from graftwork.views.document import Name, Table, quote
 from graftwork.views.endpoint import view_forecast
 from graftwork.views.evaluation_page import page_figure, say_difference
 from graftwork.views.training import show_training
-
-
-class AnswerPair(Record):
-    """One question, asked to base and adapter; `release` is the one that answered."""
-
-    question: str
-    base_answer: str
-    adapter_answer: str
-    reference: str = ""
-    release: str = ""
 
 
 class ReportPage(Record):
@@ -54,7 +44,7 @@ class ReportPage(Record):
     report: Report
     verdict: Verdict
     release: Release | None = None
-    side_by_side: tuple[AnswerPair, ...] = ()
+    side_by_side: tuple[Tried, ...] = ()
     seconds: dict[str, float | None] = {}
     savings: Savings | None = None
     """What the model saves a month; None if unknown."""
@@ -152,9 +142,9 @@ def render_report(page: ReportPage) -> str:
             {
                 "question": pair.question,
                 "base": show_answer(pair.base_answer, reference=pair.reference),
-                "adapter": show_answer(pair.adapter_answer, reference=pair.reference),
+                "adapter": show_answer(pair.release_answer, reference=pair.reference),
                 "reference": make_pretty(pair.reference)[0],
-                "release": pair.release,
+                "release": pair.answered_by,
             }
             for pair in page.side_by_side
         ],

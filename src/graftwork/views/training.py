@@ -17,7 +17,7 @@ from graftwork.records.plan import Plan, Residual
 from graftwork.records.run import AnswerExtremes, TrainingEvaluation, TrainOutcome, TrainStep
 from graftwork.text.wording import change, duration, number, percent
 from graftwork.views import charts, html
-from graftwork.views.charts import EvaluationPoint, draw_course, draw_looks
+from graftwork.views.charts import draw_course, draw_looks
 from graftwork.views.document import Document, Name, quote
 from graftwork.views.plan import view_residuals
 
@@ -44,8 +44,8 @@ def show_training(
         "plan": partial(charts.draw_plan, [plot_residual(residual) for residual in outcome.residuals]),
     }
     if others:
-        name, spots = html.name_of(others[0].metric), _spots(others, outcome)
-        draws["looks"] = partial(draw_looks, spots, name=name, last=outcome.steps)
+        name, best_step = html.name_of(others[0].metric), _find_best_step(others, outcome)
+        draws["looks"] = partial(draw_looks, others, name=name, last=outcome.steps, best_step=best_step)
     return {
         "figure": {name: charts.draw_both(draw) for name, draw in draws.items()},
         "courses": [*step_courses(steps, restarts), *machine_courses(vitals, steps)],
@@ -103,22 +103,23 @@ def draw_loss(
     *,
     width: float = 760,
 ) -> Markup:
+    looks = [look for look in looks if look.metric == LOSS]
     held_out = (outcome.validation_loss_before, outcome.validation_loss_after) if outcome else (None, None)
     return charts.draw_loss(
         [(step.step, step.loss) for step in steps],
         restarts=find_restarts(steps),
         held_out=held_out,
-        looks=_spots([look for look in looks if look.metric == LOSS], outcome),
+        looks=looks,
+        best_step=_find_best_step(looks, outcome),
         width=width,
     )
 
 
-def _spots(looks: Sequence[TrainingEvaluation], outcome: TrainOutcome | None) -> list[EvaluationPoint]:
+def _find_best_step(looks: Sequence[TrainingEvaluation], outcome: TrainOutcome | None) -> int | None:
     """If the outcome names no best step, it is the last one that was better than all before it."""
-    best = outcome.best_step if outcome is not None else None
-    if best is None:
-        best = max((look.step for look in looks if look.better), default=None)
-    return [EvaluationPoint(look.step, look.value, look.step == best, look.compared) for look in looks]
+    if outcome is not None and outcome.best_step is not None:
+        return outcome.best_step
+    return max((look.step for look in looks if look.better), default=None)
 
 
 def draw_evaluations(
@@ -127,8 +128,9 @@ def draw_evaluations(
     """A plot for each metric but the loss."""
     plots = []
     for metric in dict.fromkeys(look.metric for look in looks if look.metric != LOSS):
-        points = _spots([look for look in looks if look.metric == metric], outcome)
-        draw = partial(draw_looks, points, name=metric, last=last)
+        measured = [look for look in looks if look.metric == metric]
+        best_step = _find_best_step(measured, outcome)
+        draw = partial(draw_looks, measured, name=metric, last=last, best_step=best_step)
         plots.append(LabelledPlot(metric, charts.draw_both(draw, wide=wide)))
     return plots
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from graftwork.pipeline.status import RunStatus
-from graftwork.pipeline.steps.release import Tried, TryOut
-from graftwork.records.release import ReleaseEntry
+from graftwork.pipeline.steps.release import TryOut
+from graftwork.records.release import ReleaseEntry, Tried
 from graftwork.views.document import Document
 from graftwork.views.release import view_entries, view_try_out
 from graftwork.views.status import list_runs

@@ -8,7 +8,7 @@ from collections import Counter
 from graftwork.records.base import Figure
 from graftwork.records.dataset import Audit, Dataset, Finding, InputFile, LengthSummary, SplitSummary
 from graftwork.records.plan import DeviceFacts, Plan, Residual
-from graftwork.records.release import Release
+from graftwork.records.release import Release, Tried
 from graftwork.records.report import (
     Comparison,
     Generation,
@@ -19,7 +19,7 @@ from graftwork.records.report import (
     Verdict,
 )
 from graftwork.records.run import TrainOutcome, TrainStep
-from graftwork.views.page import AnswerPair, ReportPage
+from graftwork.views.page import ReportPage
 
 
 def digest(letter):
@@ -352,27 +352,29 @@ def make_answers():
     def reply(answer, citations, refused):
         return json.dumps({"answer": answer, "citations": citations, "refused": refused})
 
+    asked = {"case_id": "", "capture_id": "", "captured_reply": "", "seconds": 0.0}
+    asked["answered_by"] = "4c1f9be27d5a03aa"
     return (
-        AnswerPair(
+        Tried(
             question="From when on is the bakery's oven hot on Sundays?",
             base_answer="The oven is hot from 6:00 AM on Sundays. According to source [2], the bakery",
-            adapter_answer=reply("From five in the morning.", [2], False),
+            release_answer=reply("From five in the morning.", [2], False),
             reference=reply("From five in the morning.", [2], False),
-            release="4c1f9be27d5a03aa",
+            **asked,
         ),
-        AnswerPair(
+        Tried(
             question="Who painted the mural in the waiting hall?",
             base_answer=reply("The mural was painted by the harbour master.", [1, 3], False),
-            adapter_answer=reply("", [], True),
+            release_answer=reply("", [], True),
             reference=reply("", [], True),
-            release="4c1f9be27d5a03aa",
+            **asked,
         ),
-        AnswerPair(
+        Tried(
             question="How many crates does the lift carry at once?",
             base_answer=reply("It carries crates.", [1], False),
-            adapter_answer=reply("Eleven crates.", [1], False),
+            release_answer=reply("Eleven crates.", [1], False),
             reference=reply("Twelve crates, if they are empty.", [1, 2], False),
-            release="4c1f9be27d5a03aa",
+            **asked,
         ),
     )
 

@@ -20,7 +20,8 @@ from graftwork.records.live import (
     MeasuredShare,
     PromptDrift,
 )
-from graftwork.views.page import AnswerPair, render_report
+from graftwork.records.release import Tried
+from graftwork.views.page import render_report
 from graftwork.views.training import find_restarts
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7*7 }}"
@@ -86,8 +87,16 @@ def test_nothing_from_logs_or_models_becomes_markup():
             dataset=honest.dataset.model_copy(update={"redactions": {EVIL: 1}, "kept_after": {EVIL: 3}}),
             verdict=verdict.model_copy(update={"rules": (rule,), "reason": EVIL, "advice": (EVIL,)}),
             side_by_side=(
-                AnswerPair(
-                    question=EVIL, base_answer=EVIL, adapter_answer=EVIL, reference=EVIL[5:], release=EVIL
+                Tried(
+                    case_id=EVIL,
+                    question=EVIL,
+                    reference=EVIL[5:],
+                    base_answer=EVIL,
+                    release_answer=EVIL,
+                    answered_by=EVIL,
+                    capture_id="",
+                    captured_reply="",
+                    seconds=0.0,
                 ),
             ),
             outcome=honest.outcome.model_copy(

@@ -11,7 +11,7 @@ from graftwork.pipeline.status import RunStatus
 from graftwork.records.fleet import DeviceVitals, Vitals
 from graftwork.records.plan import Drift, Residual
 from graftwork.records.run import AnswerExtremes, GradedAnswer, TrainingEvaluation
-from graftwork.views.charts import EvaluationPoint, draw_course, draw_looks, draw_loss
+from graftwork.views.charts import draw_course, draw_looks, draw_loss
 from graftwork.views.page import render_report
 from graftwork.views.status import list_devices
 from graftwork.views.training import machine_courses, make_training_page
@@ -19,10 +19,12 @@ from graftwork.views.training import machine_courses, make_training_page
 values = st.floats(allow_nan=True, allow_infinity=True, width=32) | st.floats(-1, 1)
 spots = st.lists(
     st.builds(
-        EvaluationPoint,
+        TrainingEvaluation,
         step=st.integers(1, 60),
+        metric=st.just("json_valid"),
         value=st.floats(0, 5),
-        best=st.booleans(),
+        cases=st.just(8),
+        seconds=st.just(1.0),
         compared=st.booleans(),
     ),
     max_size=12,
@@ -34,10 +36,10 @@ def test_any_course_can_be_drawn(points, breaks):
     check(draw_course(points, title="Figure", unit="GiB", along="minute", breaks=breaks))
 
 
-@given(spots, widths)
-def test_any_looks_can_be_drawn(looks, width):
-    check(draw_looks(looks, name="JSON valid", last=60, width=width))
-    check(draw_loss([(1, 2.0), (60, 1.0)], looks=looks, width=width))
+@given(spots, st.none() | st.integers(1, 60), widths)
+def test_any_looks_can_be_drawn(looks, best_step, width):
+    check(draw_looks(looks, name="JSON valid", last=60, best_step=best_step, width=width))
+    check(draw_loss([(1, 2.0), (60, 1.0)], looks=looks, best_step=best_step, width=width))
 
 
 def test_very_small_rates_are_reported_by_their_power():

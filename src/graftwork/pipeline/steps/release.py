@@ -26,7 +26,7 @@ from graftwork.records.errors import WorkerFailed, needs_extra
 from graftwork.records.interaction import TRY_OUT_SESSION
 from graftwork.records.live import EscalationForecast
 from graftwork.records.plan import Plan
-from graftwork.records.release import Release
+from graftwork.records.release import Release, Tried
 from graftwork.records.report import Case, Metric, Verdict
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.folder import MINISIGN
@@ -125,21 +125,6 @@ RELEASE = PipelineStep(
 
 
 QUESTIONS = 3
-
-
-class Tried(Record):
-    """One question, answered by base and release."""
-
-    case_id: str
-    question: str
-    reference: str
-    base_answer: str
-    release_answer: str
-    answered_by: str
-    capture_id: str
-    captured_reply: str
-    seconds: float
-    """Until the complete answer, with all other questions asked at the same time."""
 
 
 class TryOut(Record):
@@ -274,21 +259,11 @@ class WrittenReport(Record):
 
 
 def _report(work: OpenProject, outputs: StepOutputs) -> WrittenReport:
-    from graftwork.views.page import AnswerPair, ReportPage, render_report
+    from graftwork.views.page import ReportPage, render_report
 
     outcome = outputs.get("train", TrainOutcome)
     released = "release" in outputs.outputs
     entries = {name: work.ledger.get(name_entry(work, name)) for name in outputs.outputs}
-    pairs = (
-        AnswerPair(
-            question=tried.question,
-            base_answer=tried.base_answer,
-            adapter_answer=tried.release_answer,
-            reference=tried.reference,
-            release=tried.answered_by,
-        )
-        for tried in (outputs.get("try", TryOut).tried if released else ())
-    )
     page = ReportPage(
         project=work.settings.project,
         audit=outputs.get("audit", Audit),
@@ -300,7 +275,7 @@ def _report(work: OpenProject, outputs: StepOutputs) -> WrittenReport:
         report=outputs.get("evaluate", Evaluated).report,
         verdict=outputs.get("gate", Verdict),
         release=outputs.get("release", Release) if released else None,
-        side_by_side=tuple(pairs),
+        side_by_side=outputs.get("try", TryOut).tried if released else (),
         seconds={name: entry.seconds if entry else None for name, entry in entries.items()},
         savings=savings_of(work, outputs.get("audit", Audit), outputs.get("prepare", PreparedData).dataset),
         evaluation_page=Path(put_page(work, outputs.get("evaluate", Evaluated)).page).name,
