@@ -295,7 +295,7 @@ def write_project(work: Work, project: Path, *, prompts: bytes) -> None:
     if work.memory_limit is not None:
         settings["plan"] = {"memory_limit_gib": work.memory_limit}
     if work.supervised:
-        settings["train"]["mix"] = {"rl": round(1 - work.supervised, 9), "sft": work.supervised}
+        settings["train"]["mix"] = {"sft": work.supervised}
     # JSON is YAML.
     (project / "graft.yaml").write_text(json.dumps(settings))
 

@@ -99,7 +99,6 @@ def test_a_remote_api_answers_while_the_engine_is_dead_and_the_engine_once_it_is
             failover = {
                 "fallback": {"base": ["far"]},
                 "endpoints": {"far": {"url": url, "model": "far"}},
-                "probe_seconds": 0.1,
                 "frozen_seconds": 0.5,
             }
             stub = "stub_engine"

@@ -22,7 +22,7 @@ from graftwork.serve.settings import ServeSettings
 
 FIRST, SECOND = "1" * 64, "2" * 64
 # On a busy machine an engine may be silent for a while; these tests kill it themselves.
-PATIENT = {"frozen_seconds": DEADLINE, "restart_seconds": DEADLINE}
+PATIENT = {"frozen_seconds": DEADLINE}
 QUESTION = [{"role": "user", "content": "Where do swallows fly in winter?"}]
 LONG_QUESTION = [{"role": "user", "content": "tree " * 3000}]
 LLAMA_CPP = EngineSettings(kind="llamacpp", precision="f32", context=512, max_adapters=1)

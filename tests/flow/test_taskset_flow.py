@@ -102,7 +102,7 @@ def test_a_task_set_trains_an_adapter_without_any_log(project):
 
 def test_a_project_that_trains_on_rows_still_needs_logs(project):
     settings = yaml.safe_load((project / "graft.yaml").read_text())
-    settings["train"]["mix"] = {"rl": 0.7, "sft": 0.3}
+    settings["train"]["mix"] = {"sft": 0.3}
     (project / "graft.yaml").write_text(yaml.safe_dump(settings))
     refused = CliRunner().invoke(app, ["train", "-C", str(project)])
     assert isinstance(refused.exception, UserError)

@@ -13,6 +13,7 @@ import threading
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from serve_harness import DEADLINE, RELEASE, ListSink, open_house, raw
@@ -23,7 +24,7 @@ from graftwork.http.client import Client
 from graftwork.http.messages import ApiError, Request, Response, StreamResponse
 from graftwork.http.server import HttpLimits, Server
 from graftwork.records.interaction import Message
-from graftwork.serve.settings import FailoverSettings, ServeSettings
+from graftwork.serve.settings import ServeSettings
 from graftwork.serve.supervisor import EngineSupervisor
 
 KEY = "the-key-of-this-test"
@@ -526,8 +527,11 @@ class Frozen:
         self.supervisor = EngineSupervisor(
             EngineJob(folder=str(folder / "engine"), base_folder="none", adapters={RELEASE: "none"}),
             module="stub_engine",
-            probe=FailoverSettings(
-                probe_seconds=0.02, frozen_seconds=FROZEN_AFTER, restart_seconds=killed_after
+            probe=SimpleNamespace(
+                probe_seconds=0.02,
+                frozen_seconds=FROZEN_AFTER,
+                restart_seconds=killed_after,
+                start_seconds=60,
             ),
             on_change=self._note,
         )

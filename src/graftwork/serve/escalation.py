@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 CHECK_SECONDS = 2.0
 """A check that takes longer counts as failed."""
+PREFIX_SECONDS = 2.0
+"""Maximum time to hold back the first token of a stream whose start is judged."""
 _CHECK_THREADS = 4
 OUTCOMES = {
     "escalated": "answered",
@@ -245,7 +247,7 @@ class Escalator:
         return failing
 
     async def judge_prefix(self, messages: Sequence[Mapping[str, str]], reader: PrefixReader) -> JudgedPrefix:
-        """Read until the start has decided, or `prefix_tokens` or `prefix_seconds` are over."""
+        """Read until the start has decided, or `prefix_tokens` or `PREFIX_SECONDS` are over."""
         settings = self.settings
         until: float | None = None
         while True:
@@ -255,7 +257,7 @@ class Escalator:
                 escalation = await self.judge(messages, reader.text, logprob=logprob)
                 return JudgedPrefix(escalation, reader.tokens, is_whole=True)
             if until is None:
-                until = self._clock() + settings.prefix_seconds
+                until = self._clock() + PREFIX_SECONDS
             verdict = await self._threads.judge_prefix(self._checks, messages, reader.text)
             failing, full = verdict.failing, reader.tokens >= settings.prefix_tokens
             if failing is None and (full or not arrived) and self._is_unlikely(logprob):

@@ -98,9 +98,7 @@ class Gateway:
 
     def open_server(self) -> Server:
         """A server that checks the headers of each request before it reads the body."""
-        limits = HttpLimits(
-            max_connections=self._settings.max_connections, max_body_bytes=self._settings.max_body_bytes
-        )
+        limits = HttpLimits(max_body_bytes=self._settings.max_body_bytes)
         origins = self._settings.cors_origins
         handler = allow_origins(self._handle, origins) if origins else self._handle
         server = Server(handler, admit=self._check_head, limits=limits)

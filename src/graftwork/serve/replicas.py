@@ -126,11 +126,15 @@ class CircuitBreaker:
         self._period += 1
 
 
+RETRY_SHARE = 0.2
+"""Retries per request, beyond the burst."""
+
+
 class RetryBudget:
     """Retries are at most a burst plus a share of the requests, so that they cannot multiply an outage."""
 
-    def __init__(self, *, share: float, burst: int) -> None:
-        self.share, self.burst = share, burst
+    def __init__(self, *, burst: int) -> None:
+        self.burst = burst
         self._balance = float(burst)
         self.spent = 0
         self.refused = 0
@@ -138,19 +142,19 @@ class RetryBudget:
     def deposit(self) -> None:
         """A request arrived."""
         if self._balance < self.burst:
-            self._balance = min(self._balance + self.share, float(self.burst))
+            self._balance = min(self._balance + RETRY_SHARE, float(self.burst))
 
     def withdraw(self) -> bool:
         """Whether one more retry may be sent; if so, it is counted."""
-        if self._balance < 1 or not self.share:
+        if self._balance < 1:
             self.refused += 1
             return False
         self._balance -= 1
         self.spent += 1
         return True
 
-    def revise(self, *, share: float, burst: int) -> None:
-        self.share, self.burst = share, burst
+    def revise(self, *, burst: int) -> None:
+        self.burst = burst
         self._balance = min(self._balance, float(burst))
 
 
@@ -208,7 +212,7 @@ class ReplicaPool:
 
     def __init__(self, replicas: Sequence[Replica], settings: FailoverSettings, *, burst: int = 128) -> None:
         self.replicas = list(replicas)
-        self.budget = RetryBudget(share=settings.retry_budget, burst=burst)
+        self.budget = RetryBudget(burst=burst)
         self._settings = settings
         self._folders: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -218,7 +222,7 @@ class ReplicaPool:
     def revise(self, settings: FailoverSettings, *, burst: int) -> None:
         """Use other settings from the next request on."""
         self._settings = settings
-        self.budget.revise(share=settings.retry_budget, burst=burst)
+        self.budget.revise(burst=burst)
         for replica in self.replicas:
             replica.breaker.most, replica.breaker.first_pause = (
                 settings.breaker_failures,

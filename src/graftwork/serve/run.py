@@ -70,7 +70,7 @@ RELOADED = frozenset(
     }
 )
 """Settings of `serve` that a running endpoint takes over."""
-_ENGINE_TIMES = ("probe_seconds", "frozen_seconds", "restart_seconds", "start_seconds")
+_ENGINE_TIMES = ("frozen_seconds", "start_seconds")
 """Settings of `serve.failover` that an engine gets when it starts."""
 
 ReadSettings = Callable[[], ServeSettings]

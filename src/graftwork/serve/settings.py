@@ -376,13 +376,6 @@ class EscalateSettings(Record):
         "tokens.",
     )
 
-    prefix_seconds: float = Field(
-        default=2.0,
-        gt=0,
-        le=600,
-        description="stream: prefix: maximum time to hold back the first token.",
-    )
-
     models: tuple[str, ...] = Field(
         default=(),
         description="Names of models whose answers are checked; empty: all but `base` and release ids.",
@@ -486,13 +479,6 @@ class FailoverSettings(Record):
         description="Retries of a failed request, on another replica if there is one.",
     )
 
-    retry_budget: float = Field(
-        default=0.2,
-        ge=0,
-        le=1,
-        description="Retries as a share of the requests, beyond a burst of `queue_limit`.",
-    )
-
     attempt_timeout_seconds: float | None = Field(
         default=None,
         gt=0,
@@ -513,23 +499,11 @@ class FailoverSettings(Record):
         "doubles.",
     )
 
-    probe_seconds: float = Field(
-        default=2.0,
-        gt=0,
-        description="Seconds between health probes of a replica.",
-    )
-
     frozen_seconds: float = Field(
         default=5.0,
         gt=0,
         description="Silence after which a replica gets no requests, and its waiting requests are moved to "
-        "others.",
-    )
-
-    restart_seconds: float = Field(
-        default=20.0,
-        gt=0,
-        description="Silence after which its process is killed and restarted.",
+        "others. After four times this long, its process is killed and restarted.",
     )
 
     start_seconds: float = Field(
@@ -545,9 +519,17 @@ class FailoverSettings(Record):
                 raise ValueError(f"{name} cannot be its own fallback")
             if len(set(chain)) != len(chain):
                 raise ValueError(f"the fallback of {name} names a model twice")
-        if not self.probe_seconds <= self.frozen_seconds <= self.restart_seconds:
-            raise ValueError("probe_seconds, frozen_seconds and restart_seconds must not decrease")
         return self
+
+    @property
+    def probe_seconds(self) -> float:
+        """Seconds between health probes of a replica."""
+        return min(2.0, self.frozen_seconds / 2)
+
+    @property
+    def restart_seconds(self) -> float:
+        """Silence after which the process of a replica is killed."""
+        return 4 * self.frozen_seconds
 
 
 CertificatePath = Annotated[str, NotSecret("the path of a file")]
@@ -564,8 +546,6 @@ class ShadowSettings(Record):
     )
 
     share: float = Field(default=0.1, gt=0, le=1, description="Share of these requests to copy.")
-
-    max_running: int = Field(default=1, ge=1, le=64, description="Concurrent copies.")
 
     per_minute: int | None = Field(
         default=60, ge=1, description="Maximum copies per minute; others are dropped."
@@ -697,13 +677,6 @@ class ServeSettings(OperationSettings):
     traces: bool = Field(
         default=True,
         description="Accept traces over OTLP/HTTP at /v1/traces and store their model calls as captures.",
-    )
-
-    max_connections: int = Field(
-        default=1024,
-        ge=8,
-        description="Maximum open connections. Above it, the connection that has been idle longest is "
-        "closed; if every connection has a request, new ones are rejected with 503.",
     )
 
     max_body_bytes: int = Field(

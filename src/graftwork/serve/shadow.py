@@ -72,7 +72,7 @@ class Shadow:
 
     def go_on(self) -> None:
         """Start copies as far as the limits allow."""
-        while self._waiting and len(self._running) < self._settings.max_running:
+        while self._waiting and not self._running:
             if not self._is_remote and not self._is_idle():
                 return
             call, exchange = self._waiting.popleft()

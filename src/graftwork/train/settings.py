@@ -62,14 +62,22 @@ class PolicySettings(Record):
         "none", description="`group` divides advantages by the deviation of the group's rewards."
     )
     epsilon_low: float = Field(0.2, ge=0, lt=1, description="Clip range below 1.")
-    epsilon_high: float = Field(0.2, ge=0, description="Clip range above 1.")
-    cispo_cap: float = Field(5.0, gt=0, description="Largest ratio of CISPO.")
+    epsilon_high: float | None = Field(
+        None, ge=0, description="Clip range above 1 (default 0.2), or the largest ratio of cispo (default 5)."
+    )
     kl: float = Field(
         0.0,
         ge=0,
         description="Weight of the KL divergence to the initial model, which is always measured unless "
         "`method` is full.",
     )
+
+    @property
+    def upper_clip(self) -> float:
+        """`epsilon_high`, or its default for the loss."""
+        if self.epsilon_high is not None:
+            return self.epsilon_high
+        return 5.0 if self.loss == "cispo" else 0.2
 
 
 class EnvironmentSettings(Record):
@@ -100,18 +108,15 @@ class EnvironmentSettings(Record):
 
 
 class RolloutEndpointSettings(Record):
-    """A server that generates answers instead of the model in training, such as vLLM on another GPU."""
+    """A server that generates answers instead of the model in training, such as vLLM on another GPU.
+
+    It loads the adapter before each batch: vLLM with runtime LoRA updating, which can read the run's folder.
+    """
 
     url: EndpointUrl = Field(description="URL up to `/v1`.")
     model: str = Field(description="The model on the server: the base, or an adapter.")
     api_key_env: VariableName | None = Field(None, description="Environment variable with the API key.")
-    load_adapters: bool = Field(
-        True,
-        description="Load the adapter into the server before each batch (vLLM with runtime LoRA updating, "
-        "which can read the run's folder).",
-    )
     concurrency: int = Field(16, ge=1, le=512, description="Concurrent requests.")
-    seconds: float = Field(300.0, gt=0, description="Time limit per request.")
 
 
 class TasksetSettings(Record):
@@ -226,19 +231,14 @@ class RewardCheckSettings(Record):
 class MixSettings(Record):
     """Supervised rows next to rollouts, as shares of the gradient's weight."""
 
-    rl: float = Field(1.0, gt=0, le=1, description="Share of the sampled answers.")
-    sft: float = Field(0.0, ge=0, lt=1, description="Share of supervised training rows.")
+    sft: float = Field(
+        0.0, ge=0, lt=1, description="Share of supervised rows; sampled answers have the rest."
+    )
     decay: Literal["none", "linear", "to_zero"] = Field(
         "none",
         description="Schedule of the supervised share: constant, down to half, or down to zero at the last "
         "step.",
     )
-
-    @model_validator(mode="after")
-    def _shares_add_up(self) -> Self:
-        if abs(self.rl + self.sft - 1) > 1e-9:
-            raise ValueError(f"the shares of a mix add up to 1, not {self.rl + self.sft:g}")
-        return self
 
     def shares(self, step: int, steps: int) -> tuple[float, float]:
         """The shares of sampled answers and supervised rows at step 1 … `steps`."""
@@ -270,7 +270,7 @@ KEEPING = (
     "gradient_checkpointing",
     "deterministic",
 )
-ENDPOINT_ACCESS = ("url", "api_key_env", "concurrency", "seconds")
+ENDPOINT_ACCESS = ("url", "api_key_env", "concurrency")
 """Settings of `rollouts.endpoint` that do not change the result."""
 LOSS = "loss"
 """The metric of an evaluation that needs no answers."""

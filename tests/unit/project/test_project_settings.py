@@ -144,7 +144,7 @@ REWARDED = "objective: grpo, rewards: [{metric: task_success}]"
     [
         ("train: {rollouts: {steps: 3}}\n", "train.rollouts"),
         ("train: {objective: dpo, rewards: [{metric: task_success}]}\n", "train.rewards"),
-        ("train: {objective: dpo, mix: {rl: 0.7, sft: 0.3}}\n", "train.mix"),
+        ("train: {objective: dpo, mix: {sft: 0.3}}\n", "train.mix"),
         ("train: {" + REWARDED + ", preferences: {beta: 0.2}}\n", "train.preferences"),
         ("models:\n  a: {train: {policy: {kl: 0.1}}}\n", "models.a.train.policy"),
     ],

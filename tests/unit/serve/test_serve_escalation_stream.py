@@ -12,6 +12,7 @@ from stub_engine import StubEngine
 
 from graftwork.engines.protocol import ReplyPiece
 from graftwork.http.client import Client
+from graftwork.serve import escalation
 from graftwork.serve.budgets import RequestBudget
 from graftwork.serve.escalation import Escalator, PrefixVerdict
 from graftwork.serve.routing import Fallbacks
@@ -296,7 +297,7 @@ def test_no_more_than_the_bound_of_tokens_is_held_back(run):
     run(main)
 
 
-def test_a_slow_answer_is_held_back_no_longer_than_the_bound(run_with_limit):
+def test_a_slow_answer_is_held_back_no_longer_than_the_bound(run_with_limit, monkeypatch):
     class RemembersText(StartsWithYes):
         text = ""
 
@@ -307,7 +308,8 @@ def test_a_slow_answer_is_held_back_no_longer_than_the_bound(run_with_limit):
     async def main(limit, pass_when):
         small = WordEngine([RELEASE], stop_after=4)
         checks = RemembersText(open_until=1000)
-        async with open_pair(small=small, checks=checks, prefix_seconds=limit) as (_, client):
+        monkeypatch.setattr(escalation, "PREFIX_SECONDS", limit)
+        async with open_pair(small=small, checks=checks) as (_, client):
             passed = pass_when(lambda: checks.text == "".join(ANSWERS[GOOD][:4]))
             opened = await client.chat.completions.with_raw_response.create(
                 model="champion", messages=[{"role": "user", "content": GOOD}], stream=True

@@ -258,14 +258,14 @@ def test_a_replica_that_keeps_failing_gets_no_requests_and_is_tried_again_later(
 
 def test_retries_stop_when_their_budget_is_spent(run):
     async def main():
-        async with open_fleet(2, breaker_failures=1000, retry_budget=0.1) as fleet:
-            fleet.pool.budget.revise(share=0.1, burst=2)
+        async with open_fleet(2, breaker_failures=1000) as fleet:
+            fleet.pool.budget.revise(burst=2)
             for stub in fleet.stubs:
                 stub.error = ApiError(502, "broken")
             for _ in range(30):
                 assert (await fleet.ask())[0] == 502
             asked = sum(replica.assigned for replica in fleet.pool.replicas)
-            assert 30 < asked <= 30 + 2 + 0.1 * 30
+            assert 30 < asked <= 30 + 2 + 0.2 * 30
             assert fleet.pool.budget.refused > 20
 
     run(main)

@@ -54,5 +54,5 @@ def test_a_capped_mix_is_in_the_project(tmp_path):
     write_project(make_work(memory_limit=16.0, supervised=0.3), tmp_path / "p", prompts=prompts)
     settings = json.loads((tmp_path / "p" / "graft.yaml").read_text())
     assert settings["plan"] == {"memory_limit_gib": 16.0}
-    assert settings["train"]["mix"] == {"rl": 0.7, "sft": 0.3}
+    assert settings["train"]["mix"] == {"sft": 0.3}
     assert len((tmp_path / "p" / "log.jsonl").read_text().splitlines()) == 6

@@ -180,7 +180,7 @@ def test_a_plan_knows_the_longest_prompt_and_who_answers():
 @pytest.mark.parametrize("updates", [1, 2])
 def test_a_plan_of_a_mix_counts_its_supervised_rows(updates):
     mixed = settings(
-        mix={"rl": 0.7, "sft": 0.3},
+        mix={"sft": 0.3},
         rollouts={"steps": 3, "prompts": 2, "num_generations": 4, "updates": updates},
     )
     rows, stepped, load = lay_out_rows([row("a", 9)], [row("s", 20), row("t", 30)], mixed)

@@ -79,7 +79,7 @@ def make_group_rows(case):
     settings = PolicySettings(
         loss="cispo" if case["loss_type"] == "cispo" else "gspo" if case.get("level") else "grpo",
         kl=case.get("beta", 0.0),
-        cispo_cap=case.get("epsilon_high", 5.0),
+        epsilon_high=case.get("epsilon_high"),
         normalize={"cispo": "dapo"}.get(case["loss_type"], case["loss_type"]),
     )
     rows = [
@@ -215,13 +215,13 @@ def test_mix_divides_each_part_by_its_own_tokens(share):
 
 
 def test_mix_shares_decay_as_set():
-    mix = MixSettings(rl=0.7, sft=0.3, decay="to_zero")
+    mix = MixSettings(sft=0.3, decay="to_zero")
     assert mix.shares(1, 11) == (pytest.approx(0.7), pytest.approx(0.3))
     assert mix.shares(6, 11) == (pytest.approx(0.85), pytest.approx(0.15))
     assert mix.shares(11, 11) == (1.0, 0.0)
-    assert MixSettings(rl=0.7, sft=0.3).shares(11, 11)[1] == pytest.approx(0.3)
-    with pytest.raises(ValueError, match="add up to 1"):
-        MixSettings(rl=0.7, sft=0.4)
+    assert MixSettings(sft=0.3).shares(11, 11)[1] == pytest.approx(0.3)
+    with pytest.raises(ValueError, match="less than 1"):
+        MixSettings(sft=1.0)
 
 
 def test_kl_estimate_is_never_negative():

@@ -21,7 +21,7 @@ from graftwork.train.worker import job_settings
 END = 2
 
 
-def make_sampler(server, folder, **changes):
+def make_sampler(server, folder, *, loads=True, **changes):
     settings = RolloutSettings(
         prompts=1,
         num_generations=3,
@@ -36,7 +36,7 @@ def make_sampler(server, folder, **changes):
         end_of_turn=END,
         decode=lambda tokens: " ".join(map(str, tokens)),
         folder=folder,
-        save=lambda path: (path.mkdir(parents=True), saved.append(path)),
+        save=(lambda path: (path.mkdir(parents=True), saved.append(path))) if loads else None,
     )
     return sampler, saved
 
@@ -48,7 +48,7 @@ def echo(prompt, body):
 @pytest.mark.parametrize("form", ["token_ids", "tokens"])
 def test_replies_keep_the_tokens_and_log_probabilities_of_the_server(tmp_path, form):
     with CompletionsServer(echo, form=form) as server:
-        sampler, _ = make_sampler(server, tmp_path / "run", load_adapters=False)
+        sampler, _ = make_sampler(server, tmp_path / "run", loads=False)
         answers = sampler.sample(1, [AskedPrompt("p", [5, 6])])
         again = sampler.sample(1, [AskedPrompt("p", [5, 6])])
     assert [answer.tokens for answer in answers] == [(7, END)] * 3
@@ -73,10 +73,10 @@ def test_each_batch_is_answered_by_its_own_adapter(tmp_path):
 
 def test_a_busy_server_is_asked_again_and_a_broken_one_is_named(tmp_path):
     with CompletionsServer(echo, fail_first=2) as server:
-        sampler, _ = make_sampler(server, tmp_path / "run", load_adapters=False, concurrency=1)
+        sampler, _ = make_sampler(server, tmp_path / "run", loads=False, concurrency=1)
         assert len(sampler.sample(1, [AskedPrompt("p", [5, 6])])) == 3
     with CompletionsServer(echo, fail_first=99) as server:
-        sampler, _ = make_sampler(server, tmp_path / "run", load_adapters=False, concurrency=1)
+        sampler, _ = make_sampler(server, tmp_path / "run", loads=False, concurrency=1)
         with pytest.raises(EnvironmentFailure, match="does not answer /completions") as refused:
             sampler.sample(1, [AskedPrompt("p", [5, 6])])
     assert "503" in refused.value.why
@@ -107,7 +107,7 @@ def make_settings(**changes):
 
 
 def test_the_server_may_move_and_the_run_stays_the_same():
-    moved = {"url": "https://two/v1", "api_key_env": "KEY", "concurrency": 2, "seconds": 9}
+    moved = {"url": "https://two/v1", "api_key_env": "KEY", "concurrency": 2}
     learned = make_settings().what_is_learned()
     assert make_settings(endpoint=moved).what_is_learned() == learned
     assert make_settings(endpoint={"model": "other"}).what_is_learned() != learned
@@ -115,11 +115,11 @@ def test_the_server_may_move_and_the_run_stays_the_same():
 
 
 def test_a_worker_gets_the_address_that_the_plan_does_not_hold(tiny_base, tmp_path):
-    rollouts = {"endpoint": {"url": "https://two/v1", "model": "base", "seconds": 9}}
+    rollouts = {"endpoint": {"url": "https://two/v1", "model": "base", "concurrency": 9}}
     job = make_grpo_job(tiny_base, tmp_path / "run", rollouts=rollouts)
     assert "two" not in job.plan.to_json()
     found = job_settings(job).rollouts.endpoint
-    assert (found.url, found.model, found.seconds) == ("https://two/v1", "base", 9)
+    assert (found.url, found.model, found.concurrency) == ("https://two/v1", "base", 9)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_a_mix_changes_no_weight_where_neither_part_has_anything_to_learn(tmp_pa
         lambda question: float(question.text == "1" and question.key.startswith("case0")),
         supervised=[row],
         rollouts={"steps": 3, "prompts": 5, "num_generations": 4, "max_completion_length": 4},
-        mix={"rl": 0.7, "sft": 0.3, "decay": "to_zero"},
+        mix={"sft": 0.3, "decay": "to_zero"},
         reward_checks=NO_STOP,
     )
     accepted = []
@@ -441,7 +441,7 @@ def test_settings_that_change_nothing_are_named_when_the_run_starts(settings, na
 
 
 def test_a_mix_uses_the_settings_of_supervised_rows():
-    mixed = {**GRPO, "epochs": 3, "mix": {"rl": 0.7, "sft": 0.3}}
+    mixed = {**GRPO, "epochs": 3, "mix": {"sft": 0.3}}
     assert not describe_idle(TrainSettings.model_validate(mixed))
 
 

@@ -217,7 +217,7 @@ def test_sampled_log_probabilities_are_those_of_the_trainer(tiny_base, tmp_path,
 
 
 def test_mix_trains_on_supervised_rows_too(tiny_base, tmp_path, local_grader, run_training):
-    mix = {"rl": 0.7, "sft": 0.3, "decay": "to_zero"}
+    mix = {"sft": 0.3, "decay": "to_zero"}
     run_training(make_grpo_job(tiny_base, tmp_path / "run", mix=mix))
     steps = read_steps(tmp_path / "run")
     assert [round(step.measures.get("share_sft", 0.0), 3) for step in steps] == [0.3, 0.2, 0.1, 0.0]

@@ -90,8 +90,8 @@ def importance_ratio(now: Tensor, sampled: Tensor, settings: PolicySettings) -> 
 def clip_weights(ratio: Tensor, advantage: float, settings: PolicySettings) -> Tensor:
     """ratio · advantage where the clip is inactive, else 0; CISPO caps the ratio and keeps every token."""
     if settings.loss == "cispo":
-        return ratio.clamp(max=settings.cispo_cap) * advantage
-    clipped = ratio.clamp(1 - settings.epsilon_low, 1 + settings.epsilon_high)
+        return ratio.clamp(max=settings.upper_clip) * advantage
+    clipped = ratio.clamp(1 - settings.epsilon_low, 1 + settings.upper_clip)
     return torch.where(ratio * advantage <= clipped * advantage, ratio * advantage, 0.0)
 
 

@@ -215,6 +215,7 @@ class RolloutSampler:
 
 
 ATTEMPTS = 3
+ANSWER_SECONDS = 300.0
 LONGEST_ANSWER = 64 * 2**20
 WHERE = "train.rollouts.endpoint"
 TOKEN_MARK = "token_id:"
@@ -247,7 +248,7 @@ class EndpointSampler(RolloutSampler):
         """Load the current adapter into the endpoint, under a new name, so that cached prefixes of the old
         one are not used.
         """
-        if not self._endpoint.load_adapters or self._save is None:
+        if self._save is None:
             return
         # A resumed run names it differently: the server may still have the one from before.
         name = f"graft-{self._folder.name}-{batch}-{os.getpid()}"
@@ -304,7 +305,7 @@ class EndpointSampler(RolloutSampler):
             asked_pause = None
             try:
                 request = urllib.request.Request(url, content, headers)
-                with self._client.send(request, seconds=self._endpoint.seconds) as answer:
+                with self._client.send(request, seconds=ANSWER_SECONDS) as answer:
                     given = answer.read()
             except NoAnswer as error:
                 may_come, why = True, str(error)
