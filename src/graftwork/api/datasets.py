@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import get_args
 
 from graftwork.api.project import PAGE_SIZE, Page, Project, cut_page
+from graftwork.data.ingest.fields import take_object
+from graftwork.data.ingest.read import read_row as read_log_row
+from graftwork.data.ingest.read import settings_of_file
 from graftwork.data.inspect import (
     DatasetDiff,
     ShownRow,
@@ -46,7 +49,7 @@ from graftwork.records.dataset import (
     Split,
 )
 from graftwork.records.errors import GraftError, UserError
-from graftwork.records.interaction import Origin
+from graftwork.records.interaction import Interaction, Message, Origin
 from graftwork.store.captures import ReviewStore
 from graftwork.text.redact import redact
 
@@ -215,11 +218,36 @@ def trace_line(project: Project, what: str, name: str = "") -> Trace:
     return trace(folder, what, root=project.root, decoder=decoder)
 
 
-def show_log_lines(project: Project, found: Trace) -> dict[str, str]:
-    """The log lines that a trace leads to, redacted and formatted for reading, by their origin."""
+class ShownLine(Record):
+    """A line of a log, redacted and formatted for reading, and its conversation if it is one."""
+
+    text: str
+    messages: tuple[Message, ...] = ()
+
+
+def show_log_lines(project: Project, found: Trace) -> dict[str, ShownLine]:
+    """The log lines that a trace leads to, by their origin."""
     origins = [row.place.origin for row in found.rows] + [drop.drop.origin for drop in found.drops]
-    lines = {str(origin): read_log_line(origin, root=project.root) for origin in origins[:MOST_LOG_LINES]}
-    return {name: redact(_lay_out(line)).text for name, line in lines.items() if line}
+    shown = {}
+    for origin in origins[:MOST_LOG_LINES]:
+        line = read_log_line(origin, root=project.root)
+        if line:
+            text = redact(_lay_out(line)).text
+            shown[str(origin)] = ShownLine(text=text, messages=_read_conversation(project, origin, text))
+    return shown
+
+
+def _read_conversation(project: Project, origin: Origin, line: str) -> tuple[Message, ...]:
+    """The first exchange of a line, its reply last; empty if the line is of no known form."""
+    try:
+        settings = settings_of_file(project.settings.data, origin.file)
+        results = read_log_row(take_object(json.loads(line), "the row"), origin, settings=settings)
+    except (ValueError, RecursionError):
+        return ()
+    exchange = next((result for result in results if isinstance(result, Interaction)), None)
+    if exchange is None:
+        return ()
+    return (*exchange.messages, Message(role="assistant", content=exchange.reply))
 
 
 def _lay_out(line: str) -> str:

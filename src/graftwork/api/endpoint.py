@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from graftwork.api.project import PAGE_SIZE, Page, Project, number_page
+from graftwork.data.captures import read_prompt as read_prompt  # noqa: PLC0414
 from graftwork.evaluate.chat import (
     ChatChoice,
     ask_in_background,

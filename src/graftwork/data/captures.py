@@ -207,11 +207,11 @@ def _of_feedback(settings: CaptureSettings, feedback: FeedbackFilter) -> Capture
 def _why_no_case(capture: Capture) -> str | None:
     if not capture.correction:
         return NOT_CORRECTED
-    messages = _read_prompt(capture)
+    messages = read_prompt(capture)
     return None if messages and messages[-1].role != "assistant" else NO_QUESTION
 
 
-def _read_prompt(capture: Capture) -> tuple[Message, ...]:
+def read_prompt(capture: Capture) -> tuple[Message, ...]:
     """The prompt as a row has it, with its tools; empty if it cannot be read as text."""
     try:
         turns = take_turns(capture.request.get("messages"), "messages")
@@ -225,7 +225,7 @@ def _to_case(capture: Capture) -> str:
     """A line of a file for `evaluate.cases`: the correction is the reference."""
     case = {
         "id": capture.id,
-        "messages": [message.model_dump() for message in _read_prompt(capture)],
+        "messages": [message.model_dump() for message in read_prompt(capture)],
         "reference": capture.correction,
         **({"session": capture.session} if capture.session else {}),
     }

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from rich.text import Text
 
 from graftwork.records.base import Figure, Record
+from graftwork.records.interaction import Message
 from graftwork.records.report import Metric
 from graftwork.text.wording import (
     ago,
@@ -31,6 +32,7 @@ from graftwork.text.wording import (
 from graftwork.views import view
 from graftwork.views.charts import draw_both, draw_gantt, draw_legend
 from graftwork.views.document import Cell, Document, Meter, Name, State, Table, Timestamp, quote
+from graftwork.views.turns import show_turn, show_turns
 
 
 @cache
@@ -180,6 +182,8 @@ def score(value: float | None) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
+    "turns": show_turns,
+    "answer": lambda text: show_turn(Message(role="assistant", content=text)),
     "cell": show_cell,
     "kind": kind_of,
     "mark_up": mark_up,

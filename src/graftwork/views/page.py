@@ -27,6 +27,7 @@ from graftwork.views.document import Name, Table, quote
 from graftwork.views.endpoint import view_forecast
 from graftwork.views.evaluation_page import page_figure, say_difference
 from graftwork.views.training import show_training
+from graftwork.views.turns import show_call, split_answer
 
 
 class ReportPage(Record):
@@ -73,13 +74,20 @@ class ComparedAnswer(NamedTuple):
     pieces: tuple[DiffPiece, ...]
     is_json: bool
     same: bool
+    calls: tuple[str, ...] = ()
 
 
 def show_answer(text: str, *, reference: str) -> ComparedAnswer:
-    pretty, is_json = make_pretty(text)
-    expected, _ = make_pretty(reference)
+    (said, calls), (expected_text, expected_calls) = split_answer(text), split_answer(reference)
+    pretty, is_json = make_pretty(said)
+    expected, _ = make_pretty(expected_text)
     pieces = mark_differences(pretty, reference=expected) if reference else (DiffPiece(pretty, False),)
-    return ComparedAnswer(pieces=pieces, is_json=is_json, same=bool(reference) and pretty == expected)
+    return ComparedAnswer(
+        pieces=pieces if pretty else (),
+        is_json=is_json,
+        same=bool(reference) and (pretty, calls) == (expected, expected_calls),
+        calls=tuple(map(show_call, calls)),
+    )
 
 
 def make_pretty(text: str) -> tuple[str, bool]:

@@ -8,12 +8,11 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from graftwork.api import endpoint
-from graftwork.records.interaction import Message
 from graftwork.records.report import Case
 from graftwork.views.charts import draw_both
 from graftwork.views.endpoint import draw_days
 from graftwork.views.page import show_answer
-from graftwork.views.turns import show_call, show_turn, show_turns, split_answer
+from graftwork.views.turns import show_turns
 from graftwork.web.actions import LONGEST_TEXT, ActionForm, log_action, read_form, require_allowed
 from graftwork.web.rendering import address, number_in, project_of, render, text_in
 
@@ -45,12 +44,6 @@ def captures(request: Request) -> Response:
 
 def capture(request: Request) -> Response:
     shown, feedback = endpoint.read_capture(project_of(request), request.path_params["capture"])
-    asked = shown.request.get("messages")
-    turns = [
-        (str(turn.get("role", "")), _text_of(turn.get("content")))
-        for turn in (asked if isinstance(asked, list) else [])
-        if isinstance(turn, dict)
-    ]
     return render(
         request,
         "capture.html.jinja",
@@ -58,7 +51,7 @@ def capture(request: Request) -> Response:
         section=CAPTURES,
         capture=shown,
         feedback=feedback,
-        turns=turns,
+        messages=endpoint.read_prompt(shown),
         back=address(
             CAPTURES,
             text=text_in(request, "text"),
@@ -66,16 +59,6 @@ def capture(request: Request) -> Response:
             page=text_in(request, "page"),
         ),
     )
-
-
-def _text_of(content: object) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "\n".join(
-            str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content
-        )
-    return "" if content is None else str(content)
 
 
 def drift(request: Request) -> Response:
@@ -153,9 +136,8 @@ def _show(request: Request, form: ActionForm, answers: list[endpoint.EndpointAns
         prompt = prompt or (asked_last.content if is_question and not answers else "")
     shown = []
     for place, answer in enumerate(answers):
-        text, calls = split_answer(answer.text)
-        other = split_answer(answers[1 - place].text)[0] if len(answers) == 2 else ""
-        shown.append((answer, show_answer(text, reference=other), tuple(map(show_call, calls))))
+        other = answers[1 - place].text if len(answers) == 2 else ""
+        shown.append((answer, show_answer(answer.text, reference=other)))
     return render(
         request,
         "playground.html.jinja",
@@ -169,9 +151,7 @@ def _show(request: Request, form: ActionForm, answers: list[endpoint.EndpointAns
         prompt=prompt,
         example=form.text("example") if example is not None else "",
         turns=turns,
-        reference=None
-        if example is None
-        else show_turn(Message(role="assistant", content=example.reference)),
+        reference="" if example is None else example.reference,
         tokens=form.text("tokens") or "256",
         answers=shown,
         capture_header=endpoint.CAPTURE_HEADER,
