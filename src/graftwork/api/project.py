@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.preflight import Preflight
     from graftwork.pipeline.status import ProjectStatus
     from graftwork.pipeline.step import StepOutputs
+    from graftwork.pipeline.try_bases import BaseComparison
     from graftwork.records.dataset import (
         Corrections,
         JudgeLabel,
@@ -415,6 +416,13 @@ class Project:
 
         with self.open() as work:
             return run_quick(work)
+
+    def compare_bases(self, bases: Sequence[str]) -> "BaseComparison":
+        """Give two or three bases the same quick trial, and compare them. graft.yaml stays as it is."""
+        from graftwork.pipeline.try_bases import compare_bases
+
+        with self.open() as work:
+            return compare_bases(work, bases)
 
     def run_to(self, step: str | None) -> "StepOutputs":
         """Run one step and the steps that it needs, if they are out of date; all steps for None."""

@@ -45,18 +45,33 @@ def run(
             help="Train on a part of the rows and evaluate a part of the cases, in minutes. Never released.",
         ),
     ] = False,
+    base: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--base",
+            help="With --quick, two or three times: compare these bases on the same rows and cases.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run the whole pipeline, from logs to a gated, served adapter. Steps that are up to date are skipped.
 
     Before training, every metric is tried on replies from the log and on corrupted ones, each rule is shown
     to be able to pass and to fail, and every step is estimated. `--dry-run` stops there. `--quick` shows in
-    minutes whether the base learns the task; gate, release and report are left out.
+    minutes whether the base learns the task; gate, release and report are left out. With `--base`, bases are
+    compared; graft.yaml stays as it is.
 
     Example:  graft run -C examples/cited_answers
     """
     if quick and dry_run:
         raise typer.BadParameter("--dry-run estimates the whole run: leave --quick out")
+    if base and (dry_run or not quick):
+        raise UserError(
+            "--base is about a quick trial",
+            why="a whole run has the base of graft.yaml",
+            fix="add --quick and leave --dry-run out, or set `base` in graft.yaml",
+            where="--base",
+        )
     if dry_run:
         with reporting(project) as opened_project:
             checked = opened_project.dry_run()
@@ -66,6 +81,11 @@ def run(
         raise typer.BadParameter("--quick takes minutes and runs here: leave --detach out")
     if detach:
         start_detached("run", project=project, model=None, as_json=json)
+        return
+    if base:
+        with reporting(project, tables=not json) as opened_project:
+            compared = opened_project.compare_bases(base)
+        print_record(compared, as_json=json)
         return
     if quick:
         _run_quick(project, as_json=json)

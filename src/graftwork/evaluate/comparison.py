@@ -17,6 +17,7 @@ has to be clearer.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from statistics import NormalDist, median
 
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile, quantile_interval
@@ -135,6 +136,38 @@ def compare_candidates(
     for name in dict.fromkeys(comparison.metric for comparison in comparisons):
         corrected[name] = holm({c.candidate: c.p_value for c in comparisons if c.metric == name})
     return tuple(c.model_copy(update={"adjusted_p": corrected[c.metric][c.candidate]}) for c in comparisons)
+
+
+def compare_with_best(
+    subjects: Sequence[SubjectReport],
+    *,
+    metric: str,
+    confidence: float = 0.95,
+    sessions: Mapping[str, str] | None = None,
+) -> tuple[str, dict[str, Comparison]]:
+    """The subject with the best figure, and each of the others less it, by name.
+
+    Which one is the best is seen on the same cases, so all pairs count: p is corrected for their number, and
+    the intervals hold together at this confidence. Of equals, the first is called the best.
+    """
+    sign = 1 if metric in LOWER_IS_BETTER else -1
+    ranked = sorted(subjects, key=lambda subject: sign * subject.metrics[metric].value)
+    alone = [subject.model_copy(update={"metrics": {metric: subject.metrics[metric]}}) for subject in ranked]
+    pairs = list(combinations(alone, 2))
+    level = 1 - (1 - confidence) / max(len(pairs), 1)
+    compared = [
+        comparison
+        for baseline, candidate in pairs
+        for comparison in compare(baseline, candidate=candidate, confidence=level, sessions=sessions)
+        if comparison.metric == metric
+    ]
+    adjusted = holm({str(number): comparison.p_value for number, comparison in enumerate(compared)})
+    best = ranked[0].subject
+    return best, {
+        comparison.candidate: comparison.model_copy(update={"adjusted_p": adjusted[str(number)]})
+        for number, comparison in enumerate(compared)
+        if comparison.baseline == best
+    }
 
 
 def cluster_cases(cases: Sequence[str], *, sessions: Mapping[str, str]) -> list[str] | None:

@@ -485,7 +485,9 @@ def start_project(
     choice = choice or BaseChoice(base=base)
     _check_license(choice)
     # A name that means no model is refused before it is in graft.yaml.
-    named = None if choice.base is None else _find_named_base(choice.base, folder)
+    named = None
+    if choice.base is not None:
+        named = find_named_base(choice.base, folder, otherwise="leave --base out: one is proposed")
     machine = named_machine(gpu=choice.gpu)
     if not logs:
         write_atomic(path, starter)
@@ -574,8 +576,10 @@ def _check_license(choice: BaseChoice) -> None:
         )
 
 
-def _find_named_base(base: str, folder: Path) -> str:
-    """The base as graft.yaml writes it; the catalog's short names are taken, too."""
+def find_named_base(base: str, folder: Path, *, otherwise: str) -> str:
+    """The base as graft.yaml writes it; the catalog's short names are taken, too. If there is none, the error
+    says what else to do `otherwise`.
+    """
     row = find_base_row(base)
     if row is not None and not (folder / base).expanduser().is_dir():
         base = name_in_settings(model_of(row))
@@ -590,7 +594,7 @@ def _find_named_base(base: str, folder: Path) -> str:
         raise UserError(
             error.what,
             why=error.why,
-            fix=f"{error.fix}; or choose one of the catalog: {names}, or leave --base out: one is proposed",
+            fix=f"{error.fix}; or choose one of the catalog: {names}, or {otherwise}",
             where=error.where,
         ) from error
     return base

@@ -45,6 +45,8 @@ class OpenProject:
     """The alias that a new release gets first; None: the one that is live."""
     quick: bool = False
     """A trial over a part of the rows: its evaluation says so, and no rule of the gate has to be provable."""
+    base_on_trial: str | None = None
+    """A base that is only tried: its steps have a ledger of their own, and the project's stay up to date."""
 
     @property
     def model(self) -> str:
@@ -86,7 +88,9 @@ class OpenProject:
     def ledger(self) -> "StepLedger":
         from graftwork.store.runs import StepLedger
 
-        return StepLedger(self.database, project=self.settings.project)
+        # No project has a name with a slash.
+        trial = "" if self.base_on_trial is None else f"/{self.base_on_trial}"
+        return StepLedger(self.database, project=f"{self.settings.project}{trial}")
 
     @property
     def runs(self) -> "RunStore":

@@ -164,3 +164,9 @@ class TrainOutcome(Record):
     """Figures that left their stated range, and why."""
     versions: dict[str, str] = {}
     settings: dict[str, Any] = {}
+
+    @property
+    def minutes(self) -> float:
+        """What the user waited, over all attempts; the time of training itself where that is not stated."""
+        waited = (residual.actual for residual in self.residuals if residual.name == "minutes")
+        return next(waited, self.seconds / 60)

@@ -373,15 +373,11 @@ def _finish(planned: PlannedModel) -> ModelResult:
         raise
     except GraftError as error:
         return ModelResult(model=work.model, state="failed", run_id=job.run_id, error=error.as_json())
-    minutes = next(
-        (residual.actual for residual in outcome.residuals if residual.name == "minutes"),
-        outcome.seconds / 60,
-    )
     return ModelResult(
         model=work.model,
         state="unchanged" if planned.trained_before else "trained",
         run_id=outcome.run_id,
         base=work.base.name,
         outcome=outcome,
-        minutes=minutes,
+        minutes=outcome.minutes,
     )

@@ -41,6 +41,7 @@ VIEWS = {
     "ExportedAdapter": "run.view_exported",
     "MergedAdapter": "run.view_merged",
     "SweepResult": "run.view_sweep",
+    "BaseComparison": "evaluation.view_base_comparison",
     "FederationPlan": "run.view_federation_plan",
     "Federation": "run.view_federation",
     "PulledModel": "run.view_pulled",

@@ -18,6 +18,7 @@ from graftwork.grading.metrics import (
     LATENCY_P95,
     LOWER_IS_BETTER,
     TOKENS_PER_TASK,
+    is_share,
     name_of,
     show_dollars,
 )
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from graftwork.evaluate.foreign_runs import ImportedEvaluation
     from graftwork.evaluate.project import Evaluated
     from graftwork.pipeline.steps.release import WrittenReport
+    from graftwork.pipeline.try_bases import BaseComparison
 
 
 MEDIANS = (LATENCY, FIRST_TOKEN)
@@ -330,6 +332,54 @@ def view_evaluated(evaluated: "Evaluated") -> Document:
     if evaluated.page:
         viewed.line(f"all cases, side by side: {quote(evaluated.page)}", wrap=False)
     return viewed
+
+
+def view_base_comparison(compared: "BaseComparison") -> Document:
+    viewed = Document("Bases")
+    narrow = _list_trials(compared, ranges=False)
+    viewed.add(replace(_list_trials(compared, ranges=True), if_narrow=narrow))
+    for trial in compared.trials:
+        if (pair := trial.to_best) is not None:
+            value, low, high = (
+                _difference(compared.metric, bound) for bound in (pair.difference, pair.low, pair.high)
+            )
+            unit = " points" if is_share(compared.metric) else ""
+            corrected = "" if pair.adjusted_p is None else f", p {show_p(pair.adjusted_p)}"
+            pairs = f"{quote(trial.name)} less {quote(compared.best)}, pair by pair"
+            viewed.line(f"{pairs}: {value}{unit} [dim]({low} to {high}{corrected})[/]")
+    viewed.line(f"[bold]{quote(compared.conclusion)}[/]", f"[dim]{quote(compared.power)}[/]")
+    how = "graft.yaml has it already" if compared.taken else "write into graft.yaml"
+    viewed.line(f"to take {quote(compared.best)}, {how}: [bold]{quote(compared.take)}[/]")
+    return viewed
+
+
+def _list_trials(compared: "BaseComparison", *, ranges: bool) -> Table:
+    """`ranges`: those of the planned minutes."""
+    rows = []
+    for trial in compared.trials:
+        planned = trial.planned_minutes
+        spread = f" [dim]({planned.low:.1f}–{planned.high:.1f})[/]" if ranges else ""
+        rows.append(
+            (
+                quote(trial.name),
+                quote(trial.license or "not stated"),
+                f"{planned.value:.1f}{spread}",
+                f"{trial.minutes:.1f}",
+                f"{trial.peak_memory_gib:.2f}",
+                _figure(trial.before, gap=" "),
+                _figure(trial.after, gap=" "),
+                "" if trial.answers_per_second is None else f"{trial.answers_per_second:.1f}",
+            )
+        )
+    columns = ("base", "license", "planned", "min", "GiB", "itself", "adapter", "answers/s")
+    cases = plural(compared.cases, "held-out case")
+    title = f"{name_of(compared.metric)} after {plural(compared.rows, 'row')}, on {cases}"
+    return Table(columns, rows, title=title, right=("planned", "min", "GiB", "answers/s"))
+
+
+def _difference(metric: str, value: float) -> str:
+    """In points if the metric is a share."""
+    return f"{100 * value:+.1f}" if is_share(metric) else f"{value:+.2f}"
 
 
 def view_imported(imported: "ImportedEvaluation") -> Document:

@@ -5,7 +5,7 @@ import math
 import pytest
 from gate_samples import new_answer, new_case, new_generation
 
-from graftwork.evaluate.comparison import compare, compare_candidates
+from graftwork.evaluate.comparison import compare, compare_candidates, compare_with_best
 from graftwork.evaluate.report import make_metric, make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics.intervals import clopper_pearson
@@ -271,6 +271,27 @@ def test_several_candidates_are_corrected_for():
     by_name = {c.candidate: c for c in found}
     assert by_name["good"].adjusted_p == 2 * by_name["good"].p_value
     assert by_name["luck"].adjusted_p == by_name["luck"].p_value == mcnemar(6, losses=0)
+
+
+def test_what_is_compared_with_the_best_is_corrected_for_all_pairs():
+    worst, best = subject_of("worst", [0.0] * 16 + [1.0] * 4), subject_of("best", [1.0] * 20)
+    near = subject_of("near", [0.0] * 2 + [1.0] * 18)
+    found, to_best = compare_with_best((worst, best, near), metric="similarity")
+    assert found == "best"
+    assert list(to_best) == ["near", "worst"]
+    assert to_best["worst"].difference == -0.8
+    assert to_best["worst"].adjusted_p == 3 * mcnemar(0, losses=16)
+    assert to_best["near"].adjusted_p == mcnemar(0, losses=2)
+    (plain,) = compare(best, candidate=worst)
+    assert to_best["worst"].low < plain.low
+    assert to_best["worst"].high > plain.high
+
+
+def test_of_equals_the_first_is_called_the_best():
+    subjects = [subject_of(name, [0.0, 1.0]) for name in ("first", "second")]
+    found, to_best = compare_with_best(subjects, metric="similarity")
+    assert found == "first"
+    assert to_best["second"].adjusted_p == 1.0
 
 
 def test_a_report_puts_the_candidate_first_and_holds_the_others():
