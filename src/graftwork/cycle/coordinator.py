@@ -67,6 +67,8 @@ from graftwork.records.errors import (
 )
 from graftwork.store.cycles import CycleTable
 
+MOST_FAILED_CYCLES = 3
+"""After this many failed cycles in a row, the coordinator pauses."""
 LEASE_SECONDS = 60.0
 """A coordinator on another machine takes over after this long without a heartbeat."""
 BUSY_SECONDS = 5.0
@@ -319,7 +321,7 @@ class Coordinator:
         """Wait, end the cycle, or try again after a pause, by the kind of the error."""
         now = self.clock()
         # A mistake would be made in the same way again: a person has to change something.
-        retry = None if isinstance(error, UserError) else self.settings.retry
+        may_pass = not isinstance(error, UserError)
         name = type(error).__name__
         described: dict[str, Any] = {"error": name, "what": f"{name}: {error}"[:500]}
         if isinstance(error, GraftError):
@@ -333,7 +335,7 @@ class Coordinator:
                 summary = {"refused": error.what, "why": error.why}
                 state = complete(state, step, token, now=now, summary=summary)
                 return finish(state, "refused", reason=reason, now=now)
-            return fail(state, step, token, now=now, error=described, retry=retry)
+            return fail(state, step, token, now=now, error=described, may_pass=may_pass)
 
         self._change(apply)
         self.on_event(reason)
@@ -360,7 +362,7 @@ class Coordinator:
 
         def apply(before: CoordinatorState) -> CoordinatorState:
             after = change(before)
-            if after.consecutive_failures >= self.settings.retry.cycles and after.paused is None:
+            if after.consecutive_failures >= MOST_FAILED_CYCLES and after.paused is None:
                 why = f"{after.consecutive_failures} cycles in a row have failed; `graft up resume` continues"
                 after = pause(after, LogEntry(at=now, who=COORDINATOR, action="pause", why=why))
             return post_notices(after, find_notices(before, after, self.settings, now=now))

@@ -465,9 +465,7 @@ def deliver(work: OpenProject, cycle: CycleState, release: Release, outputs: Ste
         return _rolled_back(release, [target.to for target in targets], why)
     reached: list[DeliverSettings] = []
     for target in targets:
-        done = deploy(
-            work, release.id, to=target.to, graft=target.graft, requests=target.requests, questions=questions
-        )
+        done = deploy(work, release.id, to=target.to, graft=target.graft, questions=questions)
         if not done.ok:
             # The alias here, and the machines that had taken the release, get the one before it.
             champion = work.releases.aliases().get(full_alias(work))
@@ -500,11 +498,8 @@ def _bring(
     """Deploy the champion to all of these machines; raises if one of them does not serve it."""
     failures: list[str] = []
     for target in targets:
-        requests = min(1, target.requests)
         try:
-            done = deploy(
-                work, champion, to=target.to, graft=target.graft, requests=requests, questions=questions
-            )
+            done = deploy(work, champion, to=target.to, graft=target.graft, requests=1, questions=questions)
         except GraftError as error:
             failures.append(f"{target.to}: {error.what}")
         else:

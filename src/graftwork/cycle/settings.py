@@ -79,9 +79,6 @@ class DeliverSettings(Record):
         "store.",
     )
     graft: str = Field("graft", description="The `graft` command on that machine.")
-    requests: int = Field(
-        3, ge=0, description="Questions that the endpoint must answer; otherwise the alias is rolled back."
-    )
 
 
 def _as_deliveries(value: Any) -> Any:
@@ -100,15 +97,6 @@ class NotifySettings(Record):
         None, description="A command that receives the notice as JSON on standard input."
     )
     webhook: SecretLink | None = Field(None, description="An http(s) URL that receives the notice as JSON.")
-
-
-class RetrySettings(Record):
-    """What happens when a step fails for a reason that may pass."""
-
-    attempts: int = Field(5, ge=1, description="Attempts at a step before the cycle fails.")
-    cycles: int = Field(
-        3, ge=1, description="Consecutive failed cycles before the coordinator pauses and sends a notice."
-    )
 
 
 class CycleSettings(Record):
@@ -144,7 +132,6 @@ class CycleSettings(Record):
         (), description="Where to send promoted releases: `gpu1:/srv/helpdesk`, or a list."
     )
     notify: NotifySettings = Field(default_factory=NotifySettings, description="Notifications.")
-    retry: RetrySettings = Field(default_factory=RetrySettings, description="Failures and pauses.")
 
     @model_validator(mode="after")
     def _known_steps(self) -> Self:

@@ -7,11 +7,13 @@ did.
 
 from typing import Any, Literal, NamedTuple
 
-from graftwork.cycle.settings import NoticeKind, RetrySettings
+from graftwork.cycle.settings import NoticeKind
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserError
 
 FORMAT = 1
+ATTEMPTS = 5
+"""Attempts at a step before the cycle fails."""
 MOST_ENTRIES = 200
 """Entries of the log of people's decisions that are kept."""
 
@@ -283,12 +285,12 @@ def fail(
     *,
     now: float,
     error: dict[str, Any],
-    retry: RetrySettings | None,
+    may_pass: bool,
 ) -> CoordinatorState:
-    """Note the failure: another attempt after a pause, or the end of the cycle; without `retry` the end."""
+    """Note the failure: another attempt after a pause if it may pass, else the end of the cycle."""
     current = require_held(state, step, token)
     failures = current.failures + 1
-    if retry is not None and failures < retry.attempts:
+    if may_pass and failures < ATTEMPTS:
         update = {
             "status": "waiting",
             "failures": failures,

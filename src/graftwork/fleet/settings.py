@@ -125,7 +125,6 @@ class FederatedSettings(Record):
     quorum: int | None = Field(
         None, ge=2, description="Places that must finish a round; default: more than half, at least two."
     )
-    retries: int = Field(1, ge=0, description="Retries of a place per round.")
     evaluate: bool = Field(
         True, description="Evaluate and gate the merged adapter of every round on this project's test cases."
     )

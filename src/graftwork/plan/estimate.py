@@ -242,7 +242,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
     """Make the plan. With a tuning, memory is what it was tuned to; without one, it is corrected by earlier
     runs of the same kind.
     """
-    shape, work, device, settings = inputs.shape, inputs.work, inputs.device, inputs.settings
+    shape, work, device = inputs.shape, inputs.work, inputs.device
     tuning, plain = inputs.tuning, inputs.plain
     parameters = total_parameters(shape)
     trainable = trained_by(shape, work)
@@ -281,9 +281,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             COMPUTE: spent[COMPUTE].times(1 - share, "min"),
         }
     minutes = Figure.total(spent.values(), "min")
-    fits = not _is_beyond(memory, inputs.memory_limit_gib) and minutes.value <= (
-        settings.time_limit_minutes or math.inf
-    )
+    fits = not _is_beyond(memory, inputs.memory_limit_gib)
     # The parts of the minutes and, where it is computed here, of the memory.
     by_part = {f"{TIME}.{name}": figure for name, figure in spent.items()}
     if tuning is None:
@@ -433,7 +431,6 @@ BUSY_SHARE = 0.7
 def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes: Figure) -> tuple[str, ...]:
     """How memory is used; then which limits the run exceeds."""
     tuning, plain, limit = inputs.tuning, inputs.plain, inputs.memory_limit_gib
-    longest = inputs.settings.time_limit_minutes
     shares = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts.items() if value)
     plain_note = "" if plain is None else f"{describe_plain(plain)}; "
     if inputs.streamed is not None:
@@ -464,11 +461,6 @@ def _notes(inputs: PlanInputs, parts: dict[str, float], memory: Figure, minutes:
         notes.append(
             f"it may need {memory.high:.1f} GiB and there are {limit:.1f}: lower `train.batch_size` "
             "or `train.upper_layers`"
-        )
-    if longest and minutes.value > longest:
-        notes.append(
-            f"it takes about {minutes.value:.0f} minutes and may take {longest:.0f}: "
-            "lower `train.epochs` or `train.max_rows`"
         )
     return tuple(notes)
 

@@ -17,7 +17,7 @@ class WeekModelSettings(Record):
         None,
         gt=0,
         description="Reference hours until half of the possible gain is reached. Default: fitted from runs "
-        "of this project, otherwise plan.week.half_hours.",
+        "of this project, otherwise 24.",
     )
     done_hours: float = Field(0.0, ge=0, description="Reference hours of training before the week.")
     least_hours: float = Field(0.0, ge=0, description="Minimum reference hours.")
@@ -32,10 +32,8 @@ class WeekModelSettings(Record):
         description="The model whose adapter it starts from, in the sequential and iterative scenarios; "
         "`base`: none. Default: main, if train.start_from says so.",
     )
-    gate_minutes: float | None = Field(
-        None,
-        ge=0,
-        description="Time from its last session until others may build on it. Default: plan.week's.",
+    gate_minutes: float = Field(
+        60.0, ge=0, description="Time from its last session until others may build on it."
     )
 
 
@@ -55,32 +53,6 @@ class WeekSettings(Record):
     scenario: Literal["auto", "sequential", "parallel", "iterative"] = Field(
         "auto", description="sequential, parallel, iterative, or the best of them."
     )
-    half_hours: float = Field(
-        24.0,
-        gt=0,
-        description="Reference hours until half of the possible gain is reached, for models without runs: an "
-        "assumption.",
-    )
-    inherit: float = Field(
-        0.25,
-        ge=0,
-        le=1,
-        description="Share of the main model's hours that counts for a model that starts from it; at most as "
-        "many as it trains from there on. An assumption.",
-    )
-    carry: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="Share of a model's own hours that counts after it moves to the main model's adapter. An "
-        "assumption.",
-    )
-    gate_minutes: float = Field(
-        60.0, ge=0, description="Time from a model's last session until others may build on it."
-    )
-    reference: str = Field(
-        "", description="The place whose hours are reference hours. Default: the first of fleet.places."
-    )
     models: dict[str, WeekModelSettings] = Field({}, description="Settings by model name.")
 
 
@@ -90,7 +62,6 @@ class PlanSettings(Record):
     memory_limit_gib: float | None = Field(
         None, gt=0, description="Memory limit for training. Default: the memory of the machine."
     )
-    time_limit_minutes: float | None = Field(None, gt=0, description="Time limit for the run.")
     week: WeekSettings = Field(
         default_factory=WeekSettings,
         # When and where a run was planned changes nothing about it: releases do not record it.

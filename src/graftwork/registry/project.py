@@ -89,7 +89,6 @@ def promote_release(
             alias=full,
             change=registry.Change(who or current_user(), timestamp(), reason),
             force=force,
-            require_verdict=work.settings.release.require_verdict,
             instead_of=instead_of,
         )
     return release, full, move

@@ -146,6 +146,5 @@ def release_prompt(work: OpenProject) -> Release:
             stored,
             alias=alias,
             change=Change(current_user(), timestamp(), "the gate said deploy to the prompted base"),
-            require_verdict=work.settings.release.require_verdict,
         )
     return stored

@@ -17,11 +17,6 @@ class ReleaseSettings(Record):
     """The `release` part of graft.yaml."""
 
     alias: str = Field(default="champion", description="Alias that points at the live release.")
-    require_verdict: bool = Field(
-        default=True,
-        description="Promote only what the verdict clears to deploy, unless forced with a reason.",
-    )
-
     public_key: Annotated[str, NotSecret("a public key")] | None = Field(
         default=None,
         description="A minisign public key, or a file with one: only releases signed with it are promoted, "

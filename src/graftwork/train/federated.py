@@ -170,6 +170,10 @@ def work_at(dataset: Dataset, work: OpenProject) -> WorkAhead:
     return count_work(rows, settings, read_shape(Path(work.base.folder)), validation_tokens=tokens)
 
 
+RETRIES = 1
+"""Retries of a place per round."""
+
+
 def train_round(
     sites: FleetSites, settings: FederatedSettings, reporter: Reporter, *, number: int, start: Path | None
 ) -> tuple[dict[str, SiteRun], dict[str, str]]:
@@ -181,7 +185,7 @@ def train_round(
 
     def fail(site: FederatedPlace, why: str) -> None:
         failures[site.label] += 1
-        if failures[site.label] <= settings.retries:
+        if failures[site.label] <= RETRIES:
             reporter.info(f"{site.label}: {why}; trying again")
             waiting.append(site)
         else:

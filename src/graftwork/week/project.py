@@ -284,7 +284,7 @@ def week_problem(project: ProjectFolder, request: WeekRequest) -> WeekProblem:
         cap_usd=money.cap_usd,
         reference=reference,
         assumptions=(
-            *_assumptions(settings, models, reference),
+            *_assumptions(models, reference),
             *speed_notes,
             *_job_caps(settings, providers),
             *notes,
@@ -310,10 +310,6 @@ def _require_week(settings: ProjectSettings) -> None:
     for name, provider in settings.fleet.places.items():
         for model_name in provider.models:
             require_name(model_name, settings.all_models, kind="model", where=f"fleet.places.{name}.models")
-    if settings.plan.week.reference:
-        require_name(
-            settings.plan.week.reference, settings.fleet.places, kind="place", where="plan.week.reference"
-        )
 
 
 def _speeds(
@@ -324,7 +320,7 @@ def _speeds(
     Returns the reference place, the speeds by place and model, and remarks.
     """
     providers = settings.fleet.places
-    reference = settings.plan.week.reference or next(iter(providers))
+    reference = next(iter(providers))
     bases = {name: _base(project, settings.of_model(name).base) for name in settings.all_models}
     notes: list[str] = []
     by_place: dict[str, dict[str, float]] = {}
@@ -374,8 +370,8 @@ def _planned_speed(
     if reference_hours is None:
         raise UserError(
             f"{base} does not fit {reference.gpu} at the reference place",
-            fix="choose another reference place with plan.week.reference",
-            where="plan.week.reference",
+            fix="put another place first under fleet.places: its hours are the reference hours",
+            where="fleet.places",
         )
     return reference_hours / own_hours
 
@@ -509,6 +505,15 @@ def _periods(quota: QuotaSettings, frame: tuple[datetime, int], zone: str) -> tu
     return tuple(QuotaPeriod(start=a, end=b, minutes=round(quota.hours * 60)) for a, b in spans)
 
 
+HALF_HOURS = 24.0
+"""Reference hours until half of the possible gain is reached, for models without runs: an assumption."""
+INHERIT = 0.25
+"""Share of the main model's hours that counts for a model that starts from it; at most as many as it trains
+from there on. An assumption."""
+CARRY = 0.5
+"""Share of a model's own hours that counts after it moves to the main model's adapter. An assumption."""
+
+
 def _model(name: str, settings: ProjectSettings, fitted: Mapping[str, float], start: datetime) -> WeekModel:
     week = settings.plan.week
     model = week.models.get(name, WeekModelSettings())
@@ -529,8 +534,7 @@ def _model(name: str, settings: ProjectSettings, fitted: Mapping[str, float], st
     elif name in fitted:
         curve = GainCurve(half_hours=fitted[name], source="fitted from runs")
     else:
-        curve = GainCurve(half_hours=week.half_hours, source="assumed")
-    gate = model.gate_minutes if model.gate_minutes is not None else week.gate_minutes
+        curve = GainCurve(half_hours=HALF_HOURS, source="assumed")
     return WeekModel(
         name=name,
         weight=model.priority,
@@ -540,10 +544,10 @@ def _model(name: str, settings: ProjectSettings, fitted: Mapping[str, float], st
         most_hours=model.most_hours,
         deadline=deadline,
         after=model.after,
-        gate=_on_grid(gate),
+        gate=_on_grid(model.gate_minutes),
         inherits=parent,
-        share=week.inherit if parent else 0.0,
-        carry=week.carry if parent else 1.0,
+        share=INHERIT if parent else 0.0,
+        carry=CARRY if parent else 1.0,
     )
 
 
@@ -552,25 +556,22 @@ def _fitted(project: ProjectFolder, settings: ProjectSettings) -> dict[str, floa
     if not (project.state / "runs").is_dir():
         return {}
     providers = settings.fleet.places
-    name = settings.plan.week.reference or next(iter(providers))
+    name = next(iter(providers))
     if not providers[name].gpu:
         return fit_project_curves(project, hours_as_run)
     hours = _hours(_base(project, settings.base), providers[name], settings, name)
     return fit_project_curves(project, hours_by_tokens(ROWS * TOKENS / hours)) if hours else {}
 
 
-def _assumptions(settings: ProjectSettings, models: Sequence[WeekModel], reference: str) -> list[str]:
-    week = settings.plan.week
+def _assumptions(models: Sequence[WeekModel], reference: str) -> list[str]:
     assumptions = [f"an hour of training is an hour of {reference}; other places by the planner's times"]
     assumed = [model.name for model in models if model.curve.source == "assumed"]
     if assumed:
-        assumptions.append(
-            f"half of what can be gained is gained in {week.half_hours:g} h: {', '.join(assumed)}"
-        )
+        assumptions.append(f"half of what can be gained is gained in {HALF_HOURS:g} h: {', '.join(assumed)}")
     if any(model.inherits for model in models):
         assumptions.append(
-            f"a model that starts from another counts {100 * week.inherit:.0f} % of its hours, at most its "
-            f"own from there on; moving there keeps {100 * week.carry:.0f} % of its own earlier hours"
+            f"a model that starts from another counts {100 * INHERIT:.0f} % of its hours, at most its "
+            f"own from there on; moving there keeps {100 * CARRY:.0f} % of its own earlier hours"
         )
     return assumptions
 

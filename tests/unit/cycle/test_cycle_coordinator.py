@@ -19,7 +19,6 @@ from graftwork.cycle.settings import (
     CycleSettings,
     DeliverSettings,
     NotifySettings,
-    RetrySettings,
     TriggerSettings,
 )
 from graftwork.cycle.state import (
@@ -157,14 +156,14 @@ def test_a_busy_project_is_waited_for():
 
 def test_too_many_failed_cycles_pause_the_coordinator():
     runner = Scripted(prepare=UserError("broken"))
-    coordinator = make(runner, retry=RetrySettings(cycles=2), schedule="0 * * * *")
+    coordinator = make(runner, schedule="0 * * * *")
     for _ in range(40):
         action = coordinator.tick()
         if isinstance(action, Rest) and coordinator.store.read().paused is None:
             coordinator.moment.now = action.until
     state = coordinator.store.read()
     assert state.paused.who == "coordinator"
-    assert state.cycle.number == 2
+    assert state.cycle.number == 3
     assert [what for kind, what in runner.sent if kind == "paused"] == ["the coordinator paused itself"]
 
 
@@ -326,7 +325,6 @@ def random_settings(chance):
         approve=chance.choice(((), (), ("promote",), ("train", "deliver"))),
         canary=chance.choice((None, CanarySettings(minutes=60))),
         deliver=chance.choice(((), (DeliverSettings(to="gpu1:/srv"),))),
-        retry=RetrySettings(attempts=chance.randint(1, 6), cycles=chance.randint(1, 4)),
     )
 
 

@@ -23,7 +23,6 @@ from graftwork.cycle.settings import (
     CYCLE_STEPS,
     CanarySettings,
     CycleSettings,
-    RetrySettings,
     TriggerSettings,
 )
 from graftwork.cycle.state import (
@@ -229,16 +228,15 @@ def test_a_step_is_only_claimed_in_its_turn():
 
 def test_failures_pause_twice_as_long_each_time_and_then_end_the_cycle(monkeypatch):
     monkeypatch.setattr("graftwork.cycle.state.LONGEST_PAUSE_SECONDS", 100.0)
-    retry = RetrySettings(attempts=4)
     state, pauses = opened(), []
-    for number in range(4):
+    for number in range(5):
         state, token = claim(state, "collect", HERE, now=NOW, lease=60)
-        state = fail(state, "collect", token, now=NOW, error={"what": "no disk"}, retry=retry)
-        if number < 3:
+        state = fail(state, "collect", token, now=NOW, error={"what": "no disk"}, may_pass=True)
+        if number < 4:
             pauses.append(state.cycle.step("collect").not_before - NOW)
-    assert pauses == [30, 60, 100]
+    assert pauses == [30, 60, 100, 100]
     assert state.cycle.outcome == "failed"
-    assert state.cycle.reason == "collect failed after 4 attempts: no disk"
+    assert state.cycle.reason == "collect failed after 5 attempts: no disk"
     assert state.consecutive_failures == 1
 
 

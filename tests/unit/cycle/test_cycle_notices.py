@@ -9,7 +9,7 @@ from test_cycle_decide import ADA, CYCLE_STEPS, HERE, NOW, act, do, do_until, op
 
 from graftwork.cycle.decide import COORDINATOR, Close, find_notices
 from graftwork.cycle.runner import send_notice
-from graftwork.cycle.settings import NOTICE_KINDS, CycleSettings, NotifySettings, RetrySettings
+from graftwork.cycle.settings import NOTICE_KINDS, CycleSettings, NotifySettings
 from graftwork.cycle.state import CoordinatorState, Notice, begin, claim, fail, finish, pause, skip
 
 ALL = CycleSettings(notify=NotifySettings(kinds=NOTICE_KINDS))
@@ -44,12 +44,11 @@ def test_a_release_that_goes_live_or_back_is_announced(step, action):
 
 def test_each_failed_attempt_and_the_end_are_announced():
     claimed, token = claim(do_until("train"), "train", HERE, now=NOW, lease=60)
-    retry = RetrySettings(attempts=2)
-    once = fail(claimed, "train", token, now=NOW, error={"what": "no memory"}, retry=retry)
+    once = fail(claimed, "train", token, now=NOW, error={"what": "no memory"}, may_pass=True)
     assert ids(claimed, once) == ["1-failed-train-1"]
     again, token = claim(once, "train", HERE, now=NOW, lease=60)
     assert ids(once, again) == []
-    twice = fail(again, "train", token, now=NOW, error={"what": "no memory"}, retry=retry)
+    twice = fail(again, "train", token, now=NOW, error={"what": "no key"}, may_pass=False)
     assert ids(again, twice) == ["1-failed-end"]
     assert ids(twice, twice) == []
 

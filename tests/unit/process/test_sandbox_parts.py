@@ -41,10 +41,8 @@ def test_packages_are_shown_only_where_they_are_named(tmp_path):
 
 @pytest.mark.parametrize(("seconds", "cpu"), [(0.2, 1), (30.0, 30)])
 def test_limits_are_those_of_the_settings(seconds, cpu):
-    settings = SandboxSettings(seconds=seconds, memory_mib=100, processes=3, disk_mib=2)
-    assert settings.limits == Limits(
-        wall_seconds=seconds, cpu_seconds=cpu, memory_bytes=100 * MIB, processes=3, disk_bytes=2 * MIB
-    )
+    settings = SandboxSettings(seconds=seconds, memory_mib=100)
+    assert settings.limits == Limits(wall_seconds=seconds, cpu_seconds=cpu, memory_bytes=100 * MIB)
     assert SandboxSettings().limits == Limits()
 
 

@@ -128,7 +128,6 @@ project: small
 data: {logs: [log.jsonl]}
 models: {main: {}, reads: {}}
 fleet: {places: {local: {speed: 1.0}}}
-plan: {week: {half_hours: 30}}
 """
 
 
@@ -166,8 +165,8 @@ def test_the_week_uses_fitted_curves_and_says_which_are_assumed(project):
     curves = {model.name: model.curve for model in problem.models}
     assert curves["main"].source == "fitted from runs"
     assert curves["main"].half_hours == pytest.approx(2.0, rel=0.1)
-    assert (curves["reads"].source, curves["reads"].half_hours) == ("assumed", 30)
-    assert any("30 h: reads" in text for text in problem.assumptions)
+    assert (curves["reads"].source, curves["reads"].half_hours) == ("assumed", 24)
+    assert any("24 h: reads" in text for text in problem.assumptions)
 
 
 def test_a_project_that_never_ran_is_left_as_it_is(tmp_path):

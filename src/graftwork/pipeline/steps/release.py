@@ -86,7 +86,6 @@ def _release(work: OpenProject, outputs: StepOutputs) -> Release:
             release,
             alias=alias,
             change=Change(current_user(), timestamp(), "the gate said deploy"),
-            require_verdict=work.settings.release.require_verdict,
         )
     return release
 

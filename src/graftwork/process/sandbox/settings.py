@@ -38,10 +38,6 @@ class SandboxSettings(Record):
     """Wall-clock time limit of one answer's tests."""
     memory_mib: int = Field(default=512, ge=48)
     """Memory limit of all its processes together."""
-    processes: int = Field(default=16, ge=1, le=4096)
-    """Processes and threads together."""
-    disk_mib: int = Field(default=16, ge=1)
-    """Limit on what it may write."""
     packages: tuple[str, ...] = ()
     """Folders with packages that the code may import, read-only. Default: the standard library only."""
 
@@ -51,8 +47,6 @@ class SandboxSettings(Record):
             wall_seconds=self.seconds,
             cpu_seconds=max(1, round(self.seconds)),
             memory_bytes=self.memory_mib * MIB,
-            processes=self.processes,
-            disk_bytes=self.disk_mib * MIB,
         )
 
 
