@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.grading.rewards import RewardPart, RewardQuestion, RewardRunner, RewardSpec
+from graftwork.grading.rewards import RewardQuestion, RewardRunner, RewardSpec
+from graftwork.grading.settings import RewardSettings
 from graftwork.grading.taskset import (
     TASKS_FILE,
     TasksetSpec,
@@ -105,7 +106,7 @@ def grade(project, *texts, truncated=False, seconds=60.0):
     case, data = load_tasks(spec, folder=folder)[0]
     (kept / TASKS_FILE).write_text(json.dumps({"id": "France", "data": data}) + "\n")
     rewards = RewardSpec(
-        parts=(RewardPart(metric="taskset"),),
+        parts=(RewardSettings(metric="taskset"),),
         folder=str(folder),
         seconds=seconds,
         taskset=spec,

@@ -9,6 +9,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +118,6 @@ class ComponentLine(Record):
     failed: str = ""
 
 
-class GenerationView(Record):
-    glance: GenerationGlance
-    components: tuple[ComponentLine, ...]
-    compared: tuple[dict[str, Any], ...] = ()
-    """pass@1 by stage, before and after, if another generation is compared."""
-
-
 class ComponentTry(Record):
     """One answer and its verdict."""
 
@@ -137,21 +131,11 @@ class ComponentTry(Record):
     cases: int
 
 
-class ComponentStage(Record):
-    """The outcome of a stage, and how the source changed."""
-
-    stage: int
-    how: str
-    checks: dict[str, bool]
-    source: str
-    change: tuple[str, ...]
-    """Lines of a diff against the stage before; the first stage has none."""
-    events: int | None = None
-
-
 class ComponentView(Record):
     line: ComponentLine
-    stages: tuple[ComponentStage, ...]
+    stages: tuple[AcceptedStage, ...]
+    changes: tuple[tuple[str, ...], ...]
+    """For each stage, the lines of a diff against the stage before; the first has none."""
     tries: tuple[ComponentTry, ...]
     more_tries: int = 0
     prompt: str = ""
@@ -163,14 +147,17 @@ def list_generations(project: Project) -> tuple[GenerationGlance, ...]:
     return tuple(sorted(found, key=lambda glance: -glance.changed_at))
 
 
-def read_generation(project: Project, name: str, *, against: str = "") -> GenerationView:
+def read_generation(
+    project: Project, name: str, *, against: str = ""
+) -> tuple[GenerationGlance, tuple[ComponentLine, ...], list[dict[str, Any]]]:
+    """A generation and its components; pass@1 by stage, before and after, if another one is compared."""
     folder = _require_folder(project, name)
     glance = _glance(project.root, folder)
     if glance.problem:
         raise Corrupted(glance.problem, where=str(folder))
     before = _journal(_require_folder(project, against)) if against else None
     rows = compare_rates(stage_rates(before), glance.rates) if before is not None else []
-    return GenerationView(glance=glance, components=tuple(_lines(folder)), compared=tuple(rows))
+    return glance, tuple(_lines(folder)), rows
 
 
 def read_component(project: Project, name: str, component: str) -> ComponentView:
@@ -179,24 +166,16 @@ def read_component(project: Project, name: str, component: str) -> ComponentView
     if line is None:
         raise UserError(f"there is no component {component} in {name}", fix="choose one of the list")
     journal = _journal(folder)
-    before, stages = "", []
     accepted = [
         entry["stage"] for entry in journal.of_kind(ACCEPTED) if entry["stage"]["component"] == component
     ]
-    for number, body in sorted({body["stage"]: body for body in accepted}.items()):
-        stage = AcceptedStage.model_validate(body)
-        lines = difflib.unified_diff(before.splitlines(), stage.source.splitlines(), lineterm="", n=2)
-        stages.append(
-            ComponentStage(
-                stage=number,
-                how=stage.how,
-                checks=stage.checks,
-                source=stage.source,
-                change=tuple(lines)[2:] if before else (),
-                events=stage.evidence.events if stage.evidence else None,
-            )
-        )
-        before = stage.source
+    last_accepted = sorted({body["stage"]: body for body in accepted}.items())
+    stages = tuple(AcceptedStage.model_validate(body) for _, body in last_accepted)
+    sources = [stage.source.splitlines() for stage in stages]
+    changes = [
+        tuple(difflib.unified_diff(before, after, lineterm="", n=2))[2:]
+        for before, after in pairwise(sources)
+    ]
     attempts = [entry for entry in journal.of_kind(ATTEMPT) if entry["component"] == component]
     answers = [journal.find(ANSWER, entry["key"]) or {} for entry in attempts]
     prompts = (journal.find(PROMPT, answer.get("prompt", "")) for answer in answers)
@@ -219,7 +198,8 @@ def read_component(project: Project, name: str, component: str) -> ComponentView
         )
     return ComponentView(
         line=line,
-        stages=tuple(stages),
+        stages=stages,
+        changes=((), *changes) if stages else (),
         tries=tuple(tries),
         more_tries=max(0, len(attempts) - MOST_TRIES),
         prompt=first["messages"][-1]["content"] if first else "",

@@ -235,18 +235,11 @@ def curl_command(
     return shlex.join(["curl", url, *trusted, "-H", "Content-Type: application/json", "-d", body])
 
 
-class StartedEndpoint(Record):
-    """What a user who has just started the endpoint needs."""
-
-    url: str
-    models: tuple[str, ...]
-    """The names that requests may use, the default first."""
-    curl: str
-    needs_key: bool
-
-
-def describe_start(project: Project, settings: "ServeSettings", url: str) -> StartedEndpoint:
-    """The models of a running endpoint and a request to try. `settings` are those it was started with."""
+def describe_start(
+    project: Project, settings: "ServeSettings", url: str
+) -> tuple[tuple[str, ...], str, bool]:
+    """The names that requests to a running endpoint may use, the default first; a request to try, as a curl
+    command; and whether clients need a key. `settings` are those that it was started with."""
     from graftwork.serve.keys import is_usable
     from graftwork.serve.project import needs_base
     from graftwork.serve.settings import is_loopback
@@ -265,7 +258,7 @@ def describe_start(project: Project, settings: "ServeSettings", url: str) -> Sta
     curl = curl_command(project, models[0], question, address=url)
     if needs_key:
         curl += f' -H "Authorization: Bearer ${settings.api_key_env or "GRAFT_KEY"}"'
-    return StartedEndpoint(url=url, models=models, curl=curl, needs_key=needs_key)
+    return models, curl, needs_key
 
 
 def ask_address(project: Project) -> str:

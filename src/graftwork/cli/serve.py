@@ -13,7 +13,6 @@ from graftwork.views.document import quote
 from graftwork.views.terminal import print_document, print_line
 
 if TYPE_CHECKING:
-    from graftwork.api.endpoint import StartedEndpoint
     from graftwork.project.reporter import Reporter
     from graftwork.serve.keys import ApiKey
     from graftwork.serve.settings import ServeSettings
@@ -107,13 +106,13 @@ def serve(
         start.close()
         with opened.open() as work:
             split, aliases = describe_experiment(work, settings), work.releases.aliases()
-        started = describe_start(opened, settings, url)
+        models, curl, needs_key = describe_start(opened, settings, url)
         if json:
-            body = {"url": url, "aliases": aliases, "models": started.models, "curl": started.curl}
+            body = {"url": url, "aliases": aliases, "models": models, "curl": curl}
             print_json(body if split is None else {**body, "split": split})
         else:
             stdout.print(f"serving at [bold]{url}/v1[/] (Ctrl-C to stop)", highlight=False)
-            _show_start(started, captures=settings.capture)
+            _show_start(models, curl, needs_key=needs_key, feedback_at=url if settings.capture else None)
             if not aliases and not settings.models:
                 stdout.print(NO_RELEASE, highlight=False, markup=False, soft_wrap=True)
             if split is not None:
@@ -124,18 +123,18 @@ def serve(
         opened.serve(settings, on_ready=ready, revise=apply_options)
 
 
-def _show_start(started: "StartedEndpoint", *, captures: bool) -> None:
+def _show_start(models: tuple[str, ...], curl: str, *, needs_key: bool, feedback_at: str | None) -> None:
     """The models, a request to try, keys and feedback."""
-    needed = "clients need one" if started.needs_key else "none is needed on this machine"
+    needed = "clients need one" if needs_key else "none is needed on this machine"
     lines = [
-        f"models: {', '.join(started.models[:MOST_MODELS])}"
-        + (f" and {len(started.models) - MOST_MODELS} more" if len(started.models) > MOST_MODELS else ""),
-        f"try it: {started.curl}",
+        f"models: {', '.join(models[:MOST_MODELS])}"
+        + (f" and {len(models) - MOST_MODELS} more" if len(models) > MOST_MODELS else ""),
+        f"try it: {curl}",
         f"API keys: {needed}; `graft serve keys create NAME` makes one",
     ]
-    if captures:
+    if feedback_at is not None:
         lines.append(
-            f"feedback: POST {started.url}/v1/feedback "
+            f"feedback: POST {feedback_at}/v1/feedback "
             '{"capture": "<x-graft-capture>", "score": true}; the captures: `graft data captures`'
         )
     for line in lines:

@@ -19,25 +19,13 @@ from typing import Any, NamedTuple
 from graftwork.grading.checks import grade
 from graftwork.grading.custom import describe_error, is_own, load_own, name_line, plain_number
 from graftwork.grading.interface import CannotGrade, Grade, GradeContext
+from graftwork.grading.settings import RANK, TRL, RewardSettings
 from graftwork.grading.taskset import TasksetGrader, TasksetSpec
 from graftwork.process.machine import count_cores
 from graftwork.process.stdio import LineProcess
 from graftwork.records.base import Record
 from graftwork.records.report import Case
 from graftwork.records.run import ENVIRONMENT, TASKSET
-
-TRL, RANK = "trl:", "rank:"
-"""Functions with the signature of TRL's rewards, and functions that compare the answers to one prompt."""
-
-
-class RewardPart(Record):
-    metric: str
-    weight: float = 1.0
-    gate: bool = False
-
-    @property
-    def ranks(self) -> bool:
-        return self.metric.startswith(RANK)
 
 
 def function_of(metric: str) -> str:
@@ -48,7 +36,7 @@ def function_of(metric: str) -> str:
 class RewardSpec(Record):
     """Everything a reward worker needs to grade: the parts, and the inputs of metrics."""
 
-    parts: tuple[RewardPart, ...]
+    parts: tuple[RewardSettings, ...]
     folder: str
     """The project's folder."""
     fields: dict[str, Any] = {}
@@ -201,7 +189,7 @@ class RewardRunner:
         return grades, failed
 
 
-def combine_parts(parts: Sequence[RewardPart], grades: Mapping[str, Grade]) -> float | None:
+def combine_parts(parts: Sequence[RewardSettings], grades: Mapping[str, Grade]) -> float | None:
     """Weighted mean of the parts that apply, 0 if a gate fails; None if no part applies. Parts may be
     negative (`trl:`). With a gate the mean is at least 0: an answer that passes is never worth less than one
     that does not.
@@ -216,7 +204,7 @@ def combine_parts(parts: Sequence[RewardPart], grades: Mapping[str, Grade]) -> f
     return max(mean, 0.0) if any(part.gate for part, _ in applicable) else mean
 
 
-def ordered_parts(parts: Sequence[RewardPart]) -> list[RewardPart]:
+def ordered_parts(parts: Sequence[RewardSettings]) -> list[RewardSettings]:
     """Gates first: if one fails, nothing else needs to be graded."""
     return sorted(parts, key=lambda part: not part.gate)
 

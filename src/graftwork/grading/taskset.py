@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.grading import taskset_worker
+from graftwork.grading.settings import TasksetSettings
 from graftwork.process.stdio import LineProcess
-from graftwork.records.base import Record, fingerprint
+from graftwork.records.base import fingerprint
 from graftwork.records.errors import EnvironmentFailure, GraftError, UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
@@ -46,17 +47,9 @@ print(digest.hexdigest() if files else "")
 """
 
 
-class TasksetSpec(Record):
-    """A task set, and the interpreter that runs it."""
+class TasksetSpec(TasksetSettings):
+    """A task set, and the interpreter that runs it: absolute or in the project's folder."""
 
-    python: str
-    """The interpreter, absolute or in the project's folder."""
-    name: str
-    options: dict[str, Any] = {}
-    folder: str | None = None
-    """A folder of the project with the package of the task set, if it is not installed."""
-    tasks: int = 1000
-    reference: str | None = None
     package: str = ""
     """The hash of its files: a changed task set counts as another one."""
 

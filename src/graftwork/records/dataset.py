@@ -1,6 +1,7 @@
 """Rows of logs: their audit, the dataset prepared from them, and rows whose answers were corrected."""
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -10,6 +11,13 @@ from graftwork.records.interaction import AnswerOrigin, CallUsage, CaptureOrigin
 Split = Literal["train", "validation", "test", "rl"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 """Splits of every dataset. Prompts for reinforcement learning, if requested, are in `rl`."""
+
+
+class RenderedTokens(NamedTuple):
+    """`tokens[trained_from:]` is the reply and the token that ends its turn."""
+
+    tokens: Sequence[int]
+    trained_from: int
 
 
 class Row(Record):

@@ -1,13 +1,14 @@
 """Generated components: pass rates by stage, score cards with their gates, the way of each component."""
 
 import shlex
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from graftwork.api import components
-from graftwork.api.components import GenerationGlance, GenerationView
+from graftwork.api.components import ComponentLine, GenerationGlance
 from graftwork.web.rendering import address, project_of, render, text_in
 
 SECTION = "/components"
@@ -39,21 +40,22 @@ def index(request: Request) -> Response:
 def generation(request: Request) -> Response:
     """One generation; `?against=` names an earlier one, such as that of the model before training."""
     project, name, against = project_of(request), text_in(request, "folder"), text_in(request, "against")
-    view = components.read_generation(project, name, against=against)
+    glance, lines, compared = components.read_generation(project, name, against=against)
     return render(
         request,
         "generation.html.jinja",
         title=f"Components in {name}",
         section=SECTION,
-        view=view,
-        glance=view.glance,
-        figures=[figure for figure in FIGURES if _differs(view, figure)],
-        full=[figure for figure in FIGURES if _is_full(view, figure)],
+        glance=glance,
+        lines=lines,
+        compared=compared,
+        figures=[figure for figure in FIGURES if _differs(lines, figure)],
+        full=[figure for figure in FIGURES if _is_full(lines, figure)],
         score=_score,
         against=against,
         others=[each.name for each in components.list_generations(project) if each.name != name],
         link=_link,
-        commands_shown=list_commands(view.glance, against),
+        commands_shown=list_commands(glance, against),
     )
 
 
@@ -77,18 +79,18 @@ def _score(card: components.ScoreCard | None, figure: str) -> float | None:
     return card.scores.get(figure) if card is not None else None
 
 
-def _differs(view: GenerationView, figure: str) -> bool:
+def _differs(lines: Sequence[ComponentLine], figure: str) -> bool:
     """Whether a component is below 1: a column with 1 everywhere is left out."""
-    return any(value is not None and value < 1 for value in _scores(view, figure))
+    return any(value is not None and value < 1 for value in _scores(lines, figure))
 
 
-def _is_full(view: GenerationView, figure: str) -> bool:
-    known = [value for value in _scores(view, figure) if value is not None]
-    return bool(known) and not _differs(view, figure)
+def _is_full(lines: Sequence[ComponentLine], figure: str) -> bool:
+    known = [value for value in _scores(lines, figure) if value is not None]
+    return bool(known) and not _differs(lines, figure)
 
 
-def _scores(view: GenerationView, figure: str) -> list[float | None]:
-    return [_score(line.card, figure) for line in view.components]
+def _scores(lines: Sequence[ComponentLine], figure: str) -> list[float | None]:
+    return [_score(line.card, figure) for line in lines]
 
 
 def _link(name: str, component: str = "", **query: object) -> str:

@@ -4,7 +4,6 @@ import pytest
 
 from graftwork.grading.interface import CannotGrade, GradeContext
 from graftwork.grading.rewards import (
-    RewardPart,
     RewardQuestion,
     RewardRunner,
     RewardSpec,
@@ -13,6 +12,7 @@ from graftwork.grading.rewards import (
     ordered_parts,
     rank_answers,
 )
+from graftwork.grading.settings import RewardSettings
 from graftwork.process.sandbox import SandboxSettings, open_sandbox
 from graftwork.records.errors import EnvironmentFailure
 from graftwork.records.interaction import Message, Origin
@@ -46,7 +46,7 @@ CASE = Case(
 
 
 def grade_texts(folder, texts, *, seconds):
-    spec = RewardSpec(parts=(RewardPart(metric="own.py:reward"),), folder=str(folder), seconds=seconds)
+    spec = RewardSpec(parts=(RewardSettings(metric="own.py:reward"),), folder=str(folder), seconds=seconds)
     questions = [RewardQuestion(str(number), CASE, text) for number, text in enumerate(texts)]
     with RewardRunner(spec, processes=1) as runner:
         return list(runner.grade_all(questions))
@@ -97,7 +97,7 @@ def test_an_answer_whose_code_hangs_is_wrong_and_counts():
     except EnvironmentFailure:
         pytest.skip("no way to shut code in works here")
     spec = RewardSpec(
-        parts=(RewardPart(metric="checks_passed"),), folder="", sandbox={"seconds": 3600}, seconds=5
+        parts=(RewardSettings(metric="checks_passed"),), folder="", sandbox={"seconds": 3600}, seconds=5
     )
     texts = [
         HANGING_CASE.reference,
@@ -112,7 +112,7 @@ def test_an_answer_whose_code_hangs_is_wrong_and_counts():
 
 
 def test_gates_decide_before_weights():
-    parts = (RewardPart(metric="style", weight=0.5), RewardPart(metric="passes", gate=True))
+    parts = (RewardSettings(metric="style", weight=0.5), RewardSettings(metric="passes", gate=True))
     assert [part.metric for part in ordered_parts(parts)] == ["passes", "style"]
     assert combine_parts(parts, {"passes": 0.0, "style": 1.0}) == 0.0
     assert combine_parts(parts, {"passes": 1.0, "style": 0.0}) == pytest.approx(2 / 3)
@@ -121,7 +121,10 @@ def test_gates_decide_before_weights():
 
 
 def test_an_answer_that_passes_its_gate_is_never_worth_less_than_one_that_does_not():
-    parts = (RewardPart(metric="trl:own.py:penalty", weight=2.0), RewardPart(metric="passes", gate=True))
+    parts = (
+        RewardSettings(metric="trl:own.py:penalty", weight=2.0),
+        RewardSettings(metric="passes", gate=True),
+    )
     assert combine_parts(parts, {"passes": 1.0, "trl:own.py:penalty": -3.0}) == 0.0
     assert combine_parts(parts[:1], {"trl:own.py:penalty": -3.0}) == -3.0
 

@@ -11,7 +11,8 @@ import torch
 
 from graftwork.grading.answers import AnswerFields
 from graftwork.grading.metrics import METRICS, OF_ANSWERS
-from graftwork.grading.rewards import RewardPart, RewardSpec
+from graftwork.grading.rewards import RewardSpec
+from graftwork.grading.settings import RewardSettings
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import attach
 from graftwork.model.chat.template import ChatTemplate
@@ -191,7 +192,9 @@ def rewarded(template, tmp_path, *, source="def some(case, text):\n    return 0.
         )
         for number in range(cases)
     ]
-    spec = RewardSpec(parts=(RewardPart(metric="own.py:some"),), folder=str(tmp_path), fail_truncated=False)
+    spec = RewardSpec(
+        parts=(RewardSettings(metric="own.py:some"),), folder=str(tmp_path), fail_truncated=False
+    )
     return RewardedAnswers(template, cases=held, spec=spec, max_new_tokens=4)
 
 

@@ -6,6 +6,7 @@ from sample_rows import make_row
 
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.rewards import AnswerVerdict, grade_part
+from graftwork.grading.settings import RewardSettings
 from graftwork.records.errors import NegativeResult, UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
@@ -23,7 +24,7 @@ from graftwork.train.rollouts.measures import (
     split_checks,
 )
 from graftwork.train.rollouts.source import GroupRanking, RolloutParts, RolloutSource
-from graftwork.train.settings import RewardSettings, TrainSettings, describe_idle
+from graftwork.train.settings import TrainSettings, describe_idle
 
 GRPO = {"objective": "grpo", "rewards": [{"metric": "task_success"}]}
 NO_STOP = {"preflight": False}

@@ -24,7 +24,7 @@ from graftwork.data.ingest.turns import drop_reasoning
 from graftwork.data.settings import DataSettings
 from graftwork.files.dataset import encode_messages, encode_optional, row_schema, write_table
 from graftwork.files.disk import file_digest, require_digest, write_atomic
-from graftwork.records.dataset import Split
+from graftwork.records.dataset import RenderedTokens, Split
 from graftwork.records.errors import Corrupted, UserError
 from graftwork.records.interaction import CallUsage, Interaction, Message
 from graftwork.text.redact import publish_text
@@ -76,18 +76,13 @@ def find_rendered(folder: Path) -> RenderedBlock | None:
     return RenderedBlock(shards, refused, shortened)
 
 
-class KnownRow(NamedTuple):
-    tokens: Sequence[int]
-    trained_from: int
-
-
-KnownRows = Mapping[tuple[str, str], KnownRow]
+KnownRows = Mapping[tuple[str, str], RenderedTokens]
 """Rendered rows by their encoded messages and their reply."""
 
 
 def read_known_rows(folders: Sequence[Path]) -> KnownRows:
     """Read the tokens of the conversations in shards by the same renderer."""
-    rendered_rows: dict[tuple[str, str], KnownRow] = {}
+    rendered_rows: dict[tuple[str, str], RenderedTokens] = {}
     for folder in folders:
         rendered = find_rendered(folder)
         for shard in rendered.shards if rendered is not None else ():
@@ -97,7 +92,7 @@ def read_known_rows(folders: Sequence[Path]) -> KnownRows:
             values, spans = tokens.values.to_numpy(), pairwise(tokens.offsets.to_pylist())
             columns_read = (table.column(name).to_pylist() for name in ("messages", "reply", "trained_from"))
             for (start, stop), text, reply, begins in zip(spans, *columns_read, strict=True):
-                rendered_rows[text, reply] = KnownRow(values[start:stop], begins)
+                rendered_rows[text, reply] = RenderedTokens(values[start:stop], begins)
     return rendered_rows
 
 
@@ -260,16 +255,6 @@ SUBSET_SPLITS: tuple[Split, ...] = ("train", "validation", "test", "rl")
 """The splits of a model subset are indexes into this list."""
 
 
-class TokenizedRow(Protocol):
-    """`tokens[trained_from:]` is the reply and the token that ends its turn."""
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-
-    @property
-    def trained_from(self) -> int: ...
-
-
 class Renderer(Protocol):
     """The base model's chat template and tokenizer, with their fingerprints.
 
@@ -292,13 +277,13 @@ class Renderer(Protocol):
         """Whether the template has its own tags for reasoning."""
         ...
 
-    def render(self, messages: Sequence[Message], reply: str) -> TokenizedRow:
+    def render(self, messages: Sequence[Message], reply: str) -> RenderedTokens:
         """Render one row. Raises UserError if its loss mask cannot be proven."""
         ...
 
     def render_batch(
         self, conversations: Sequence[tuple[Sequence[Message], str]]
-    ) -> Sequence[TokenizedRow | UserError]:
+    ) -> Sequence[RenderedTokens | UserError]:
         """Render many rows at once; a refused row yields its UserError.
 
         Tokens may support the buffer protocol as 32-bit integers, which is faster than tuples.
@@ -337,7 +322,7 @@ class _RenderedPart(NamedTuple):
     part: int
     messages: tuple[Message, ...]
     reply: str
-    rendered: TokenizedRow
+    rendered: RenderedTokens
 
 
 _tools: tuple[Renderer, DataSettings] | None = None
@@ -468,7 +453,7 @@ def _shorten(
     settings: DataSettings,
     only_last: bool,
     weights: Weights | None,
-) -> list[tuple[tuple[Message, ...], str, TokenizedRow]]:
+) -> list[tuple[tuple[Message, ...], str, RenderedTokens]]:
     if settings.overlong == "drop":
         return []
 

@@ -14,7 +14,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 from functools import cached_property, wraps
 from typing import Any, NamedTuple, NoReturn
@@ -201,14 +200,6 @@ def _size(value: Any) -> int:
     if isinstance(value, int):
         return abs(value)
     return len(value) if hasattr(value, "__len__") else 1
-
-
-@dataclass(frozen=True)
-class RenderedTokens:
-    """`tokens[trained_from:]` is the reply and the token that ends its turn."""
-
-    tokens: Sequence[int]
-    trained_from: int
 
 
 class CannotProve(UserError):

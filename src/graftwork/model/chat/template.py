@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from graftwork.model.chat.renderer import (
     CannotProve,
     ChatRenderer,
-    RenderedTokens,
     RenderedTurn,
     SkeletonCache,
     does_not_survive,
@@ -31,6 +30,7 @@ from graftwork.model.chat.renderer import (
 )
 from graftwork.model.chat.tokens import EncodedTexts, TextEncoder
 from graftwork.model.shape import read_json_object
+from graftwork.records.dataset import RenderedTokens
 from graftwork.records.errors import UserError, needs_extra
 from graftwork.records.interaction import Message, Role
 from graftwork.text.tool_calls import (

@@ -18,7 +18,7 @@ from graftwork.evaluate.cases import choose_cases, read_case_file
 from graftwork.files.dataset import read_rows
 from graftwork.files.disk import file_digest, write_atomic
 from graftwork.grading.custom import hash_own, is_own
-from graftwork.grading.rewards import RewardPart, RewardSpec, function_of
+from graftwork.grading.rewards import RewardSpec, function_of
 from graftwork.grading.taskset import (
     CASES_FILE,
     TASKS_FILE,
@@ -55,7 +55,7 @@ def make_reward_spec(work: "OpenProject", *, folder: Path | None = None) -> Rewa
         if is_own(reward.metric)
     }
     return RewardSpec(
-        parts=tuple(RewardPart.model_validate(reward.model_dump()) for reward in train.rewards),
+        parts=train.rewards,
         folder=str(folder) if folder is not None else "",
         fields=evaluate.fields.model_dump(mode="json"),
         checks=tuple(check.model_dump(mode="json") for check in evaluate.checks),

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from graftwork.grading.rewards import RANK, AnswerVerdict, RewardQuestion
+from graftwork.grading.rewards import AnswerVerdict, RewardQuestion
+from graftwork.grading.settings import RANK, RewardSettings
 from graftwork.records.dataset import Row
 from graftwork.records.errors import NegativeResult
 from graftwork.records.interaction import Origin
@@ -42,7 +43,7 @@ from graftwork.train.rollouts.measures import (
     measure_groups,
 )
 from graftwork.train.rollouts.sampling import MOST_APART, AskedPrompt, correct_mismatch
-from graftwork.train.settings import RewardSettings, TrainSettings
+from graftwork.train.settings import TrainSettings
 
 
 class RewardGrader(Protocol):
@@ -58,8 +59,8 @@ class GroupRanking:
     """
 
     def __init__(self, rewards: Sequence[RewardSettings], judge: RewardGrader) -> None:
-        self._judges = [reward for reward in rewards if reward.metric.startswith(RANK)]
-        self._others = sum(abs(reward.weight) for reward in rewards if not reward.metric.startswith(RANK))
+        self._judges = [reward for reward in rewards if reward.ranks]
+        self._others = sum(abs(reward.weight) for reward in rewards if not reward.ranks)
         self._judge = judge
 
     def break_ties(
