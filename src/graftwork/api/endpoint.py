@@ -9,12 +9,21 @@ import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 from graftwork.api.project import PAGE_SIZE, Page, Project, number_page
+from graftwork.data import captures
+from graftwork.data.captures import (
+    CaptureQuery,
+    ExportedCaptures,
+    FeedbackFilter,
+    ListedCapture,
+    OutputFormat,
+)
 from graftwork.data.captures import read_prompt as read_prompt  # noqa: PLC0414
 from graftwork.evaluate.chat import (
     ChatChoice,
@@ -33,6 +42,7 @@ from graftwork.records.interaction import Capture, Feedback, Message
 from graftwork.records.report import Case
 from graftwork.serve.captures import CaptureTotals, read_totals
 from graftwork.store.captures import FeedbackStore
+from graftwork.text.options import apply_options
 
 if TYPE_CHECKING:
     from graftwork.serve.settings import ServeSettings
@@ -194,6 +204,17 @@ def rate_answer(project: Project, capture: str, score: float, comment: str = "",
         rate_capture(work, capture, score, comment, who)
 
 
+def correct_answer(project: Project, capture: str, correction: str, comment: str = "", who: str = "") -> None:
+    """Feedback that replaces a captured answer."""
+    served, _ = read_capture(project, capture)
+    if correction.strip() in ("", served.reply.strip()):
+        raise UserError(
+            "the answer was not changed", why="a correction must differ", fix="edit the answer, or rate it"
+        )
+    with project.open() as work:
+        rate_capture(work, capture, None, comment, who, correction=correction)
+
+
 def ask_model(
     project: Project, model: str, messages: list[dict[str, str]], *, max_tokens: int = 256
 ) -> EndpointAnswer:
@@ -281,6 +302,10 @@ def _open(
 
 
 MOST_EXCHANGES = 2000
+_OPTIONS = {"models": "model", "checks": "check"}
+"""Options whose names differ from those of the fields."""
+CAPTURES_COMMAND = "graft data captures"
+FEEDBACK_FILTERS: tuple[FeedbackFilter, ...] = get_args(FeedbackFilter)
 
 
 class Traffic(Record):
@@ -305,18 +330,91 @@ class Traffic(Record):
     """Exchanges of an experiment, by champion and challenger."""
 
 
-def list_captures(
-    project: Project, *, text: str = "", release: str = "", page: int = 1
-) -> tuple[Page[Capture], dict[str, int]]:
-    """List a page of captures, newest first, optionally those that contain `text` or belong to a release.
-    Also the number of captures per release.
-    """
+def list_captures(project: Project, *, page: int = 1) -> tuple[Page[Capture], dict[str, int]]:
+    """List a page of all captures, newest first. Also the number of captures per release."""
     with project.open() as work:
-        total = work.captures.count(text=text, release=release)
+        total = work.captures.count()
         page, pages = number_page(page, total)
-        found = work.captures.page(limit=PAGE_SIZE, offset=(page - 1) * PAGE_SIZE, text=text, release=release)
+        found = work.captures.page(limit=PAGE_SIZE, offset=(page - 1) * PAGE_SIZE)
         shown = Page[Capture](items=found, total=total, page=page, pages=pages)
         return shown, work.captures.count_by_release()
+
+
+def to_query(fields: Mapping[str, str]) -> CaptureQuery:
+    """The filters of `graft data captures` from text; empty fields select all."""
+    values: dict[str, Any] = {name: value for name, value in fields.items() if value}
+    for name in ("models", "checks"):
+        if name in values:
+            values[name] = (values[name],)
+    return apply_options(CaptureQuery(), values, command=CAPTURES_COMMAND, options=_OPTIONS)
+
+
+def captures_command(fields: Mapping[str, str], *, feedback: str = "") -> str:
+    options = {name: value for name, value in {**fields, "feedback": feedback}.items() if value}
+    words = [
+        word
+        for name, value in options.items()
+        for word in (f"--{_OPTIONS.get(name, name.replace('_', '-'))}", value)
+    ]
+    return shlex.join([*CAPTURES_COMMAND.split(), *words])
+
+
+def select_captures(
+    project: Project, query: CaptureQuery, *, feedback: str = "", page: int = 1
+) -> Page[ListedCapture]:
+    """A page of the captures that a query selects, newest first, as `graft data captures` lists them."""
+    with project.open() as work:
+        settings = work.settings.data.captures
+        listed = captures.list_captures(
+            work,
+            settings,
+            feedback=_to_feedback(feedback or settings.feedback),
+            query=query,
+            limit=PAGE_SIZE,
+            page=max(page, 1),
+        )
+    pages = number_page(page, listed.count)[1]
+    return Page[ListedCapture](items=listed.captures, total=listed.count, page=max(page, 1), pages=pages)
+
+
+def write_captures(
+    project: Project, query: CaptureQuery, *, file: str, feedback: str = "", output_format: str = "log"
+) -> ExportedCaptures:
+    """Write selected captures as `graft data captures --out` does, to a new file in the project's folder."""
+    form = next((form for form in get_args(OutputFormat) if form == output_format), None)
+    if form is None:
+        raise UserError(
+            f"{output_format!r} is no format", fix=f"use one of {', '.join(get_args(OutputFormat))}"
+        )
+    path = (project.root / "".join(filter(str.isprintable, file))).resolve()
+    is_hidden = any(part.startswith(".") for part in Path(file).parts)
+    if path.suffix != ".jsonl" or is_hidden or not path.is_relative_to(project.root.resolve()):
+        raise UserError(
+            f"{file!r} is not a file that captures are written to here",
+            why="it must be a JSONL file in the folder of the project",
+            fix="name one such as logs/captured.jsonl",
+        )
+    if path.exists():
+        raise UserError(
+            f"{file} exists already", why="a log must not be lost", fix="choose another name", where=str(path)
+        )
+    with project.open() as work:
+        settings = work.settings.data.captures
+        return captures.export_captures(
+            work,
+            path,
+            settings,
+            feedback=_to_feedback(feedback or settings.feedback),
+            query=query,
+            output_format=form,
+        )
+
+
+def _to_feedback(name: str) -> FeedbackFilter:
+    chosen = next((kind for kind in FEEDBACK_FILTERS if kind == name), None)
+    if chosen is None:
+        raise UserError(f"{name!r} is no kind of feedback", fix=f"use one of {', '.join(FEEDBACK_FILTERS)}")
+    return chosen
 
 
 def read_capture(project: Project, capture_id: str) -> tuple[Capture, tuple[Feedback, ...]]:

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from graftwork.data.audit.row_checks import find_refusal, is_negative
+from pydantic import Field
+
+from graftwork.data.audit.row_checks import find_refusal, find_time_objection, is_negative
 from graftwork.data.ingest.fields import BadRow, first_of
 from graftwork.data.ingest.turns import require_user, take_turns, to_messages
-from graftwork.data.settings import CaptureSettings
+from graftwork.data.settings import CaptureSettings, Moment
 from graftwork.evaluate.cases import read_case_file
 from graftwork.files.dataset import iterate_rows
 from graftwork.files.disk import write_atomic
@@ -35,14 +37,18 @@ class CaptureQuery(Record):
     """What a person selects captures by; an empty field selects all."""
 
     text: str = ""
-    """Part of a message or of the reply, whatever its case."""
+    """Part of a message or of the reply, whatever its case; or the id of a capture."""
     models: tuple[str, ...] = ()
     """Names that the client asked for."""
     checks: tuple[str, ...] = ()
     """Checks of `serve.escalate` that the answer failed."""
-    min_score: float | None = None
-    max_score: float | None = None
+    min_score: float | None = Field(None, ge=0, le=1)
+    max_score: float | None = Field(None, ge=0, le=1)
     """Bounds of the feedback; a capture without feedback has no score and is not selected by either."""
+    release: str = ""
+    """The start of the id of the release that answered."""
+    since: Moment | None = None
+    until: Moment | None = None
 
     def selects(self, capture: Capture) -> bool:
         score = capture.feedback
@@ -52,7 +58,9 @@ class CaptureQuery(Record):
             (not self.models or capture.model in self.models)
             and (not self.checks or capture.failed_check in self.checks)
             and (not bounded or (score is not None and low <= score <= high))
-            and (not self.text or self.text.casefold() in _text_of(capture).casefold())
+            and capture.release.startswith(self.release)
+            and find_time_objection(capture.at, since=self.since, until=self.until) is None
+            and (self.text in ("", capture.id) or self.text.casefold() in _text_of(capture).casefold())
         )
 
 
@@ -177,10 +185,11 @@ def list_captures(
     feedback: FeedbackFilter,
     query: CaptureQuery,
     limit: int = 20,
+    page: int = 1,
 ) -> SelectedCaptures:
-    """The newest first, each with the reason for which an export would leave it out."""
+    """The newest first, each with the reason for which an export would leave it out; the first page is 1."""
     export = CaptureExport(work, _of_feedback(settings, feedback), feedback=feedback, query=query)
-    newest: deque[ListedCapture] = deque(maxlen=limit)
+    newest: deque[ListedCapture] = deque(maxlen=limit * page)
     count = 0
     for capture, reason in export.judged():
         count += 1
@@ -197,7 +206,7 @@ def list_captures(
                 left_out=reason or "",
             )
         )
-    return SelectedCaptures(count=count, captures=tuple(newest))
+    return SelectedCaptures(count=count, captures=tuple(newest)[limit * (page - 1) :])
 
 
 def _of_feedback(settings: CaptureSettings, feedback: FeedbackFilter) -> CaptureSettings:

@@ -470,9 +470,17 @@ def is_loaded(work: OpenProject) -> bool:
     return _find_port(_shared_folder(work)) is not None
 
 
-def rate_capture(work: OpenProject, capture: str, score: float, comment: str = "", who: str = "") -> None:
-    """Feedback on an answer that was captured a moment ago: 1 is good, 0 is bad."""
-    body = {"capture": capture, "score": score, "comment": comment, "user": who}
+def rate_capture(
+    work: OpenProject,
+    capture: str,
+    score: float | None,
+    comment: str = "",
+    who: str = "",
+    *,
+    correction: str = "",
+) -> None:
+    """Feedback on a captured answer: 1 is good, 0 is bad, and a correction replaces it."""
+    body = {"capture": capture, "score": score, "comment": comment, "user": who, "correction": correction}
     try:
         feedback = parse_feedback(json.dumps(body).encode(), at=time.time())
     except ApiError as error:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from graftwork.api import cycle, datasets, evaluations, fleet, releases, runs
+from graftwork.api import cycle, datasets, endpoint, evaluations, fleet, releases, runs
 from graftwork.api.overview import read_overview
 from graftwork.api.project import Project, timestamp
 from graftwork.files.disk import Journal, make_folder
@@ -195,6 +195,28 @@ def _predict_escalation(form: ActionForm) -> Done:
     return Done(f"predicted on {forecast.cases} held-out cases", "/evaluation/escalation")
 
 
+CAPTURE_FILTERS = ("text", "models", "checks", "min_score", "max_score", "release", "since", "until")
+"""Fields of a `CaptureQuery`, as addresses and forms name them."""
+
+
+def _write_captures(form: ActionForm) -> Done:
+    written = endpoint.write_captures(
+        form.project,
+        endpoint.to_query({name: form.text(name) for name in CAPTURE_FILTERS}),
+        file=form.text("file"),
+        feedback=form.text("feedback"),
+        output_format=form.text("as"),
+    )
+    left_out = "".join(f"; left out {count:,}: {reason}" for reason, count in written.left_out.items())
+    return Done(f"{written.captures:,} captures were written to {form.text('file')}{left_out}", "/captures")
+
+
+def _captures_command(form: ActionForm) -> str:
+    filters = {name: form.text(name) for name in CAPTURE_FILTERS}
+    command = endpoint.captures_command(filters, feedback=form.text("feedback"))
+    return f"{command} {shlex.join(['--as', form.text('as'), '--out', form.text('file')])}"
+
+
 def _pause(form: ActionForm) -> str:
     return shlex.join(["graft", "fleet", "stop", form.text("job")])
 
@@ -258,6 +280,7 @@ ACTIONS: dict[str, WebAction] = {
     "predict-escalation": WebAction(
         _predict_escalation, lambda form: escalation_command(*_name_pair(form)), needs_reason=False
     ),
+    "write-captures": WebAction(_write_captures, _captures_command, needs_reason=False),
     "apply-reviews": WebAction(_apply_reviews, lambda _form: "graft data review", needs_reason=False),
 }
 
@@ -304,6 +327,15 @@ async def read_form(request: Request) -> ActionForm:
     except ValueError:
         raise HTTPException(400, f"The form has over {MOST_FIELDS} fields") from None
     return ActionForm(project_of(request), who_of(request), fields)
+
+
+def read_reply(form: ActionForm) -> str:
+    reply = form.text("reply", longest=LONGEST_TEXT + 1)
+    if len(reply) > LONGEST_TEXT:
+        raise UserError(
+            "the answer is too long", why=f"it has over {LONGEST_TEXT:,} characters", fix="shorten it"
+        )
+    return reply.replace("\r\n", "\n")
 
 
 def require_allowed(request: Request) -> None:

@@ -12,7 +12,7 @@ from graftwork.api import datasets
 from graftwork.records.dataset import ReviewAction
 from graftwork.records.errors import UserError
 from graftwork.views.charts import draw_lengths
-from graftwork.web.actions import LONGEST_TEXT, ActionForm, log_action, read_form, require_allowed
+from graftwork.web.actions import ActionForm, log_action, read_form, read_reply, require_allowed
 from graftwork.web.rendering import address, number_in, project_of, render, text_in, who_of
 
 SECTION = "/data"
@@ -217,20 +217,11 @@ def _decide(request: Request, form: ActionForm, action: str) -> str:
     if chosen is None:
         raise UserError(f"there is no decision {action!r}", fix="use the buttons of the page")
     key = form.text("key")
-    reply = _read_reply(form) if chosen == "edit" else None
+    reply = read_reply(form) if chosen == "edit" else None
     if not datasets.decide_review(form.project, key, chosen, who=form.who, reply=reply):
         return "another reviewer has decided about it"
     log_action(form, "review", "graft data review", outcome=f"{chosen} {key}")
     return {"accept": "accepted", "reject": "rejected", "edit": "answer replaced", "skip": "skipped"}[chosen]
-
-
-def _read_reply(form: ActionForm) -> str:
-    reply = form.text("reply", longest=LONGEST_TEXT + 1)
-    if len(reply) > LONGEST_TEXT:
-        raise UserError(
-            "the answer is too long", why=f"it has over {LONGEST_TEXT:,} characters", fix="shorten it"
-        )
-    return reply.replace("\r\n", "\n")
 
 
 ROUTES = [

@@ -13,31 +13,45 @@ from graftwork.views.charts import draw_both
 from graftwork.views.endpoint import draw_days
 from graftwork.views.page import show_answer
 from graftwork.views.turns import show_turns
-from graftwork.web.actions import LONGEST_TEXT, ActionForm, log_action, read_form, require_allowed
+from graftwork.web.actions import (
+    CAPTURE_FILTERS,
+    LONGEST_TEXT,
+    ActionForm,
+    log_action,
+    read_form,
+    read_reply,
+    require_allowed,
+)
 from graftwork.web.rendering import address, number_in, project_of, render, text_in
 
 CAPTURES = "/captures"
 
 
 def captures(request: Request) -> Response:
-    project = project_of(request)
-    text, release = text_in(request, "text"), text_in(request, "release")
+    """With a filter, what `graft data captures` lists; without one, all."""
+    project, number = project_of(request), number_in(request, "page")
+    filters = {name: text_in(request, name) for name in CAPTURE_FILTERS}
+    feedback = text_in(request, "feedback")
     traffic = endpoint.read_traffic(project)
-    found, by_release = endpoint.list_captures(
-        project, text=text, release=release, page=number_in(request, "page")
-    )
+    listed, by_release = endpoint.list_captures(project, page=number)
+    selected = None
+    if feedback or any(filters.values()):
+        query = endpoint.to_query(filters)
+        selected = endpoint.select_captures(project, query, feedback=feedback, page=number)
     return render(
         request,
         "captures.html.jinja",
         title="Captures",
         section=CAPTURES,
-        found=found,
+        listed=selected or listed,
+        is_selected=selected is not None,
+        filters={**filters, "feedback": feedback},
+        feedback_kinds=endpoint.FEEDBACK_FILTERS,
+        command=endpoint.captures_command(filters, feedback=feedback),
         by_release=by_release,
         traffic=traffic,
         figure=draw_both(lambda width: draw_days(traffic.by_day, width=width), wide=860),
         totals=endpoint.read_capture_totals(project),
-        text=text,
-        release=release,
         serve=project.settings.serve,
     )
 
@@ -53,10 +67,7 @@ def capture(request: Request) -> Response:
         feedback=feedback,
         messages=endpoint.read_prompt(shown),
         back=address(
-            CAPTURES,
-            text=text_in(request, "text"),
-            release=text_in(request, "release"),
-            page=text_in(request, "page"),
+            CAPTURES, **{name: text_in(request, name) for name in (*CAPTURE_FILTERS, "feedback", "page")}
         ),
     )
 
@@ -97,9 +108,13 @@ async def rate(request: Request) -> Response:
 
 def _rate(request: Request, form: ActionForm) -> Response:
     require_allowed(request)
-    capture, good = form.text("capture"), form.text("score") == "1"
-    endpoint.rate_answer(form.project, capture, 1.0 if good else 0.0, form.text("note"), who=form.who)
-    notice = f"rated {'good' if good else 'bad'}"
+    capture, score, note = form.text("capture"), form.text("score"), form.text("note")
+    if score == "correct":
+        notice, correction = "corrected", read_reply(form)
+        endpoint.correct_answer(form.project, capture, correction, note, who=form.who)
+    else:
+        notice = f"rated {'good' if score == '1' else 'bad'}"
+        endpoint.rate_answer(form.project, capture, 1.0 if score == "1" else 0.0, note, who=form.who)
     log_action(form, "rate", "graft chat", outcome=f"{notice}: capture {capture[:12]}")
     return RedirectResponse(address(f"{CAPTURES}/{capture}", notice=notice), status_code=303)
 

@@ -107,6 +107,7 @@ def check_views(tab, views, axe) -> list[str]:
 
 # Lists, tables of numbers, charts, forms, marked texts, code: what the other views are made of.
 KINDS_OF_VIEWS = (
+    "captures selected",
     "overview checked",
     "rows",
     "run",

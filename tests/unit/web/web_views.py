@@ -44,6 +44,7 @@ def list_views(folder) -> dict[str, str]:
         "release": f"/releases/{release.id}",
         "compare releases": f"/releases/compare?a={earlier[0].id[:16]}&b={release.id[:16]}&all=1",
         "captures": "/captures",
+        "captures selected": "/captures?max_score=0.4&feedback=all",
         "capture": f"/captures/{capture.id}",
         "playground": "/playground",
         "fleet": "/fleet?ask=1",

@@ -312,7 +312,7 @@ def find_refusal(
     reason = None
     if settings.releases and not captured.release.startswith(settings.releases):
         reason = "another release answered than those under data.captures.releases"
-    elif outside := _find_time_objection(captured.at, settings):
+    elif outside := find_time_objection(captured.at, since=settings.since, until=settings.until):
         reason = outside
     elif settings.sessions and session not in settings.sessions:
         reason = "a session that data.captures.sessions does not name"
@@ -323,14 +323,14 @@ def find_refusal(
     return None if reason is None else Fault(CAPTURES_FILTER, reason)
 
 
-def _find_time_objection(timestamp: str, settings: CaptureSettings) -> str | None:
-    if settings.since is None and settings.until is None:
+def find_time_objection(timestamp: str, *, since: datetime | None, until: datetime | None) -> str | None:
+    if since is None and until is None:
         return None
     try:
         moment = datetime.fromisoformat(timestamp)
-        if settings.since is not None and moment < settings.since:
+        if since is not None and moment < since:
             return "served before data.captures.since"
-        if settings.until is not None and moment >= settings.until:
+        if until is not None and moment >= until:
             return "served after data.captures.until"
     except (ValueError, TypeError):
         return "it does not state when it was served, and data.captures requires a time"
