@@ -10,12 +10,14 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from random import Random
+from unittest.mock import patch
 
 import pytest
 from hostile_server import HostileServer, Script, reply
 
 from graftwork.engines.endpoint import EndpointEngine, TryAgain
 from graftwork.engines.interface import DecodingSettings
+from graftwork.evaluate import judge
 from graftwork.evaluate.ask import runner
 from graftwork.evaluate.ask.runner import ask_endpoint
 from graftwork.evaluate.cases import write_cases
@@ -62,10 +64,10 @@ def ask_endpoint_once(address: str, seconds: float = PATIENT) -> str:
 
 
 def ask_judge_once(address: str, seconds: float = PATIENT) -> str:
-    settings = JudgeSettings(
-        url=address, model="m", api_key_env="HOSTILE_KEY", timeout_seconds=seconds, attempts=1
-    )
-    return JudgeClient(settings).say([{"role": "user", "content": "hello"}]).text
+    settings = JudgeSettings(url=address, model="m", api_key_env="HOSTILE_KEY")
+    with patch.multiple(judge, ANSWER_SECONDS=seconds, ATTEMPTS=1):
+        client = JudgeClient(settings)
+    return client.say([{"role": "user", "content": "hello"}]).text
 
 
 def send_alert_once(address: str, seconds: float = PATIENT) -> str:
@@ -403,11 +405,11 @@ def test_a_busy_judge_is_asked_a_bounded_number_of_times_with_pauses(serve, head
     pauses: list[float] = []
     busy = reply(b"busy", status="429 Busy", more=f"Retry-After: {header}\r\n")
     server = serve(lambda server, connection: server.write(connection, busy))
-    client = JudgeClient(JudgeSettings(url=server.address, model="m", attempts=4), wait=pauses.append)
-    with pytest.raises(NoReply, match="4 times"):
+    client = JudgeClient(JudgeSettings(url=server.address, model="m"), wait=pauses.append)
+    with pytest.raises(NoReply, match="5 times"):
         client.say([{"role": "user", "content": "hello"}])
-    assert len(server.requests) == 4
-    assert len(pauses) == 3
+    assert len(server.requests) == 5
+    assert len(pauses) == 4
     assert all(0.25 <= pause <= 60 for pause in pauses)
 
 

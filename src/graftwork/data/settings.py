@@ -265,7 +265,6 @@ class TeacherSettings(Record):
         None, description="Environment variable that contains the key; without it, no key is sent."
     )
     max_tokens: int = Field(1024, ge=16, description="Maximum answer length. Longer answers are rejected.")
-    attempts: int = Field(5, ge=1, le=20, description="Attempts per request, including the first.")
     concurrency: int = Field(4, ge=1, le=64, description="Concurrent requests.")
     requests_per_minute: float | None = Field(
         None, gt=0, description="Maximum number of requests, retries included."
@@ -325,9 +324,6 @@ class RepairSettings(Record):
     )
     augment: tuple[str, ...] = Field((), description="Roles that get new rows from prompts of other roles.")
     augment_to: int = Field(10, ge=1, description="Target number of usable rows for such a role.")
-    augment_share: float = Field(
-        0.2, ge=0, le=0.5, description="Largest share of added rows among all usable rows."
-    )
 
 
 def names_file(pattern: str, name: str) -> bool:

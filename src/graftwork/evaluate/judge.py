@@ -28,6 +28,8 @@ from graftwork.records.report import Answer, Case, Endpoint, JudgeTally
 from graftwork.text.wording import truncate
 
 Chat = list[dict[str, str]]
+ANSWER_SECONDS = 60.0
+ATTEMPTS = 5
 LONGEST_PAUSE = 30.0
 LONGEST_ANSWER = 20_000
 """Characters: a longer answer is truncated for the judge."""
@@ -56,21 +58,17 @@ REMINDER = "That was not the one JSON object that was asked for. Reply with it, 
 class JudgeBudget:
     """Requests sent to the judge, and how many are left."""
 
-    def __init__(self, settings: JudgeSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: JudgeSettings) -> None:
         self._settings = settings
-        self._clock = clock
-        self._began = clock()
         self._lock = threading.Lock()
         self.questions = self._tokens_in = self._tokens_out = 0
 
     def refuse(self, *_tokens: int) -> str | None:
         """Take one question from the budget, or say that there is none left."""
-        settings, cost, seconds = self._settings, self.cost or 0.0, self._clock() - self._began
+        settings, cost = self._settings, self.cost or 0.0
         with self._lock:
             if settings.max_questions is not None and self.questions >= settings.max_questions:
                 return f"evaluate.judge.max_questions {settings.max_questions} is reached"
-            if settings.max_seconds is not None and seconds >= settings.max_seconds:
-                return f"evaluate.judge.max_seconds {settings.max_seconds:g} is reached"
             if settings.max_cost is not None and cost >= settings.max_cost:
                 return f"evaluate.judge.max_cost {settings.max_cost:g} is reached"
             self.questions += 1
@@ -174,8 +172,8 @@ class JudgeClient:
             url=settings.url,
             model=settings.model,
             api_key_env=settings.api_key_env,
-            attempts=settings.attempts,
-            timeout_seconds=settings.timeout_seconds,
+            attempts=ATTEMPTS,
+            timeout_seconds=ANSWER_SECONDS,
         )
         policy = EndpointPolicy(role=JUDGE, streamed=False, wait=wait, longest_pause=LONGEST_PAUSE)
         self._engine = EndpointEngine(endpoint, policy)

@@ -347,13 +347,17 @@ def subjects_by_settings(work: OpenProject) -> tuple[str, ...]:
     return (*subjects, *([LOGGED_PROMPT] if dropped or "logged_prompt" in needed else []))
 
 
+MOST_EXAMPLE_TOKENS = 2048
+"""Maximum tokens of all worked examples together."""
+
+
 def find_prompt(work: OpenProject, prepared: PreparedData) -> PromptVariant:
     """Worked examples from the training split, and an optimized instruction if the settings ask for one."""
     settings = work.settings.evaluate
     prompt = choose_examples(
         read_rows(Path(prepared.folder), "train"),
         most=settings.prompt.examples,
-        max_tokens=settings.prompt.max_tokens,
+        max_tokens=MOST_EXAMPLE_TOKENS,
         fields=settings.fields,
     )
     if settings.prompt.optimizer == "none":

@@ -52,13 +52,8 @@ class JudgeSettings(Record):
     rubric: str = Field(RUBRIC, min_length=1, description="Instructions for the judge.")
     show_reference: bool = Field(True, description="Show the logged reply to the judge.")
     max_tokens: int = Field(512, ge=16, description="Maximum tokens per judge reply.")
-    timeout_seconds: float = Field(60.0, gt=0, description="Time limit per request.")
-    attempts: int = Field(5, ge=1, le=20, description="Attempts per request, including the first.")
     concurrency: int = Field(4, ge=1, le=64, description="Concurrent requests.")
     max_questions: int | None = Field(None, ge=1, description="Maximum number of requests.")
-    max_seconds: float | None = Field(
-        None, gt=0, description="Send no more requests after this many seconds."
-    )
     max_cost: float | None = Field(
         None, gt=0, description="Send no more requests after this cost; requires prices."
     )
@@ -133,7 +128,6 @@ class PromptSettings(Record):
     examples: int = Field(
         4, ge=0, le=64, description="Maximum number of worked examples from the training split."
     )
-    max_tokens: int = Field(2048, ge=1, description="Maximum tokens of all worked examples together.")
     optimizer: Literal["none", "gepa"] = Field(
         "none", description="What improves the instruction; `gepa` requires the package of that name."
     )
@@ -145,7 +139,6 @@ class PromptSettings(Record):
     max_answers: int = Field(
         200, ge=1, description="Maximum answers to training and validation rows during optimization."
     )
-    seed: int = Field(0, ge=0, description="Seed of the optimizer.")
 
     @field_validator("reflection")
     @classmethod

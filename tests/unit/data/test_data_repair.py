@@ -298,8 +298,9 @@ def test_a_budget_is_never_exceeded_and_a_larger_one_goes_on(make, budget):
     assert second.requests == PROMPTS - asked
 
 
-def test_a_teacher_that_fails_one_time_in_five_still_decides_every_row(make):
-    bench = make(broken_log(80), teacher={"attempts": 8})
+def test_a_teacher_that_fails_one_time_in_five_still_decides_every_row(make, monkeypatch):
+    monkeypatch.setattr("graftwork.data.repair.run.ATTEMPTS", 8)
+    bench = make(broken_log(80))
     teacher = StandInTeacher(faults=failing(0.2))
     outcome = bench.run(teacher)
     assert outcome.states == {"accepted": 80}
@@ -308,11 +309,11 @@ def test_a_teacher_that_fails_one_time_in_five_still_decides_every_row(make):
 
 
 def test_a_teacher_that_is_away_ends_early_and_the_next_run_asks_again(make):
-    bench = make(broken_log(40), teacher={"attempts": 2, "concurrency": 1})
+    bench = make(broken_log(40), teacher={"concurrency": 1})
     away = StandInTeacher(faults=failing(1.0))
     outcome = bench.run(away)
     assert outcome.states == {"unanswered": 40}
-    assert away.requests == 10
+    assert away.requests == 25
     assert outcome.undecided == 40
     assert outcome.spent.tokens_out == 0
     assert bench.run(StandInTeacher()).states == {"accepted": 40}
@@ -385,7 +386,7 @@ def test_requests_lost_by_a_kill_count_against_the_budget(make):
 
 def test_a_small_role_gets_rows_from_prompts_of_others_up_to_the_share(make):
     rows = [good(n, role="coder") for n in range(40)] + [good(100, role="reviewer")]
-    bench = make(rows, augment=("reviewer",), augment_to=20, augment_share=0.2)
+    bench = make(rows, augment=("reviewer",), augment_to=20)
     plan = bench.plan()
     assert plan.small_groups == {"reviewer": 1}
     assert plan.faults == {"augment": 10}

@@ -159,7 +159,8 @@ def test_a_stream_of_another_shape_is_asked_again_not_a_crash(parrot, monkeypatc
 
 def judge(url, monkeypatch, key=KEY):
     monkeypatch.setenv("SOME_KEY", key)
-    made = JudgeSettings(url=url, model="m", api_key_env="SOME_KEY", attempts=1, timeout_seconds=60)
+    monkeypatch.setattr("graftwork.evaluate.judge.ATTEMPTS", 1)
+    made = JudgeSettings(url=url, model="m", api_key_env="SOME_KEY")
     return JudgeClient(made).say([{"role": "user", "content": "hello"}])
 
 

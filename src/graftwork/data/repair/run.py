@@ -50,12 +50,15 @@ from graftwork.text.shape import find_garble
 from graftwork.text.words import words
 
 JOURNAL_FILE = "answers.jsonl"
+ATTEMPTS = 5
 LONGEST_PAUSE = 30.0
 WARM = 0.7
 """The temperature of further samples: at 0 they would all be the same."""
 ANSWER_SECONDS = 120.0
 """The longest time for one request."""
 TOKENS_PER_MESSAGE = 4
+AUGMENT_SHARE = 0.2
+"""Largest share of added rows among all usable rows."""
 TEACHER = EndpointRole(
     name="the teacher",
     key_fix="check the key, or name its variable as data.repair.teacher.api_key_env",
@@ -165,9 +168,7 @@ class Teacher:
         return count_spending(self._asker.journal, self.settings)
 
     def _ask(self, messages: Sequence[Message], decoding: DecodingSettings) -> KeptReply:
-        retries = Retries(
-            attempts=self.settings.attempts, first_pause=self._first_pause, longest_pause=LONGEST_PAUSE
-        )
+        retries = Retries(attempts=ATTEMPTS, first_pause=self._first_pause, longest_pause=LONGEST_PAUSE)
         # Tool results as user turns: endpoints refuse the role `tool` without the id of a call.
         sent = tuple(
             Message(role="user", content=f"<tool_response>\n{message.content}\n</tool_response>")
@@ -211,7 +212,7 @@ def open_client(settings: TeacherSettings) -> TeacherClient:
         model=settings.model,
         api_key_env=settings.api_key_env,
         concurrency=settings.concurrency,
-        attempts=settings.attempts,
+        attempts=ATTEMPTS,
         timeout_seconds=ANSWER_SECONDS,
     )
     return EndpointEngine(endpoint, EndpointPolicy(role=TEACHER, streamed=False))
@@ -323,13 +324,13 @@ def _augment(
     settings: DataSettings,
     asked_hashes: set[str],
 ) -> list[RepairQuestion]:
-    """Ask prompts of other roles in a small role, up to the share that settings allow."""
+    """Ask prompts of other roles in a small role, up to `AUGMENT_SHARE`."""
     repair = settings.repair
     if not repair.augment:
         return []
     roles, role_names = corpus.labels("group")
     # The share is that of all usable rows, the added ones included.
-    room = int(usable.sum() * repair.augment_share / (1 - repair.augment_share))
+    room = int(usable.sum() * AUGMENT_SHARE / (1 - AUGMENT_SHARE))
     added: list[RepairQuestion] = []
     turns = corpus.column("turn")
     for role in repair.augment:

@@ -30,6 +30,7 @@ from graftwork.records.report import Case, EvalJob
 GEPA = "gepa"
 COMPONENT = "instruction"
 REFLECTION_TOKENS = 1024
+SEED = 0
 SHOWN_CHARACTERS = 2000
 
 AskAll = Callable[[str, Sequence[Case]], list[str]]
@@ -153,7 +154,7 @@ def search_prompt(job: PromptSearchJob) -> None:
             validation=cases[job.training :],
             propose=_proposer(settings, engine),
             most_answers=most,
-            seed=settings.prompt.seed,
+            seed=SEED,
         )
         engine.close()
         prompt = PromptVariant(
