@@ -94,6 +94,8 @@ def test_a_quick_run_says_that_it_is_one_and_is_never_released(small_project, ch
         assert not work.releases.list()
         full = run_pipeline(work, upto="evaluate").get("evaluate", Evaluated).report
     assert not any(remark.startswith("quick") for remark in full.remarks)
+    # The trial asked none of the questions that decide.
+    assert (report.looks, full.looks) == (1, 1)
 
 
 def test_a_quick_run_that_is_continued_keeps_its_rows_whatever_was_measured_since(

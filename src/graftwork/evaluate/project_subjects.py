@@ -38,7 +38,7 @@ from graftwork.grading.answers import AnswerFields, read_answer
 from graftwork.project.open_project import OpenProject, load_template, name_entry
 from graftwork.project.supervise import WorkerTask, run_job
 from graftwork.records.base import fingerprint
-from graftwork.records.dataset import Row
+from graftwork.records.dataset import Row, Split
 from graftwork.records.errors import UserError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.release import PROMPT_FILE, TOOLS, PromptVariant, Release, replace_system
@@ -309,10 +309,15 @@ def rows_at_once(device: str) -> int:
 
 
 def read_held_out(work: OpenProject, folder: Path) -> tuple[Case, ...]:
-    """As many as the settings allow; of the dataset in `folder` if no file is named."""
+    """As many as the settings allow; of the dataset in `folder` if no file is named. Those of a quick trial
+    are of the validation split where there is one: each use of the test questions makes the gate stricter.
+    """
     settings = work.settings.evaluate
     if settings.cases is None:
-        return tuple(price_cases(work, choose_cases(read_rows(folder, "test"), most=settings.max_cases)))
+        split: Split = (
+            "validation" if work.quick and next(iterate_rows(folder, "validation"), None) else "test"
+        )
+        return tuple(price_cases(work, choose_cases(read_rows(folder, split), most=settings.max_cases)))
     cases = read_case_file(work.project.root / settings.cases, named=settings.checks)
     # The prompts of the training rows, and those that reinforcement learning answers.
     trained = {row.messages for row in iterate_rows(folder, "train")}
