@@ -46,7 +46,7 @@ def test_an_address_of_no_known_kind_is_a_mistake_in_the_settings():
 def test_a_job_is_listed_with_its_price_whatever_machines_the_settings_name():
     row = Offer(place="x", gpu="A10G", usd_per_hour=1.4, instance="g5", source="list", dated="2026-01-01")
     prices = MachinePrices("x", {"unknown": 9.0}, [row])
-    with pytest.raises(Refused, match="does not know the machine unknown"):
+    with pytest.raises(Refused, match="the catalog has no machine unknown"):
         prices.rows()
     job = prices.placed("label", "g5")
     assert (job.gpu, job.usd_per_hour) == ("A10G", 1.4)

@@ -69,7 +69,7 @@ def test_a_function_may_be_anything_that_a_module_may_hold(context):
     [
         ("    return 1 / 0", "own.py:2: ZeroDivisionError"),
         ("    return helper()\ndef helper():\n    raise KeyError('x')", "own.py:4: KeyError"),
-        ("    return 'yes'", "gave 'yes': a grade is"),
+        ("    return 'yes'", "gave 'yes': a grade must be"),
         ("    return 1.5", "gave 1.5"),
         ("    return float('nan')", "gave nan"),
         ("    return text.missing", "own.py:2: AttributeError"),
