@@ -147,6 +147,10 @@ def list_generations(project: Project) -> tuple[GenerationGlance, ...]:
     return tuple(sorted(found, key=lambda glance: -glance.changed_at))
 
 
+def has_generations(project: Project) -> bool:
+    return next(_find_folders(project.root), None) is not None
+
+
 def read_generation(
     project: Project, name: str, *, against: str = ""
 ) -> tuple[GenerationGlance, tuple[ComponentLine, ...], list[dict[str, Any]]]:

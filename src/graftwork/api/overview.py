@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
-from graftwork.api.cycle import find_waiting_step, next_sessions, read_week
+from graftwork.api.components import has_generations
+from graftwork.api.cycle import WEEK_FILE, find_waiting_step, next_sessions, read_week
 from graftwork.api.endpoint import Traffic, summarize_traffic
 from graftwork.api.project import Project, changed_at
 from graftwork.cycle.state import CoordinatorState
@@ -155,6 +156,23 @@ def check_endpoint(project: Project) -> EndpointStatus:
 
 NEEDED_STEPS = {step.name: tuple(step.needs) for step in STEPS}
 """For each step, the steps that it needs."""
+
+
+def find_used_parts(project: Project) -> frozenset[str]:
+    """Which parts that not every project needs are set up or were used: components, cycle, fleet, week."""
+    settings = project.settings
+    used = settings.model_fields_set & {"cycle", "fleet"}
+    if "generate" in settings.model_fields_set or has_generations(project):
+        used |= {"components"}
+    if (project.root / WEEK_FILE).exists() or "week" in settings.plan.model_fields_set:
+        used |= {"week"}
+    with project.open() as work:
+        if work.cycles.read() != CoordinatorState():
+            used |= {"cycle"}
+        if work.jobs.list():
+            used |= {"fleet"}
+    return frozenset(used)
+
 
 WATCHED_FILES = ("heartbeat.json", "steps.jsonl", "evaluations.jsonl", "saved.jsonl", "messages.jsonl")
 MOST_WATCHED = 4

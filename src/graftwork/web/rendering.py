@@ -7,14 +7,14 @@ import hashlib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from jinja2 import Environment
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from graftwork.api.overview import mark_project
+from graftwork.api.overview import find_used_parts, mark_project
 from graftwork.api.project import Project, current_user, open_project
 from graftwork.records.errors import GraftError
 from graftwork.version import __version__
@@ -25,7 +25,7 @@ WHO_COOKIE = "graft_who"
 LONGEST_NAME = 60
 
 
-NAVIGATION = (
+NAVIGATION: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("", (("/", "Overview"),)),
     (
         "Train",
@@ -35,13 +35,38 @@ NAVIGATION = (
             ("/runs", "Runs"),
             ("/evaluation", "Evaluation"),
             ("/releases", "Releases"),
+            ("/components", "Components"),
         ),
     ),
     ("Serve", (("/captures", "Captures"), ("/playground", "Playground"), ("/review", "Review"))),
     ("Schedule", (("/cycle", "Cycle"), ("/fleet", "Fleet"), ("/week", "Week"))),
-    ("More", (("/components", "Components"), ("/actions", "Log"))),
 )
 """Groups of sections, in the order of the work."""
+LOG = ("/actions", "Log")
+OCCASIONAL = {"/components": "components", "/cycle": "cycle", "/fleet": "fleet", "/week": "week"}
+"""Sections that not every project needs, by their names in `find_used_parts`."""
+
+
+class Navigation(NamedTuple):
+    """`more` are folded away: sections that the project does not use yet."""
+
+    groups: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    more: tuple[tuple[str, str], ...]
+
+
+def make_navigation(root: Path) -> Navigation:
+    try:
+        used = find_used_parts(open_project(root))
+    except GraftError:
+        used = frozenset()
+    shown = [
+        (group, tuple(link for link in links if OCCASIONAL.get(link[0], "") in {"", *used}))
+        for group, links in NAVIGATION
+    ]
+    left = tuple(
+        link for _, links in NAVIGATION for link in links if OCCASIONAL.get(link[0], "") not in {"", *used}
+    )
+    return Navigation(tuple((group, links) for group, links in shown if links), (*left, LOG))
 
 
 def project_of(request: Request) -> Project:
@@ -66,7 +91,7 @@ def render(
     page = {
         "title": title,
         "section": section,
-        "navigation": NAVIGATION,
+        "navigation": lambda: make_navigation(root),
         "allow_actions": request.app.state.allow_actions,
         "who": who_of(request),
         "root": str(root),

@@ -462,3 +462,22 @@ def test_runs_without_steps_are_compared_without_a_plot(shop):
         answer = served.visitor.get(f"/runs/compare?a={first}&b={second}")
     assert answer.status == 200
     assert "Training loss of both runs" not in answer.text
+
+
+def sections_of(text):
+    """The names in the navigation that are shown, and those that are folded away."""
+    side = text.partition('<nav class="side"')[2].partition("</nav>")[0]
+    shown, _, folded = side.partition("<details")
+    return [re.findall(r">(\w+)</a>", part) for part in (shown, folded)]
+
+
+def test_sections_that_the_project_does_not_use_yet_are_folded_away(page, empty_page):
+    shown, folded = sections_of(page.visitor.get("/").text)
+    assert {"Cycle", "Fleet", "Week", "Components"} <= {*shown}
+    assert folded == ["Log"]
+    text = empty_page.visitor.get("/").text
+    shown, folded = sections_of(text)
+    assert folded == ["Components", "Cycle", "Fleet", "Week", "Log"]
+    assert {"Overview", "Data", "Runs", "Captures"} <= {*shown}
+    assert '<details class="more">' in text
+    assert '<details class="more" open>' in empty_page.visitor.get("/week").text
