@@ -14,14 +14,18 @@ from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.escalation import read_forecast
 from graftwork.evaluate.project import Evaluated
-from graftwork.evaluate.subjects import parse_subject, parse_subjects
-from graftwork.project.open_project import name_entry
+from graftwork.evaluate.project_subjects import find_trained
+from graftwork.evaluate.subjects import CHAMPION, NamedSubject, parse_subject, parse_subjects
+from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, NegativeResult, UserError
 from graftwork.records.live import EscalationForecast
 from graftwork.records.report import Answer, Case, Report, SubjectReport, Verdict
+from graftwork.registry.index import find_release
 
 KEPT = 2
+MOST_RUNS = 1000
+"""Runs that a subject is looked for in, the newest first."""
 OUTSIDE = frozenset({"endpoint", "folder"})
 """Kinds of subjects that are outside the project."""
 LESS_IS_BETTER = frozenset({"truncated"})
@@ -127,6 +131,62 @@ def read_evaluation(project: Project) -> EvaluationView | None:
         missing = (*missing, "the verdict was written by another version of graftwork")
     return EvaluationView(
         evaluated=loaded.evaluated, finished_at=times.finished_at, verdict=verdict, missing=missing
+    )
+
+
+class SubjectOrigin(Record):
+    """The run that trained a subject and the release of the same adapter; empty where there is none."""
+
+    run: str = ""
+    release: str = ""
+    version: str = ""
+
+
+def trace_subjects(project: Project) -> dict[str, SubjectOrigin]:
+    """Where each subject of the last evaluation comes from; base, log and endpoints are left out."""
+    loaded = _load(project)
+    if loaded is None:
+        return {}
+    with project.open() as work:
+        found = {
+            subject.subject: _trace_subject(work, parse_subject(subject.subject), loaded.evaluated)
+            for subject in subjects_of(loaded.evaluated.report)
+        }
+    return {name: origin for name, origin in found.items() if origin is not None}
+
+
+def _trace_subject(work: OpenProject, subject: NamedSubject, evaluated: Evaluated) -> SubjectOrigin | None:
+    adapter, run, release = "", None, None
+    try:
+        if subject.kind == "adapter":
+            adapter = evaluated.adapter_hash
+        elif subject.kind == "run":
+            run = work.runs.get(subject.which)
+        elif subject.kind == "model":
+            trained = find_trained(work, subject.which)
+            adapter = trained.adapter_hash if trained is not None else ""
+        elif subject.kind == "release":
+            # The alias may have moved since.
+            measured = evaluated.champion if subject.which == CHAMPION else None
+            release = find_release(work.releases, measured or subject.which)
+    except GraftError:
+        return None
+    if run is not None and run.outcome is not None:
+        adapter = str(run.outcome.get("adapter_hash", ""))
+    if release is not None:
+        adapter = release.adapter_hash
+    elif adapter:
+        release = next((item for item in work.releases.list() if item.adapter_hash == adapter), None)
+    if run is None and adapter:
+        runs = work.runs.list(limit=MOST_RUNS)
+        run = next((entry for entry in runs if (entry.outcome or {}).get("adapter_hash") == adapter), None)
+    if run is None and release is None:
+        return None
+    version = work.releases.entry(release.id).version if release is not None else None
+    return SubjectOrigin(
+        run=run.id if run is not None else "",
+        release=release.id if release is not None else "",
+        version=version or "",
     )
 
 

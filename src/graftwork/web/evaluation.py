@@ -46,6 +46,7 @@ def index(request: Request) -> Response:
         title="Evaluation",
         section=SECTION,
         view=view,
+        origins=evaluations.trace_subjects(project),
         report=report,
         verdict=view.verdict if view else None,
         figure=draw_metrics(report) if report else None,
@@ -59,13 +60,15 @@ def index(request: Request) -> Response:
 
 
 def cases(request: Request) -> Response:
-    page = evaluations.list_cases(project_of(request), _query(request))
+    project = project_of(request)
+    page = evaluations.list_cases(project, _query(request))
     return render(
         request,
         "cases.html.jinja",
         title="Cases",
         section=SECTION,
         page_of=page,
+        origins=evaluations.trace_subjects(project),
         query=page.query,
         outcomes=OUTCOMES,
         link=_link,
@@ -73,8 +76,8 @@ def cases(request: Request) -> Response:
 
 
 def case(request: Request) -> Response:
-    query = _query(request)
-    view = evaluations.read_case(project_of(request), request.path_params["case"], query)
+    project, query = project_of(request), _query(request)
+    view = evaluations.read_case(project, request.path_params["case"], query)
     by_subject = {answer.subject: answer for answer in view.answers}
     names = list(by_subject)
     left = query.left if query.left in by_subject else names[0]
@@ -91,6 +94,7 @@ def case(request: Request) -> Response:
         section=SECTION,
         view=view,
         shown=shown,
+        origins=evaluations.trace_subjects(project),
         reference=show_answer(view.case.reference, reference=""),
         others=[answer for answer in view.answers if answer not in chosen],
         query=query,

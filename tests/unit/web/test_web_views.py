@@ -1,5 +1,6 @@
 """Every view answers, in a full and in an empty project, and says what is wrong where something is."""
 
+import json
 import re
 import shutil
 import sqlite3
@@ -481,3 +482,24 @@ def test_sections_that_the_project_does_not_use_yet_are_folded_away(page, empty_
     assert {"Overview", "Data", "Runs", "Captures"} <= {*shown}
     assert '<details class="more">' in text
     assert '<details class="more" open>' in empty_page.visitor.get("/week").text
+
+
+@pytest.mark.parametrize("name", ["evaluation", "cases", "case"])
+def test_subjects_of_an_evaluation_lead_to_their_run_and_release(page, made_project, name):
+    views = list_views(made_project)
+    text = page.visitor.get(views[name]).text
+    assert f'<a href="{views["run"]}">run ' in text
+    assert f'<a href="{views["release"]}">release ' in text
+
+
+@pytest.mark.parametrize("subject", ["run:none", "release:none", "champion", "model:none"])
+def test_a_subject_whose_run_or_release_is_gone_is_left_out(shop, subject):
+    from graftwork.api.evaluations import trace_subjects
+    from graftwork.api.project import open_project
+
+    project = open_project(shop)
+    with project.open() as work:
+        entry = work.ledger.get("evaluate")
+        text = json.dumps(entry.output).replace('"subject": "adapter"', f'"subject": "{subject}"')
+        work.ledger.put("evaluate", fingerprint="e", output=json.loads(text), finished_at="x", seconds=1)
+    assert [*trace_subjects(project)] == ([subject] if subject == "champion" else [])

@@ -62,7 +62,7 @@ def make_project(
             "plan", fingerprint="p", output=plan.model_dump(mode="json"), finished_at=at(1), seconds=0.4
         )
         newest = add_runs(work, plan, count=runs)
-        report = add_evaluation(work, folder, count=cases)
+        report = add_evaluation(work, newest, count=cases)
         verdict = make_verdict(report)
         work.ledger.put(
             "gate", fingerprint="g", output=verdict.model_dump(mode="json"), finished_at=at(4), seconds=0.1
@@ -248,7 +248,7 @@ def make_outcome(run_id: str, adapter: Path, number: int, plan: Plan) -> TrainOu
     )
 
 
-def add_evaluation(work: OpenProject, folder: Path, *, count: int) -> Report:
+def add_evaluation(work: OpenProject, newest: TrainOutcome, *, count: int) -> Report:
     cases = tuple(make_case(number) for number in range(count))
     answers = {
         "base": [make_answer(case, number, "base") for number, case in enumerate(cases)],
@@ -276,7 +276,12 @@ def add_evaluation(work: OpenProject, folder: Path, *, count: int) -> Report:
         (place / name / ANSWERS_FILE).write_text(lines)
         (place / name / GENERATION_FILE).write_text(make_generation(name, count).model_dump_json())
         folders[name] = str(place / name)
-    evaluated = Evaluated(cases_file=str(place / "cases.jsonl"), folders=folders, report=report)
+    evaluated = Evaluated(
+        cases_file=str(place / "cases.jsonl"),
+        folders=folders,
+        report=report,
+        adapter_hash=newest.adapter_hash,
+    )
     work.ledger.put(
         "evaluate", fingerprint="e", output=evaluated.model_dump(mode="json"), finished_at=at(3), seconds=90
     )
