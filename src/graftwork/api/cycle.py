@@ -69,7 +69,7 @@ SHOWN_SESSIONS = 3
 WEEK_FILE = "week.json"
 WAIT_SECONDS = 60.0
 _planning = threading.Lock()
-"""One search at a time: each takes a processor for seconds."""
+"""One search at a time: each keeps a CPU core busy for seconds."""
 
 
 def read_week(project: Project) -> WeekSchedule | None:

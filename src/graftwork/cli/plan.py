@@ -329,7 +329,7 @@ def compare(
         float, typer.Option("--success", help="Share of runs that succeed.", min=0, max=1)
     ] = 1.0,
     runs_per_month: Annotated[
-        float, typer.Option("--runs-a-month", help="Runs per month that share a subscription.", min=0.01)
+        float, typer.Option("--runs-per-month", help="Runs per month that share a subscription.", min=0.01)
     ] = 4.0,
     preemptions: Annotated[
         float | None,
@@ -437,7 +437,7 @@ def buy(
     batch: Batch = None,
     rank: Rank = None,
     engine: Engine = "graft",
-    runs_per_week: Annotated[float, typer.Option("--runs-a-week", help="Runs per week.", min=0.01)] = 1.0,
+    runs_per_week: Annotated[float, typer.Option("--runs-per-week", help="Runs per week.", min=0.01)] = 1.0,
     years: Annotated[float, typer.Option("--years", help="Years of use.", min=0.1)] = 2.0,
     electricity: Electricity = 0.30,
     residual: Annotated[

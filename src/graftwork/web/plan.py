@@ -84,7 +84,7 @@ BUY = (
     PlanField("option", "What you consider", _lines, hint="2x RTX 5060 Ti 16GB=700; RTX 5090=2000"),
     MODEL,
     *RUN,
-    PlanField("runs_per_week", "Runs a week", float, option="runs_a_week"),
+    PlanField("runs_per_week", "Runs per week", float),
     PlanField("years", "Years of use", float),
     PlanField("electricity", "USD per kWh", float, zero=True),
 )

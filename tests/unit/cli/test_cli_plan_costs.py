@@ -77,7 +77,7 @@ def test_hours_without_their_card_are_a_mistake():
 def test_a_purchase_says_what_is_best_and_what_it_assumes():
     found = read(
         "buy", *RUN, "--have", "RTX 5060 Ti 16GB", "--option", "2x RTX 5060 Ti 16GB=700",
-        "--option", "RTX 4090", "--runs-a-week", "7", "--place", "lambda",
+        "--option", "RTX 4090", "--runs-per-week", "7", "--place", "lambda",
     )  # fmt: skip
     labels = {choice["label"] for choice in found["choices"]}
     assert {"keep RTX 5060 Ti 16GB", "buy 2 × RTX 5060 Ti 16GB", "buy RTX 4090"} < labels
