@@ -96,10 +96,11 @@ async def serving(folder, base, engine, *, adapters=None, aliases=None, sink=Non
         pytest.importorskip("xllamacpp")
     folders = adapters or {}
     job = EngineJob(folder=str(folder / "engine"), base_folder=str(base), template_fingerprint=fingerprint)
-    settings = ServeSettings(port=0, threads=1, alias_refresh_seconds=0.05, engine=engine, failover=PATIENT)
+    settings = ServeSettings(port=0, threads=1, engine=engine, failover=PATIENT)
     project = ServedProject(
         resolve_aliases=lambda: dict(aliases or {}),
         find_adapter=lambda release: str(folders[release]),
+        refresh_seconds=0.05,
         captures=sink,
     )
     async with (

@@ -11,7 +11,6 @@ from tool_template import ASK, TOOLS
 
 from graftwork.http.client import Client
 from graftwork.serve.gateway import APIS
-from graftwork.serve.settings import ServeSettings
 
 SECRET = "the-secret-of-somebody-else"
 JSON = (("content-type", "application/json"),)
@@ -147,7 +146,7 @@ def test_tools_and_schemas_that_are_too_large_or_too_deep_are_refused_with_their
     large = {"type": "object", "properties": {f"field{i}": {"type": "string"} for i in range(5000)}}
 
     async def main():
-        async with open_house(settings=ServeSettings(max_body_bytes=2 << 20)) as house:
+        async with open_house() as house:
             for schema in (deep, large):
                 function = {"name": "f", "parameters": schema}
                 tools = {"messages": ASK, "tools": [{"type": "function", "function": function}]}
@@ -165,7 +164,7 @@ def test_tools_and_schemas_that_are_too_large_or_too_deep_are_refused_with_their
             many = {"messages": ASK, "tools": [TOOLS[0]] * 129}
             status, answer = await post(house, "/v1/chat/completions", json.dumps(many).encode())
             assert check_error("", status, answer)["param"] == "tools"
-            status, answer = await post(house, "/v1/chat/completions", b" " * (3 << 20))
+            status, answer = await post(house, "/v1/chat/completions", b" " * (5 << 20))
             assert status == 413
             await still_answers(house)
 

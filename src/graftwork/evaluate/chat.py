@@ -360,7 +360,7 @@ class ChatAddress(Record):
 def listen(work: OpenProject, *, idle_seconds: float = IDLE_SECONDS) -> None:
     """Answer as any model on this base that `ask_in_background` names, until none was asked for a while."""
     folder = _shared_folder(work)
-    settings = chat_settings(work, ChatSubject(BASE)).model_copy(update={"alias_refresh_seconds": 0.2})
+    settings = chat_settings(work, ChatSubject(BASE))
     subjects: dict[str, ChatSubject] = {}
 
     def find_subjects() -> dict[str, str]:
@@ -382,6 +382,7 @@ def listen(work: OpenProject, *, idle_seconds: float = IDLE_SECONDS) -> None:
             return subject.folder
 
         return ServedProject(
+            refresh_seconds=0.2,
             resolve_aliases=find_subjects,
             find_adapter=find_adapter,
             captures=StoreSink(work) if settings.capture else None,

@@ -75,7 +75,6 @@ class PlaceCalendarSettings(Record):
         None, description="Time zone of windows and resets. Default: plan.week.timezone."
     )
     session_hours: float | None = Field(None, gt=0, description="Longest session, set-up included.")
-    shortest_minutes: int = Field(60, ge=5, description="Shortest training time of a session.")
     setup_minutes: float | None = Field(
         None, ge=0, description="Time from the start of a session to the start of training."
     )

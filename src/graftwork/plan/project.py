@@ -77,8 +77,8 @@ def gpu_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> Step
 def plan_rollouts(
     work: OpenProject, device: DeviceFacts, shape: ModelShape, load: Workload, dtype: str
 ) -> Workload:
-    """The work with as many prompts answered together as fit into memory, unless the settings state it."""
-    if load.rollouts is None or load.rollouts.prompts_at_once is not None or load.rollouts.on_server:
+    """The work with as many prompts answered together as fit into memory."""
+    if load.rollouts is None or load.rollouts.on_server:
         return load
     gpu = device.kind == "cuda"
     rollouts = choose_prompts_at_once(

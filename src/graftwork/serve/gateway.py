@@ -27,6 +27,7 @@ from graftwork.http.messages import (
     json_response,
 )
 from graftwork.http.server import HttpLimits, Server
+from graftwork.records.base import MIB
 from graftwork.serve.answers import AnswerService
 from graftwork.serve.api.call import (
     ApiFormat,
@@ -65,6 +66,7 @@ _MODEL_PATH = "/v1/models/"
 _SCOPES: dict[str, Scope] = {"/v1/feedback": "feedback", "/v1/traces": "traces", "/metrics": "metrics"}
 """What the key of a request needs; for all other paths it is `models`."""
 _ADMIN_CONNECTIONS = 64
+MOST_BODY_BYTES = 4 * MIB
 
 
 class Gateway:
@@ -98,10 +100,9 @@ class Gateway:
 
     def open_server(self) -> Server:
         """A server that checks the headers of each request before it reads the body."""
-        limits = HttpLimits(max_body_bytes=self._settings.max_body_bytes)
         origins = self._settings.cors_origins
         handler = allow_origins(self._handle, origins) if origins else self._handle
-        server = Server(handler, admit=self._check_head, limits=limits)
+        server = Server(handler, admit=self._check_head, limits=HttpLimits(max_body_bytes=MOST_BODY_BYTES))
         server.on_refused = self._note_refused
         return server
 

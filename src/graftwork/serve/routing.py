@@ -254,16 +254,13 @@ class AliasWatcher:
         self._find_canary = find_canary
         self._clock = clock
         self._retries: dict[str, _Retry] = {}
-        self._seconds = 1.0
         self._refreshing = asyncio.Lock()
         # The family and the chains that a request may name, before any release is loaded.
         self.routes = names or Routes(loaded=False)
 
-    def revise(
-        self, split: SplitSettings | None, *, seconds: float, models: Mapping[str, ServedModel]
-    ) -> None:
-        """Use other model names, another experiment and interval from the next refresh on."""
-        self._split, self._seconds = split, seconds
+    def revise(self, split: SplitSettings | None, *, models: Mapping[str, ServedModel]) -> None:
+        """Use other model names and another experiment from the next refresh on."""
+        self._split = split
         self.routes = replace(self.routes, models=models, shares=set_up_shares(models, self.routes.aliases))
 
     async def refresh(self) -> None:
@@ -285,9 +282,8 @@ class AliasWatcher:
             self.routes = new
 
     async def follow(self, seconds: float) -> None:
-        self._seconds = seconds
         while True:
-            await asyncio.sleep(self._seconds)
+            await asyncio.sleep(seconds)
             try:
                 await self.refresh()
             except Exception:

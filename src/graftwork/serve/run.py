@@ -57,7 +57,6 @@ _FLUSH_SECONDS = 2.0
 """How long clients may take to read the end of answers that are complete."""
 RELOADED = frozenset(
     {
-        "alias_refresh_seconds",
         "default_model",
         "drain_seconds",
         "failover",
@@ -236,7 +235,7 @@ class SettingsReloader:
             return ReloadResult(number=self.number, error=str(error))
         self.settings = settings
         self._gateway.revise(settings)
-        self._watcher.revise(settings.split, seconds=settings.alias_refresh_seconds, models=settings.models)
+        self._watcher.revise(settings.split, models=settings.models)
         try:
             await self._watcher.refresh()
         except Exception:
@@ -254,6 +253,8 @@ class ServedProject:
     resolve_aliases: ResolveAliases
     find_adapter: FindAdapter = lambda _release: None
     find_canary: FindCanary = lambda: None
+    refresh_seconds: float = 1.0
+    """Seconds until a moved alias takes effect."""
     captures: CaptureSink | None = None
     prune_captures: Callable[[], object] | None = None
     """Deletes captures that are too old or too many. Called in a thread."""
@@ -338,7 +339,7 @@ async def serve(
                 await watcher.refresh()
                 on_ready(_url(settings.host, port, tls=tls is not None))
                 reloading = asyncio.create_task(reloader.follow())
-                await _unless_stopped(watcher.follow(settings.alias_refresh_seconds), stop)
+                await _unless_stopped(watcher.follow(project.refresh_seconds), stop)
             finally:
                 if reloading is not None:
                     reloading.cancel()

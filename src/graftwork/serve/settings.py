@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from graftwork.engines.settings import EngineSettings
-from graftwork.records.base import MIB, NotSecret, Record, SecretText
+from graftwork.records.base import NotSecret, Record, SecretText
 from graftwork.records.errors import EnvironmentFailure
 from graftwork.text.redact import EndpointUrl, VariableName
 
@@ -679,12 +679,6 @@ class ServeSettings(OperationSettings):
         description="Accept traces over OTLP/HTTP at /v1/traces and store their model calls as captures.",
     )
 
-    max_body_bytes: int = Field(
-        default=4 * MIB,
-        ge=1024,
-        description="Larger requests are rejected with 413.",
-    )
-
     request_timeout_seconds: float = Field(
         default=120.0,
         gt=0,
@@ -725,12 +719,6 @@ class ServeSettings(OperationSettings):
         default=1024,
         ge=1,
         description="Maximum answer length that a request may ask for.",
-    )
-
-    alias_refresh_seconds: float = Field(
-        default=1.0,
-        gt=0,
-        description="Seconds until a moved alias takes effect.",
     )
 
     threads: int | None = Field(

@@ -16,7 +16,6 @@ from graftwork.model.shape import read_shape
 from graftwork.process.sandbox import SandboxSettings
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserError
-from graftwork.records.plan import Plan
 from graftwork.records.report import Case
 from graftwork.records.run import TrainJob
 from graftwork.train.callbacks import TrainingCallback
@@ -215,7 +214,7 @@ class _RolloutRun:
         self, job: TrainJob, settings: TrainSettings, rows: Sequence[Row], cases: Sequence[Case]
     ) -> None:
         self._job = job
-        self._settings = settings = with_prompts_at_once(settings, job.plan)
+        self._settings = settings
         self._template = template = _open_template(job)
         limit = settings.rollouts.longest_answer
         checks = settings.reward_checks
@@ -344,6 +343,7 @@ class _RolloutRun:
                 seed=settings.seed,
                 end_of_turn=template.eos,
                 decode=template.decode,
+                prompts_at_once=job.plan.prompts_at_once,
                 recorded=next(engine.model.parameters()).is_cuda,
                 token_pass=engine.token_pass(),
             )
@@ -363,14 +363,6 @@ class _RolloutRun:
             folder=Path(job.folder),
             save=save if settings.method != "full" else None,
         )
-
-
-def with_prompts_at_once(settings: TrainSettings, plan: Plan) -> TrainSettings:
-    """The settings with the plan's number of prompts, unless they state it."""
-    if settings.rollouts.prompts_at_once is not None or plan.prompts_at_once is None:
-        return settings
-    rollouts = settings.rollouts.model_copy(update={"prompts_at_once": plan.prompts_at_once})
-    return settings.model_copy(update={"rollouts": rollouts})
 
 
 class _EndsGrader(TrainingCallback):

@@ -131,9 +131,6 @@ class RolloutSettings(Record):
     prompts: int = Field(8, ge=1, description="Prompts per batch.")
     num_generations: int = Field(8, ge=2, description="Answers per prompt.")
     max_completion_length: int = Field(48, ge=1, description="Maximum tokens per answer.")
-    prompts_at_once: int | None = Field(
-        None, ge=1, description="Prompts answered together; fewer take less memory. Default: all."
-    )
     truncated: Literal["fail", "grade"] = Field(
         "fail",
         description="Whether an answer that reaches max_completion_length gets 0, or is graded as is.",

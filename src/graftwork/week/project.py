@@ -442,7 +442,6 @@ def _place(
             if quota.within_hours is not None
         ),
         longest=None if session is None else int(session * 60),
-        shortest=_on_grid(provider.shortest_minutes),
         setup=_on_grid(setup),
         transfer=_on_grid(provider.transfer_minutes),
         usd_per_hour=_price(name, provider, terms),

@@ -135,8 +135,6 @@ def test_answers_that_do_not_fit_together_are_sampled_in_rounds(tmp_path):
         for limit in (3.0, 8.0, 100.0)
     }
     assert together[3.0] == 1 < together[8.0] < together[100.0] == 8
-    stated = load.model_copy(update={"rollouts": answers.model_copy(update={"prompts_at_once": 3})})
-    assert step.plan_rollouts(opened_project(tmp_path, limit=3.0), CARD, SHAPE, stated, "bfloat16") == stated
     assert step.plan_rollouts(opened_project(tmp_path, limit=3.0), CARD, SHAPE, LOAD, "bfloat16") == LOAD
 
 

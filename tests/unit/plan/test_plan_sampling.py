@@ -124,9 +124,16 @@ def sample(load, model, *, recorded, lengths=None):
         prompts=load.prompts,
         num_generations=load.answers,
         max_completion_length=load.max_tokens,
-        prompts_at_once=load.prompts_at_once,
     )
-    sampler = RolloutSampler(model, settings=settings, seed=5, end_of_turn=-1, decode=str, recorded=recorded)
+    sampler = RolloutSampler(
+        model,
+        settings=settings,
+        seed=5,
+        end_of_turn=-1,
+        decode=str,
+        prompts_at_once=load.prompts_at_once,
+        recorded=recorded,
+    )
     lengths = lengths or [round(load.prompt_tokens)] * load.prompts
     asked = [
         AskedPrompt(str(at), [(7 * at + 3 * place) % 120 for place in range(length)])

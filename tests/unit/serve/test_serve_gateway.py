@@ -12,6 +12,7 @@ from graftwork.http.client import Client
 from graftwork.http.messages import ApiError
 from graftwork.serve.api.chat import parse_chat_body
 from graftwork.serve.exchange import stream_choices
+from graftwork.serve.gateway import MOST_BODY_BYTES
 from graftwork.serve.routing import Routes, update_routes
 from graftwork.serve.settings import ServeSettings
 
@@ -256,11 +257,8 @@ def test_beyond_the_queue_limit_requests_are_refused_with_429(run):
 
 def test_a_body_that_is_too_large_is_refused_with_413(run):
     async def main():
-        async with (
-            open_house(settings=ServeSettings(max_body_bytes=2000)) as house,
-            client_of(house) as client,
-        ):
-            messages = [{"role": "user", "content": "x" * 3000}]
+        async with open_house() as house, client_of(house) as client:
+            messages = [{"role": "user", "content": "x" * MOST_BODY_BYTES}]
             with pytest.raises(APIStatusError) as refused:
                 await client.chat.completions.create(model="base", messages=messages)
             assert refused.value.status_code == 413

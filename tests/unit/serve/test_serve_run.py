@@ -35,10 +35,11 @@ def job_in(folder: Path) -> EngineJob:
 async def serving(folder, sink=None, **more):
     ready = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
-    settings = more.pop("settings", ServeSettings(port=0, alias_refresh_seconds=0.02))
+    settings = more.pop("settings", ServeSettings(port=0))
     project = ServedProject(
         resolve_aliases=more.pop("resolve_alias", lambda: {"champion": RELEASE}),
         find_adapter=more.pop("find_adapter", lambda _release: None),
+        refresh_seconds=0.02,
         captures=sink,
     )
     task = asyncio.create_task(
@@ -167,7 +168,7 @@ def test_until_the_aliases_are_loaded_their_names_are_answered_with_a_status_tha
             may_answer.set()
 
         looking = asyncio.create_task(look(Client(port=port)))
-        settings = ServeSettings(port=port, alias_refresh_seconds=0.02)
+        settings = ServeSettings(port=port)
         async with serving(tmp_path, settings=settings, resolve_alias=resolve) as http:
             await looking
             assert (await ask(http))[0] == 200

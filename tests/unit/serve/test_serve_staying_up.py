@@ -33,7 +33,7 @@ class Endpoint:
         self.answers = 0
 
     def read(self, **settings):
-        base = {"port": 0, "alias_refresh_seconds": 0.02, "failover": PATIENT}
+        base = {"port": 0, "failover": PATIENT}
         return ServeSettings.model_validate({**base, **settings})
 
     def read_settings(self):
@@ -47,6 +47,7 @@ class Endpoint:
         project = ServedProject(
             resolve_aliases=lambda: dict(self.aliases),
             find_adapter=lambda _release: str(self.folder),
+            refresh_seconds=0.02,
             read_settings=self.read_settings,
         )
         job = EngineJob(folder=str(self.folder / "engine"), base_folder="none", adapters={RELEASE: "none"})

@@ -2,7 +2,6 @@
 
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,8 +17,7 @@ from graftwork.train.objectives.advantages import group_advantages, is_dead
 from graftwork.train.rollouts.episodes import EpisodeJournal, SampledAnswer
 from graftwork.train.rollouts.measures import PromptRecord, choose_prompts, measure_groups, pass_rates
 from graftwork.train.run_folder import read_steps
-from graftwork.train.run_source import with_prompts_at_once
-from graftwork.train.settings import RolloutSettings, TrainSettings
+from graftwork.train.settings import RolloutSettings
 
 REWARD = """
 import json
@@ -284,7 +282,6 @@ def make_sampler(base, *, recorded):
     from graftwork.model.adapters.peft import make_trainable
     from graftwork.model.load import load_base
     from graftwork.train.rollouts.sampling import RolloutSampler
-    from graftwork.train.settings import RolloutSettings
 
     model = load_base(base)
     shape = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))
@@ -438,12 +435,3 @@ def test_memory_that_runs_out_for_recorded_passes_costs_the_recordings_and_no_an
     run_out_of_memory_at(3, monkeypatch)
     assert [answer.tokens for answer in sampler.sample(0, prompts)] == expected
     assert sampler._decoder is None
-
-
-def test_the_settings_go_before_what_the_plan_found_room_for():
-    settings = TrainSettings(objective="grpo", rewards=[{"metric": "task_success"}])
-    rounds = SimpleNamespace(prompts_at_once=1)
-    assert with_prompts_at_once(settings, rounds).rollouts.prompts_at_once == 1
-    assert with_prompts_at_once(settings, SimpleNamespace(prompts_at_once=None)) == settings
-    stated = settings.model_copy(update={"rollouts": RolloutSettings(prompts_at_once=4)})
-    assert with_prompts_at_once(stated, rounds) == stated

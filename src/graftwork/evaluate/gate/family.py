@@ -194,7 +194,7 @@ def _ask_family(
 
     assert settings.family is not None
     served = dict(work.releases.aliases())
-    live = settings.model_copy(update={"port": 0, "capture": False, "alias_refresh_seconds": 0.2})
+    live = settings.model_copy(update={"port": 0, "capture": False})
     questions = EndpointQuestions(
         settings.family.name,
         max_tokens=min(work.settings.evaluate.max_new_tokens, settings.max_new_tokens_limit),

@@ -208,15 +208,11 @@ def train_settings(candidate: FitCandidate, question: FitQuestion) -> dict[str, 
     if question.algorithm != "sft":
         settings["objective"] = question.algorithm
     if (load := rollout_load(question)) is not None:
-        sampled = {
+        settings["rollouts"] = {
             "prompts": load.prompts,
             "num_generations": load.answers,
             "max_completion_length": load.max_tokens,
-            "prompts_at_once": load.prompts_at_once,
         }
-        settings["rollouts"] = sampled
-        if load.prompts_at_once == load.prompts:
-            del sampled["prompts_at_once"]
         # Supervised rows are not trained on.
         del settings["batch_size"], settings["epochs"]
     if candidate.way.checkpointed and not candidate.way.own_step and candidate.streamed is None:

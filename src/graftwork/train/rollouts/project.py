@@ -272,7 +272,6 @@ def lay_out_rows(
         prompt_tokens=fmean(row.trained_from for row in longest),
         max_tokens=rollouts.longest_answer,
         answer_tokens=USUAL_LENGTH * rollouts.longest_answer,
-        prompts_at_once=rollouts.prompts_at_once,
         longest_prompt=max(row.trained_from for row in longest),
         has_turns=rollouts.environment is not None,
         on_server=rollouts.endpoint is not None,

@@ -60,7 +60,7 @@ class WrittenReply(NamedTuple):
 
 
 class RolloutSampler:
-    """`decode` turns tokens into the text that rewards read."""
+    """`decode` turns tokens into the text that rewards read; `prompts_at_once` are answered together."""
 
     def __init__(
         self,
@@ -70,10 +70,12 @@ class RolloutSampler:
         seed: int,
         end_of_turn: int,
         decode: Callable[[list[int]], str],
+        prompts_at_once: int | None = None,
         recorded: bool = False,
         token_pass: "TokenPass | None" = None,
     ) -> None:
         self._model = model
+        self._at_once = prompts_at_once or settings.prompts
         self._recorded = recorded
         self._token_pass = token_pass
         self._decoder: Decoder | None = None
@@ -166,7 +168,7 @@ class RolloutSampler:
         release_free_memory()
         requests: list[list[GenerationRequest]] = []
         # Decoys come on top of the prompts that were planned for: they are answered after them.
-        at_once = settings.prompts_at_once or settings.prompts
+        at_once = self._at_once
         use_grouped_attention(self._model)
         if self._decoder is None:
             self._decoder = open_decoder(
