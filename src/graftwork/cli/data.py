@@ -480,6 +480,8 @@ class _ConsoleTerminal:
         print_line(stdout, f"[green]reply[/]: {quote(_shorten(item.reply))}")
         if item.other:
             print_line(stdout, f"[magenta]compare[/]: {quote(_shorten(item.other))}")
+        for answer in item.others:
+            print_line(stdout, f"[magenta]other[/]: {quote(_shorten(answer.reply))}")
         print_line(stdout, HELP)
 
     def say(self, text: str) -> None:

@@ -49,6 +49,7 @@ from graftwork.records.dataset import (
     CorrectionConflict,
     Corrections,
     JudgeLabel,
+    OtherAnswer,
     ReviewAction,
     ReviewDecision,
     ReviewItem,
@@ -76,6 +77,7 @@ WEIGHTS: dict[ReviewReason, float] = {
 MOST_CAPTURES = 2000
 MOST_ROWS = 50_000
 SMALL_GROUP = 10
+MOST_OTHERS = 8
 
 
 class AppliedReviews(NamedTuple):
@@ -187,22 +189,31 @@ def _list_captures(work: OpenProject, sizes: Counter[str | None]) -> Iterator[Re
     captures = [capture for _, capture in newest if capture.session != TRY_OUT_SESSION]
     different = find_unlike(work, captures)
     readable = [(capture, messages) for capture in captures if (messages := read_messages(capture))]
-    # The distinct answers to each prompt.
+    # The distinct answers to each prompt, and to prompts that differ only in case and punctuation.
     answers: dict[str, dict[str, None]] = defaultdict(dict)
+    alike: dict[str, dict[str, OtherAnswer]] = defaultdict(dict)
     for capture, messages in readable:
         answers[hash_prompt(messages)].setdefault(capture.reply)
+        answer = OtherAnswer(reply=capture.reply, capture=capture.id, question=messages[-1].content)
+        alike[_fold_prompt(messages)].setdefault(capture.reply, answer)
     for capture, messages in readable:
         reasons: dict[ReviewReason, str] = {}
-        alternative = ""
+        others = [
+            answer.model_copy(update={"question": ""}) if answer.question == messages[-1].content else answer
+            for reply, answer in alike[_fold_prompt(messages)].items()
+            if reply != capture.reply
+        ]
         if capture.id in disputed:
             reasons["disagreement"] = "people corrected this prompt in different ways"
-            texts = [entry.corrected for entry in disputed[capture.id].corrections]
-            alternative = "\n---\n".join(dict.fromkeys(texts))
+            corrections = disputed[capture.id].corrections
+            others = [
+                OtherAnswer(reply=entry.corrected, capture=entry.capture, reviewer=entry.reviewer or "")
+                for entry in corrections
+            ]
         elif capture.correction is not None:
             continue
         elif len(answers[hash_prompt(messages)]) > 1:
             reasons["disagreement"] = "the same prompt was answered in different ways"
-            alternative = next(text for text in answers[hash_prompt(messages)] if text != capture.reply)
         if capture.feedback is not None and capture.feedback < low:
             reasons["low_reward"] = f"users gave it {capture.feedback:g}"
         if capture.id in different:
@@ -220,7 +231,7 @@ def _list_captures(work: OpenProject, sizes: Counter[str | None]) -> Iterator[Re
                 reasons=reasons,
                 group=capture.model,
                 capture=capture.id,
-                other=alternative,
+                others=tuple(others[:MOST_OTHERS]),
             )
 
 
@@ -240,7 +251,7 @@ def _list_rows(work: OpenProject, rows: list[Row], sizes: Counter[str | None]) -
     """Rows of the dataset that the adapter failed at, or that the audit doubts."""
     if not rows:
         return
-    failed, doubts = _find_failures(work), _find_doubts(work)
+    failed, doubts, contradicting = _find_failures(work), _find_doubts(work), _find_contradicting(work, rows)
     for row in rows:
         if row.capture is not None or "." in row.id:
             continue  # captures are in the queue themselves; a part of a conversation is not a row of the log
@@ -261,7 +272,42 @@ def _list_rows(work: OpenProject, rows: list[Row], sizes: Counter[str | None]) -
                 origin=row.origin,
                 input_hash=row.input_hash,
                 other=failed.get(row.id, ""),
+                others=tuple(
+                    answer for answer in contradicting.get(row.origin, ()) if answer.reply != row.reply
+                ),
             )
+
+
+def _fold_prompt(messages: Sequence[Message]) -> str:
+    return "\n".join(fold(message.content) for message in messages)
+
+
+def _find_contradicting(work: OpenProject, rows: list[Row]) -> dict[Origin, list[OtherAnswer]]:
+    """What other rows of the log answer to the same prompt, or to nearly the same one."""
+    audit = _read_audit(work)
+    if audit is None:
+        return {}
+    kept = {row.origin: row for row in rows}
+    found: dict[Origin, list[OtherAnswer]] = defaultdict(list)
+    for cluster in audit.clusters:
+        if cluster.kind == "conflicting_answers":
+            for origin in cluster.rows:
+                found[origin] += [
+                    OtherAnswer(reply=shown.reply, origin=shown.origin)
+                    for shown in cluster.shown
+                    if shown.origin != origin
+                ]
+    for doubt in audit.label_noise.suspicious:
+        near = kept.get(doubt.near) if doubt.near is not None else None
+        if near is not None:
+            answer = OtherAnswer(reply=near.reply, origin=near.origin, question=near.messages[-1].content)
+            found[doubt.origin].append(answer)
+    return found
+
+
+def _read_audit(work: OpenProject) -> Audit | None:
+    entry = work.ledger.get("audit")
+    return None if entry is None else Audit.model_validate(entry.output)
 
 
 def _find_failures(work: OpenProject) -> dict[str, str]:
@@ -285,10 +331,9 @@ def _find_failures(work: OpenProject) -> dict[str, str]:
 
 
 def _find_doubts(work: OpenProject) -> dict[Origin, dict[ReviewReason, str]]:
-    entry = work.ledger.get("audit")
-    if entry is None:
+    audit = _read_audit(work)
+    if audit is None:
         return {}
-    audit = Audit.model_validate(entry.output)
     reasons: dict[Origin, dict[ReviewReason, str]] = defaultdict(dict)
     for doubt in audit.label_noise.suspicious:
         reasons[doubt.origin]["wrong_label"] = f"the rest of the log suggests {doubt.suggested!r}"

@@ -341,6 +341,17 @@ def key_of_capture(capture: str) -> str:
     return f"capture:{capture}"
 
 
+class OtherAnswer(Record):
+    """Another answer to the prompt of a review item, and who or what gave it."""
+
+    reply: str
+    capture: str = ""
+    origin: Origin | None = None
+    reviewer: str = ""
+    question: str = ""
+    """What was asked, if it is not the same letter for letter."""
+
+
 class ReviewItem(Record):
     """A row to review. `key` identifies its content, so that no reviewer sees it twice."""
 
@@ -357,7 +368,9 @@ class ReviewItem(Record):
     alike: tuple[str, ...] = ()
     """Other captures with the same prompt and reply: what is decided holds for them too."""
     other: str = ""
-    """Another answer to compare with: the adapter's, or another reviewer's."""
+    """What the adapter answers."""
+    others: tuple[OtherAnswer, ...] = ()
+    """The other answers to the same or nearly the same prompt."""
 
     @property
     def keys(self) -> frozenset[str]:

@@ -100,6 +100,18 @@ def test_the_queue_begins_with_what_helps_most(work):
     assert f"capture:{2:032x}" not in {item.key for item in items}
 
 
+def test_a_conflict_comes_with_the_other_answers_to_the_same_or_nearly_the_same_prompt(work):
+    replies = {4: ("Who owns it?", "Ada."), 5: ("Who owns it?", "Bob."), 6: ("who owns it", "Eve.")}
+    work.captures.add([captured(n, question=asked, reply=reply) for n, (asked, reply) in replies.items()])
+    work.captures.add([captured(7)])
+    by_capture = {int(item.capture, 16): item.others for item in list_items(work)}
+    assert {(answer.reply, answer.question) for answer in by_capture[4]} == {
+        ("Bob.", ""),
+        ("Eve.", "who owns it"),
+    }
+    assert by_capture[7] == ()
+
+
 def test_no_row_is_shown_twice_over_sessions_and_reviewers(work):
     work.captures.add([captured(n) for n in range(6)])
     first = Script("asr")

@@ -6,8 +6,10 @@ import pytest
 from served_page import serve
 from web_views import list_views
 
+from graftwork.api.datasets import list_rows
 from graftwork.api.project import open_project
-from graftwork.records.interaction import Capture
+from graftwork.records.dataset import Cluster, ReadableRow
+from graftwork.records.interaction import Capture, Origin
 
 CALL = '<tool_call>\n{"name": "lookup", "arguments": {"order": "A1"}}\n</tool_call>'
 SHOWN = "lookup(order=&#34;A1&#34;)"
@@ -76,3 +78,33 @@ def test_rows_and_log_lines_are_shown_as_conversations(page, made_project):
     traced = page.visitor.get("/data/trace?what=logs/interactions.jsonl:4").text
     assert "<h3>user</h3>" in traced
     assert "Where is the fern number 3 of garden" in traced
+
+
+def test_a_conflict_is_reviewed_next_to_the_other_answers(shop):
+    with open_project(shop).open() as work:
+        first = work.captures.page(limit=1)[0]
+        asked = {"messages": [{"role": "user", "content": "Where is the oak?"}]}
+        for number, reply in enumerate(("By the gate.", CALL)):
+            body = {"id": f"{number + 1}" * 32, "request": asked, "reply": reply}
+            work.captures.add([Capture.model_validate(first.model_dump() | body)])
+    with serve(shop) as served:
+        text = served.visitor.get("/review?key=capture:" + "1" * 32).text
+    assert "Other answers to the same prompt" in text
+    assert 'href="/captures/' + "2" * 32 in text
+    assert SHOWN in text
+
+
+def test_a_row_that_contradicts_others_is_reviewed_next_to_them(shop):
+    project = open_project(shop)
+    row, other = list_rows(project).items[0], Origin(file="logs/interactions.jsonl", line=2)
+    shown = tuple(
+        ReadableRow(origin=origin, question="?", reply=reply)
+        for origin, reply in ((row.origin, row.reply), (other, "Nowhere."))
+    )
+    cluster = Cluster(kind="conflicting_answers", size=2, rows=(row.origin, other), shown=shown)
+    with project.open() as work:
+        entry = work.ledger.get("audit")
+        output = {**entry.output, "clusters": [cluster.model_dump(mode="json")]}
+        work.ledger.put("audit", fingerprint="a", output=output, finished_at="x", seconds=1)
+    [item] = [item for item in project.review_items() if item.origin == row.origin]
+    assert [(answer.reply, answer.origin) for answer in item.others] == [("Nowhere.", other)]
