@@ -131,7 +131,7 @@ def _weigh(base: CatalogBase, need: BaseNeed, machine: Machine, overlay: Path | 
     context = model.shape.max_positions
     too_long = sum(length > context for length in need.lengths)
     permitted = base.license == need.license if need.license is not None else not base.terms
-    grade, notes = base.grades[need.task], []
+    grade, notes = base.grades.of(need.task), []
     if need.language is not None and need.language not in base.languages:
         grade = "poor"
         notes.append(f"not made for {LANGUAGES.get(need.language, need.language)}")

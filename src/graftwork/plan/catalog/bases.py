@@ -49,6 +49,19 @@ COLUMNS = ColumnParsers(
 )
 
 
+class Grades(Record):
+    """How well a base does after training, by what a task asks for."""
+
+    json_replies: Grade
+    tools: Grade
+    code: Grade
+    text: Grade
+
+    def of(self, need: TaskNeed) -> Grade:
+        grade: Grade = getattr(self, "json_replies" if need == "json" else need)
+        return grade
+
+
 class CatalogBase(Record):
     """A base that `graft init` may propose. `name` is that of its row in the catalog of models."""
 
@@ -56,8 +69,7 @@ class CatalogBase(Record):
     license: str
     terms: str = ""
     """What its license asks for beyond attribution; empty for a permissive one."""
-    grades: dict[TaskNeed, Grade]
-    """How well it does after training, by what a task asks for."""
+    grades: Grades
     languages: tuple[str, ...]
     """Codes of ISO 639-1."""
     good_for: str
@@ -70,7 +82,8 @@ def list_bases(*, overlay: Path | None = None) -> tuple[CatalogBase, ...]:
     """All bases, the shipped and the team's own, the smallest first as the tables list them."""
 
     def build(values: dict[str, object]) -> CatalogBase:
-        grades = {need: values.pop(need) for need in get_args(TaskNeed)}
+        grades = {key: values.pop(key) for key in ("tools", "code", "text")}
+        grades["json_replies"] = values.pop("json")
         return CatalogBase.model_validate({**values, "grades": grades})
 
     return list_rows("bases", build, COLUMNS, overlay=overlay)
