@@ -34,7 +34,7 @@ from graftwork.data.project import (
     open_decoder,
     open_decoder_if_there,
 )
-from graftwork.data.review import AppliedReviews, apply_reviews, decide_item
+from graftwork.data.review import apply_reviews, decide_item
 from graftwork.files.dataset import MANIFEST, fetch_rows, read_manifest, scan_columns, scan_drops
 from graftwork.project.open_project import current_user, timestamp
 from graftwork.records.base import Record
@@ -357,8 +357,9 @@ def undo_review(project: Project, *, who: str = "") -> ReviewDecision | None:
     return undone
 
 
-def apply_decisions(project: Project) -> AppliedReviews:
-    """Turn decisions into feedback on captures and into the log of reviewed rows."""
+def apply_decisions(project: Project) -> tuple[int, int, Path | None]:
+    """Turn decisions into feedback on captures and into the log of reviewed rows; how many became which,
+    and the log."""
     with project.open() as work:
         return apply_reviews(work)
 

@@ -415,12 +415,12 @@ def review(
             decided = run_review(queue, _ConsoleTerminal(), limit=limit)
         finally:
             # Also after Ctrl-C: what was decided holds.
-            applied = queue.apply(out=out)
-        print_line(stdout, f"{decided} decided, {queue.waiting} waiting; {applied.feedback} became feedback")
-        if applied.file is not None:
-            print_line(stdout, f"{applied.rows} rows corrected or rejected in {quote(applied.file)}")
-            if not is_in_logs(work, applied.file):
-                print_line(stdout, f"add {quote(applied.file)} to data.logs in graft.yaml to use them")
+            feedback, rows, file = queue.apply(out=out)
+        print_line(stdout, f"{decided} decided, {queue.waiting} waiting; {feedback} became feedback")
+        if file is not None:
+            print_line(stdout, f"{rows} rows corrected or rejected in {quote(file)}")
+            if not is_in_logs(work, file):
+                print_line(stdout, f"add {quote(file)} to data.logs in graft.yaml to use them")
 
 
 def run_review(queue: "ReviewQueue", terminal: ReviewTerminal, *, limit: int | None = None) -> int:

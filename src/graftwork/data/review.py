@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -80,14 +80,6 @@ SMALL_GROUP = 10
 MOST_OTHERS = 8
 
 
-class AppliedReviews(NamedTuple):
-    """The result of the decisions so far: feedback on captures, and lines of the log of reviewed rows."""
-
-    feedback: int
-    rows: int
-    file: Path | None
-
-
 class ReviewQueue:
     """Returns undecided items, the most helpful first."""
 
@@ -120,7 +112,7 @@ class ReviewQueue:
         self._undone.append(last.item)
         return last.item
 
-    def apply(self, *, out: Path | None = None) -> AppliedReviews:
+    def apply(self, *, out: Path | None = None) -> tuple[int, int, Path | None]:
         return apply_reviews(self._work, out=out)
 
 
@@ -344,8 +336,11 @@ def _find_doubts(work: OpenProject) -> dict[Origin, dict[ReviewReason, str]]:
     return reasons
 
 
-def apply_reviews(work: OpenProject, *, out: Path | None = None) -> AppliedReviews:
-    """Turn decisions about captures into feedback, once, and write the log of reviewed rows."""
+def apply_reviews(work: OpenProject, *, out: Path | None = None) -> tuple[int, int, Path | None]:
+    """Turn decisions about captures into feedback, once, and write the log of reviewed rows.
+
+    Returns how many captures got feedback, and the rows of the log and its file if there are any.
+    """
     store = ReviewStore(work.database, project=work.settings.project)
     feedback_count, lines = 0, []
     for entry in store.standing():
@@ -369,7 +364,7 @@ def apply_reviews(work: OpenProject, *, out: Path | None = None) -> AppliedRevie
     path = out or default_out(work).with_name(REVIEWED_FILE)
     if lines or path.exists():
         write_atomic(path, b"".join(lines), private=True)
-    return AppliedReviews(feedback_count, len(lines), path if lines else None)
+    return feedback_count, len(lines), path if lines else None
 
 
 def write_review(review: ReviewDecision) -> bytes | None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from graftwork.evaluate.project_subjects import find_weights
 from graftwork.evaluate.subjects import parse_subject
@@ -63,6 +63,7 @@ from graftwork.records.run import TrainOutcome
 from graftwork.registry.index import find_release
 from graftwork.registry.project import open_store
 from graftwork.registry.publish import TEMPLATE_FILE
+from graftwork.store.runs import RunEntry
 from graftwork.text.redact import hide_in_tracebacks
 
 PREFIX = "base_model.model."
@@ -395,14 +396,6 @@ def _logits(
 EXPORT_FILE = "graftwork_export.json"
 
 
-class _Source(NamedTuple):
-    outcome: TrainOutcome
-    plan: dict[str, Any]
-    """As it was stored, by whichever version."""
-    base: BaseFolder
-    folder: Path
-
-
 def export_run(
     work: OpenProject, *, run: str | None, to: Path, format: ExportFormat = "merged"
 ) -> ExportedAdapter:
@@ -416,8 +409,8 @@ def export_run(
         )
     if to.exists():
         to.rmdir()
-    source = _find_source(work, run)
-    outcome, merged, gguf = source.outcome, None, {}
+    entry, outcome, base = _find_run(work, run)
+    merged, gguf = None, {}
     adapter = Path(outcome.adapter_folder)
     if not adapter.is_dir() or folder_digest(adapter) != outcome.adapter_hash:
         raise Corrupted(
@@ -426,7 +419,7 @@ def export_run(
             fix="`graft train` makes it again",
             where=str(adapter),
         )
-    verify_base(source.base)
+    verify_base(base)
     if format == "adapter":
         with atomic_folder(to) as folder:
             # The bytes, not the modes: the run's are for its owner only.
@@ -440,29 +433,30 @@ def export_run(
         name = f"{work.settings.project}-{outcome.run_id}.gguf"
         with TemporaryDirectory(dir=scratch, prefix=".merged-") as temporary, atomic_folder(to) as folder:
             model = Path(temporary) / "model"
-            merged = _merge(work, source, model)
+            merged = _merge(work, entry, outcome, base, to=model)
             convert(model, folder / name, converter=converter)
             gguf = read_back(folder / name, model)
     else:
-        merged = _merge(work, source, to)
+        merged = _merge(work, entry, outcome, base, to=to)
     exported = ExportedAdapter(
         run_id=outcome.run_id,
         format=format,
         folder=str(to),
-        base=source.plan["base"],
-        base_fingerprint=source.base.revision,
+        base=entry.plan["base"],
+        base_fingerprint=base.revision,
         adapter_hash=outcome.adapter_hash,
         files={path.name: file_digest(path) for path in sorted(to.iterdir()) if path.is_file()},
         merged=merged,
         gguf=gguf,
         words=_notes(merged) if merged is not None else (),
     )
-    verify_base(source.base)
+    verify_base(base)
     write_atomic(to / EXPORT_FILE, exported.to_json())
     return exported
 
 
-def _find_source(work: OpenProject, run: str | None) -> _Source:
+def _find_run(work: OpenProject, run: str | None) -> tuple[RunEntry, TrainOutcome, BaseFolder]:
+    """A run that is done, as whichever version stored it, and the base that it was trained on."""
     if run is not None:
         matches = [entry for entry in work.runs.list() if entry.id.startswith(run)]
         entry = matches[0] if len(matches) == 1 else None
@@ -483,18 +477,20 @@ def _find_source(work: OpenProject, run: str | None) -> _Source:
             fix="restore that base, or train again",
             where=base.folder,
         )
-    return _Source(TrainOutcome.model_validate(entry.outcome), entry.plan, base, Path(entry.folder))
+    return entry, TrainOutcome.model_validate(entry.outcome), base
 
 
-def _merge(work: OpenProject, source: _Source, to: Path) -> MergeProof:
-    folder = work.project.state / "exports" / source.outcome.run_id
+def _merge(
+    work: OpenProject, entry: RunEntry, outcome: TrainOutcome, base: BaseFolder, *, to: Path
+) -> MergeProof:
+    folder = work.project.state / "exports" / outcome.run_id
     job = ExportJob(
         folder=str(folder),
-        base_folder=source.base.folder,
-        adapter_folder=source.outcome.adapter_folder,
-        dataset_folder=json.loads((source.folder / JOB_FILE).read_bytes())["dataset_folder"],
+        base_folder=base.folder,
+        adapter_folder=outcome.adapter_folder,
+        dataset_folder=json.loads((Path(entry.folder) / JOB_FILE).read_bytes())["dataset_folder"],
         to=str(to),
-        four_bits=source.plan["method"] == "qlora",
+        four_bits=entry.plan["method"] == "qlora",
         threads=work.settings.train.threads,
     )
     task = WorkerTask(

@@ -146,16 +146,6 @@ class BeforeAfter(NamedTuple):
     note: str
 
 
-class PlannedActual(NamedTuple):
-    """One figure of the plan and its actual value, both as ratios to the planned value."""
-
-    name: str
-    low: float
-    high: float
-    actual: float
-    note: str
-
-
 def draw_before_after(rows: Sequence[BeforeAfter], *, width: float = 760) -> Markup:
     """Rates with their intervals, base above adapter, the limit as a line across both."""
     if not rows:
@@ -182,43 +172,6 @@ def draw_before_after(rows: Sequence[BeforeAfter], *, width: float = 760) -> Mar
             for row in rows
         ),
     )
-
-
-def draw_plan(rows: Sequence[PlannedActual], *, width: float = 760) -> Markup:
-    """Planned range as a band around 1, the actual value as a dot; equal ratios at equal distances."""
-    if not rows:
-        return draw_nothing("Plan against reality", width)
-    layout = RowLayout(width=width, count=len(rows), body=22.0, note_width=78.0)
-    values = [value for row in rows for value in (row.low, row.high, row.actual) if value > 0]
-    farthest = max([max(1 / value, value) for value in values] or [1.0])
-    marks = next((ratios for ratios in _RATIOS if ratios[-1] >= farthest * 1.05), _RATIOS[-1])
-    x = Scale(1 / marks[-1], marks[-1], layout.start, layout.end, log=True)
-    parts = []
-    for ratio in (*(1 / mark for mark in reversed(marks)), 1.0, *marks):
-        parts += layout.mark(
-            x(ratio), "as planned" if ratio == 1 else f"× {round(ratio, 2):g}", strong=ratio == 1
-        )
-    for i, row in enumerate(rows):
-        inside = row.low - 1e-9 <= row.actual <= row.high + 1e-9
-        middle = layout.middle(i)
-        left, right = x(row.low) - 1.5, x(row.high) + 1.5
-        parts += layout.name(i, row.name, row.note)
-        parts.append(
-            element("rect", x=left, y=middle - 6, width=right - left, height=12, rx=3, class_="band")
-        )
-        parts.append(
-            element("circle", cx=x(row.actual), cy=middle, r=5, class_=f"dot {'after' if inside else 'off'}")
-        )
-    return drawing(
-        *parts,
-        width=width,
-        height=layout.height,
-        title="Plan against reality",
-        description="; ".join(f"{row.name}: {row.actual:.2f} times the planned value" for row in rows),
-    )
-
-
-_RATIOS = ((1.25, 1.5), (1.4, 2.0), (1.7, 3.0), (2.2, 5.0), (3.2, 10.0), (10.0, 100.0), (32.0, 1000.0))
 
 
 class RowLayout:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from graftwork.records.dataset import AUGMENT, CUT_OFF, RepairOutcome, RepairPlan, RepairRow
 from graftwork.text.wording import plural, truncate
@@ -313,26 +313,17 @@ def _name_kind(reason: str) -> str:
     return _FIGURE.sub("…", reason.partition("; expected ")[0])
 
 
-class UnreadFile(NamedTuple):
-    """A log file with rows that could not be read: how many, and the first of them."""
-
-    file: str
-    rows: int
-    first_line: int
-    reason: str
-
-
-def list_unread(folder: Path) -> tuple[UnreadFile, ...]:
-    """The log files of a dataset with rows that could not be read."""
+def list_unread(folder: Path) -> tuple["tuple[Drop, int]", ...]:
+    """For each log file of a dataset with rows that could not be read, the first of them and how many."""
     from graftwork.files.dataset import iterate_drops
 
-    files: dict[str, UnreadFile] = {}
+    first: dict[str, Drop] = {}
+    rows: Counter[str] = Counter()
     # Unreadable rows come first.
     for drop in takewhile(lambda drop: drop.step == "read", iterate_drops(folder)):
-        file, line = drop.origin.file, drop.origin.line
-        known = files.get(file) or UnreadFile(file, 0, line, drop.reason.partition(": ")[2])
-        files[file] = known._replace(rows=known.rows + 1)
-    return tuple(files.values())
+        first.setdefault(drop.origin.file, drop)
+        rows[drop.origin.file] += 1
+    return tuple((drop, rows[file]) for file, drop in first.items())
 
 
 def view_unread(folder: Path, dataset: "Dataset") -> Document:
@@ -346,9 +337,9 @@ def view_unread(folder: Path, dataset: "Dataset") -> Document:
     are = "row of the logs is" if rows == 1 else "rows of the logs are"
     viewed.line(f"[yellow]![/] {rows:,} {are} not learned from ({whole:,} in all): unreadable")
     # The dataset of an earlier result may have been removed.
-    for unread in list_unread(folder) if (folder / DROPS).is_file() else ():
-        reason = unread.reason.partition("; expected ")[0]
-        viewed.line(f"  {quote(unread.file)}: {unread.rows:,}, line {unread.first_line}: {quote(reason)}")
+    for drop, count in list_unread(folder) if (folder / DROPS).is_file() else ():
+        reason = drop.reason.partition(": ")[2].partition("; expected ")[0]
+        viewed.line(f"  {quote(drop.origin.file)}: {count:,}, line {drop.origin.line}: {quote(reason)}")
     viewed.line(
         "  name a format or a mapping under data.formats, or fix the lines; `graft data audit` lists them"
     )

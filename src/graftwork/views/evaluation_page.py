@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
@@ -19,7 +19,7 @@ from graftwork.records.base import Record
 from graftwork.records.report import Answer, Case, Metric, Report, SliceFigure, SubjectReport
 from graftwork.text.wording import number, p_value, percent, plural, points
 from graftwork.views import html
-from graftwork.views.charts import PlotInterval, Scale, draw_both, draw_nothing, drawing, element, label, line
+from graftwork.views.charts import Scale, draw_both, draw_nothing, drawing, element, label, line
 from graftwork.views.document import Cell, Document, Name, Table, quote
 
 LINE = 17.0
@@ -29,17 +29,10 @@ FOOT = 24.0
 TITLE = "Metrics with their intervals"
 
 
-class PlottedInterval(NamedTuple):
-    """One subject's figure; `kind` is the class that colors it, `note` is at the right."""
-
-    kind: str
-    subject: str
-    span: PlotInterval
-    note: str
-
-
-def draw_intervals(rows: Sequence[tuple[str, Sequence[PlottedInterval]]], *, width: float = 760) -> Markup:
-    """The name of each metric above its intervals, one a subject, in the order given."""
+def draw_intervals(
+    rows: Sequence[tuple[str, Sequence[tuple[str, str, Metric]]]], *, width: float = 760
+) -> Markup:
+    """The name of each metric above its intervals, one a subject: the class that colors it, and its name."""
     if not rows:
         return draw_nothing(TITLE, width)
     floor = 4 + sum(HEAD + LINE * len(intervals) + 8 for _, intervals in rows)
@@ -53,24 +46,23 @@ def draw_intervals(rows: Sequence[tuple[str, Sequence[PlottedInterval]]], *, wid
     top = 4.0
     for name, intervals in rows:
         parts.append(label(name, x=x(0) + 6, y=top + HEAD - 10, class_="name"))
-        for place, shown in enumerate(intervals):
-            parts += _draw_span(x, shown, y=top + HEAD + LINE * (place + 0.5), width=width)
+        for place, (kind, _, metric) in enumerate(intervals):
+            parts += _draw_span(x, metric, kind, y=top + HEAD + LINE * (place + 0.5), width=width)
         top += HEAD + LINE * len(intervals) + 8
     described = (
-        f"{name}: " + ", ".join(f"{shown.subject} {shown.note}" for shown in intervals)
+        f"{name}: " + ", ".join(f"{subject} {percent(metric.value)}" for _, subject, metric in intervals)
         for name, intervals in rows
     )
     return drawing(*parts, width=width, height=floor + FOOT, title=TITLE, description="; ".join(described))
 
 
-def _draw_span(x: Scale, shown: PlottedInterval, *, y: float, width: float) -> list[Markup]:
-    span, kind = shown.span, shown.kind
+def _draw_span(x: Scale, span: Metric, kind: str, *, y: float, width: float) -> list[Markup]:
     return [
         line(x(span.low), y, x(span.high), y, class_=f"whisker {kind}"),
         line(x(span.low), y - 4, x(span.low), y + 4, class_=f"whisker {kind}"),
         line(x(span.high), y - 4, x(span.high), y + 4, class_=f"whisker {kind}"),
         element("circle", cx=x(span.value), cy=y, r=5, class_=f"dot {kind}"),
-        label(shown.note, x=width, y=y + 4.5, class_="note", anchor="end"),
+        label(percent(span.value), x=width, y=y + 4.5, class_="note", anchor="end"),
     ]
 
 
@@ -236,12 +228,7 @@ def draw_metrics(report: Report) -> Markup:
     rows = []
     for name in _names(report):
         shown = [
-            PlottedInterval(
-                kind_of(report, subject),
-                subject.subject,
-                PlotInterval(metric.value, metric.low, metric.high),
-                percent(metric.value),
-            )
+            (kind_of(report, subject), subject.subject, metric)
             for subject in subjects_of(report)
             if (metric := subject.metrics.get(name)) and metric.n and metric.kind in ("rate", "score")
         ]

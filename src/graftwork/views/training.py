@@ -41,7 +41,7 @@ def show_training(
     others = [look for look in outcome.looks if look.metric != LOSS]
     draws: dict[str, Callable[..., Markup]] = {
         "loss": partial(draw_loss, steps, outcome.looks, outcome),
-        "plan": partial(charts.draw_plan, [plot_residual(residual) for residual in outcome.residuals]),
+        "plan": partial(draw_plan, outcome.residuals),
     }
     if others:
         name, best_step = html.name_of(others[0].metric), _find_best_step(others, outcome)
@@ -213,15 +213,50 @@ def _list_looks(outcome: TrainOutcome) -> Document:
     return viewed
 
 
-def plot_residual(residual: Residual) -> charts.PlannedActual:
-    planned = residual.planned
-    scale = planned.value or 1.0
-    return charts.PlannedActual(
-        name=html.name_of(residual.name),
-        low=planned.low / scale,
-        high=planned.high / scale,
-        actual=residual.actual / scale,
-        note=change(residual.off),
+_RATIOS = ((1.25, 1.5), (1.4, 2.0), (1.7, 3.0), (2.2, 5.0), (3.2, 10.0), (10.0, 100.0), (32.0, 1000.0))
+"""Ratios to mark on both sides of 1: those that reach the farthest value."""
+
+
+def draw_plan(residuals: Sequence[Residual], *, width: float = 760) -> Markup:
+    """Planned range as a band around 1, the actual value as a dot; equal ratios at equal distances."""
+    if not residuals:
+        return charts.draw_nothing("Plan against reality", width)
+    layout = charts.RowLayout(width=width, count=len(residuals), body=22.0, note_width=78.0)
+    ratios = [
+        tuple(value / (row.planned.value or 1.0) for value in (row.planned.low, row.planned.high, row.actual))
+        for row in residuals
+    ]
+    values = [value for row in ratios for value in row if value > 0]
+    farthest = max([max(1 / value, value) for value in values] or [1.0])
+    marks = next((ratios for ratios in _RATIOS if ratios[-1] >= farthest * 1.05), _RATIOS[-1])
+    x = charts.Scale(1 / marks[-1], marks[-1], layout.start, layout.end, log=True)
+    parts = []
+    for ratio in (*(1 / mark for mark in reversed(marks)), 1.0, *marks):
+        parts += layout.mark(
+            x(ratio), "as planned" if ratio == 1 else f"× {round(ratio, 2):g}", strong=ratio == 1
+        )
+    for i, (row, (low, high, actual)) in enumerate(zip(residuals, ratios, strict=True)):
+        inside = low - 1e-9 <= actual <= high + 1e-9
+        middle = layout.middle(i)
+        left, right = x(low) - 1.5, x(high) + 1.5
+        parts += layout.name(i, html.name_of(row.name), change(row.off))
+        parts.append(
+            charts.element("rect", x=left, y=middle - 6, width=right - left, height=12, rx=3, class_="band")
+        )
+        parts.append(
+            charts.element(
+                "circle", cx=x(actual), cy=middle, r=5, class_="dot after" if inside else "dot off"
+            )
+        )
+    return charts.drawing(
+        *parts,
+        width=width,
+        height=layout.height,
+        title="Plan against reality",
+        description="; ".join(
+            f"{html.name_of(row.name)}: {actual:.2f} times the planned value"
+            for row, (_, _, actual) in zip(residuals, ratios, strict=True)
+        ),
     )
 
 

@@ -173,9 +173,9 @@ def _stop_job(form: ActionForm) -> Done:
 
 
 def _apply_reviews(form: ActionForm) -> Done:
-    applied = datasets.apply_decisions(form.project)
-    text = f"{applied.feedback} decisions became feedback, {applied.rows} rows were written"
-    return Done(text + (f" to {applied.file}" if applied.file else ""), "/review")
+    feedback, rows, file = datasets.apply_decisions(form.project)
+    text = f"{feedback} decisions became feedback, {rows} rows were written"
+    return Done(text + (f" to {file}" if file else ""), "/review")
 
 
 def escalation_command(small: str, large: str) -> str:

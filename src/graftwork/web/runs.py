@@ -19,8 +19,8 @@ from graftwork.views.training import (
     draw_both_losses,
     draw_evaluations,
     draw_loss,
+    draw_plan,
     machine_courses,
-    plot_residual,
     step_courses,
 )
 from graftwork.web.rendering import number_in, project_of, render, text_in
@@ -64,9 +64,7 @@ def run(request: Request) -> Response:
         looks=draw_evaluations(
             view.looks, view.outcome, last=max((step.step for step in view.steps), default=1), wide=HALF
         ),
-        plan_figure=charts.draw_both(
-            lambda width: charts.draw_plan([plot_residual(r) for r in residuals], width=width), wide=HALF
-        )
+        plan_figure=charts.draw_both(lambda width: draw_plan(residuals, width=width), wide=HALF)
         if residuals
         else None,
         residuals=view_residuals(residuals),

@@ -129,7 +129,7 @@ def test_the_same_answer_to_the_same_prompt_is_shown_once_and_decided_for_all(wo
     assert {item.capture, *item.alike} == {f"{n:032x}" for n in range(3)}
     queue = ReviewQueue(work, who="ada")
     run_review(queue, Script("r"))
-    assert queue.apply().feedback == 3
+    assert queue.apply()[0] == 3
     work.captures.add([captured(3, **same)])
     assert list_items(work) == []
 
@@ -170,7 +170,7 @@ def test_a_decision_that_is_undone_while_decisions_are_applied_gives_no_feedback
         return found
 
     monkeypatch.setattr(ReviewStore, "standing", undo_after_reading)
-    assert apply_reviews(work).feedback == 0
+    assert apply_reviews(work)[0] == 0
     assert FeedbackStore(work.database, project="p").count() == 0
 
 
@@ -183,11 +183,11 @@ def test_two_who_apply_at_once_give_feedback_once(work, monkeypatch):
     def apply_after_reading(store):
         found = standing(store)
         monkeypatch.setattr(ReviewStore, "standing", standing)
-        given.append(apply_reviews(work).feedback)
+        given.append(apply_reviews(work)[0])
         return found
 
     monkeypatch.setattr(ReviewStore, "standing", apply_after_reading)
-    given.append(apply_reviews(work).feedback)
+    given.append(apply_reviews(work)[0])
     assert given == [1, 0]
     assert FeedbackStore(work.database, project="p").count() == 1
 
@@ -213,8 +213,8 @@ def test_nothing_that_was_applied_is_undone(work):
 def test_decisions_about_captures_become_feedback_once(work):
     work.captures.add([captured(n) for n in range(4)])
     run_review(ReviewQueue(work, who="ada"), Script("ares", edits=["In Park Lane."]))
-    assert apply_reviews(work).feedback == 3
-    assert apply_reviews(work).feedback == 0
+    assert apply_reviews(work)[0] == 3
+    assert apply_reviews(work)[0] == 0
     rows = sorted(work.captures.export(), key=lambda capture: capture.id)
     assert [(row.feedback, row.correction, row.corrected_by) for row in rows] == [
         (1.0, "In street 0.", "ada"),

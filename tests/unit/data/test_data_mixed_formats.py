@@ -50,7 +50,7 @@ def test_the_same_rows_under_another_name_are_read_by_the_format_of_that_name(tm
     write_log(tmp_path / "first.jsonl", OWN)
     formats = {"second.jsonl": MAPPING}
     _, folder = run(tmp_path, LOGGED, logs=("log.jsonl", "first.jsonl"), formats=formats)
-    assert [unread.file for unread in list_unread(folder)] == ["first.jsonl"]
+    assert [drop.origin.file for drop, _ in list_unread(folder)] == ["first.jsonl"]
     (tmp_path / "first.jsonl").rename(tmp_path / "second.jsonl")
     _, folder = run(tmp_path, logs=("log.jsonl", "second.jsonl"), formats=formats)
     assert list_unread(folder) == ()
@@ -75,9 +75,9 @@ def test_rows_that_could_not_be_read_are_named_by_file_and_first_line(tmp_path):
     text = console.export_text()
     assert "7 rows of the logs are not learned from" in text
     assert "new.jsonl: 7, line 2: no known shape" in text
-    [unread] = list_unread(folder)
-    assert (unread.file, unread.rows, unread.first_line) == ("new.jsonl", 7, 2)
-    assert "no known shape" in unread.reason
+    [(first, rows)] = list_unread(folder)
+    assert (first.origin.file, rows, first.origin.line) == ("new.jsonl", 7, 2)
+    assert "no known shape" in first.reason
 
 
 def test_an_own_format_with_request_and_reply_is_no_capture(tmp_path):

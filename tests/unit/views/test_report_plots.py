@@ -8,21 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.records.base import Figure
+from graftwork.records.plan import Residual
 from graftwork.text.wording import change, number, p_value, percent, points, unbroken
 from graftwork.views.charts import (
     BeforeAfter,
-    PlannedActual,
     PlotInterval,
     draw_before_after,
     draw_lengths,
     draw_loss,
-    draw_plan,
     round_ticks,
     smooth,
     tick_text,
 )
 from graftwork.views.html import name_of, plural
 from graftwork.views.page import make_pretty, mark_differences, show_answer
+from graftwork.views.training import draw_plan
 
 widths = st.sampled_from([340.0, 760.0])
 names = st.text(st.characters(codec="utf-8", categories=["L", "P", "S"]), max_size=20)
@@ -88,7 +89,9 @@ ratios = st.floats(0, 1e5)
 @given(
     st.lists(
         st.builds(
-            lambda name, pair, actual: PlannedActual(name, min(pair), max(pair), actual, "0 %"),
+            lambda name, pair, actual: Residual(
+                name=name, planned=Figure(value=1.0, low=min(*pair, 1.0), high=max(*pair, 1.0)), actual=actual
+            ),
             names,
             st.tuples(ratios, ratios),
             ratios,
