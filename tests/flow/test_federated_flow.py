@@ -143,7 +143,8 @@ def federated(small_project, monkeypatch):
     (dataset,) = (small_project / ".graft" / "datasets").glob("*/manifest.json")
     settings = yaml.safe_load((small_project / "graft.yaml").read_text())
     places = [{"name": name, "place": "local", "data": str(dataset.parent)} for name in NAMES]
-    settings["federated"] = {"rounds": 3, "places": places, "evaluate": False, "proximal": 0.1}
+    settings["federated"] = {"rounds": 3, "places": places, "evaluate": False}
+    settings["train"] |= {"proximal": 0.1}
     (small_project / "graft.yaml").write_text(yaml.safe_dump(settings))
     return small_project
 
@@ -308,13 +309,18 @@ def test_two_places_train_in_rounds_through_a_kill_and_no_row_comes_back(
     north, south = (make_site(tmp_path, name, small_project) for name in ("north", "south"))
     far = tmp_path / "far"
     settings = yaml.safe_load((small_project / "graft.yaml").read_text())
-    settings["train"] |= {"epochs": 1, "max_rows": 16, "validation_rows": 4, "checkpoint_every": 1}
+    settings["train"] |= {
+        "epochs": 1,
+        "max_rows": 16,
+        "validation_rows": 4,
+        "checkpoint_every": 1,
+        "proximal": 0.1,
+    }
     settings["fleet"] = {
         "hosts": {"far": {"address": "127.0.0.1", "python": sys.executable, "folder": str(far)}}
     }
     settings["federated"] = {
         "rounds": 2,
-        "proximal": 0.1,
         "places": [
             {"name": "north", "place": "local", "data": str(north)},
             {"name": "south", "place": "ssh:far", "data": str(south)},

@@ -43,7 +43,7 @@ from graftwork.components.session import (
     spent_tokens,
     stage_rates,
 )
-from graftwork.components.settings import GenerateSettings
+from graftwork.components.settings import GenerateOptions
 from graftwork.components.stages import ACCEPTED, FAILED, AcceptedStage
 from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
@@ -61,14 +61,14 @@ def generate_components(
     engine: str,
     out: str | Path,
     only: Sequence[str] = (),
-    settings: GenerateSettings | None = None,
+    settings: GenerateOptions | None = None,
 ) -> GenerationOutcome:
     """Generate, verify and package the components of a specification; the same call resumes.
 
     `engine` is an endpoint as URL#model, `base`, or recorded:FILE.
     """
     request = ComponentRequest(
-        Path(spec), engine, Path(out), settings or GenerateSettings(), wanted=tuple(only)
+        Path(spec), engine, Path(out), settings or GenerateOptions(), wanted=tuple(only)
     )
     return generate(request)
 

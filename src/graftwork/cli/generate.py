@@ -81,12 +81,16 @@ def generate(
     if spec is None or engine is None:
         missing = "--spec" if spec is None else "--engine"
         raise UserError(f"{missing} is missing", fix="see `graft generate --help`", where=missing)
-    changes = {"samples": samples, "rounds": rounds}
+    from graftwork.components.settings import GenerateOptions
+
+    own = {"samples": samples, "rounds": rounds}
     chosen_stages = _read_stages(stages)
     if not json:
         _warn(spec, cases)
     with _settings(project, progress=not json) as (settings, work, on_progress):
-        chosen = settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
+        chosen = GenerateOptions(
+            **settings.model_dump(), **{name: value for name, value in own.items() if value is not None}
+        )
         request = ComponentRequest(
             spec,
             engine,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from graftwork.components.cases import CallCase, Language, Stage, hidden_ids
 from graftwork.components.elixir import module_name
 from graftwork.components.plan import Component, ComponentPlan
-from graftwork.components.settings import GenerateSettings
+from graftwork.components.settings import GenerateOptions
 from graftwork.components.types import python_type
 from graftwork.components.verifier import Evidence, SourceVerdict, Submission, Verifier
 from graftwork.engines.interface import DecodingSettings, EngineReply, EngineUnavailable
@@ -315,7 +315,7 @@ class Attempts:
         model: ComponentModel,
         verifier: Verifier,
         journal: GenerationJournal,
-        settings: GenerateSettings,
+        settings: GenerateOptions,
         budget: Budget,
         *,
         on_progress: OnProgress = lambda _phase, _done, _total: None,

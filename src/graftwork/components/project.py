@@ -39,7 +39,7 @@ from graftwork.components.session import (
     open_verifier,
     stage_rates,
 )
-from graftwork.components.settings import GenerateSettings
+from graftwork.components.settings import GenerateOptions
 from graftwork.components.stages import ENDINGS, STAGES
 from graftwork.components.verifier import Submission
 from graftwork.engines.embedded import EMBEDDED
@@ -70,7 +70,7 @@ class ComponentRequest(NamedTuple):
     spec: Path
     engine: str
     out: Path
-    settings: GenerateSettings
+    settings: GenerateOptions
     cases: Path | None = None
     wanted: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = STAGES

@@ -38,7 +38,7 @@ from graftwork.components.results import (
     text_hash,
     write_package,
 )
-from graftwork.components.settings import GenerateSettings
+from graftwork.components.settings import GenerateOptions
 from graftwork.components.stages import (
     STAGES,
     BuiltComponent,
@@ -230,7 +230,7 @@ class GenerateJob(NamedTuple):
     plan: ComponentPlan
     model: ComponentModel
     out: Path
-    settings: GenerateSettings
+    settings: GenerateOptions
     wanted: tuple[str, ...] = ()
     """Ids; all components without any."""
     stages: tuple[Stage, ...] = STAGES

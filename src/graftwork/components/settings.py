@@ -23,10 +23,17 @@ class ScoreThresholds(Record):
 class GenerateSettings(Record):
     """How components are generated from a specification."""
 
-    samples: int = Field(4, ge=1, le=256, description="Answers per component, stage and round.")
-    rounds: int = Field(2, ge=1, le=16, description="Rounds with feedback per component.")
     max_tokens: int = Field(768, ge=16, description="Maximum answer length.")
     hacks: bool = Field(True, description="Try the catalog of hacks on the cases before sending any request.")
     thresholds: ScoreThresholds = Field(
         default_factory=ScoreThresholds, description="Gates of the score card."
     )
+
+
+class GenerateOptions(GenerateSettings):
+    """The settings and the options of one generation."""
+
+    samples: int = 4
+    """Answers per component, stage and round."""
+    rounds: int = 2
+    """Rounds with feedback per component."""

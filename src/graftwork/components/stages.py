@@ -28,7 +28,7 @@ from graftwork.components.attempts import (
 )
 from graftwork.components.cases import Language, Stage, hidden_ids
 from graftwork.components.plan import Component, ComponentPlan
-from graftwork.components.settings import GenerateSettings
+from graftwork.components.settings import GenerateOptions
 from graftwork.components.verifier import Evidence, SourceFacts, SourceVerdict, Submission
 from graftwork.records.base import Record, fingerprint
 from graftwork.text.wording import plural
@@ -152,7 +152,7 @@ class ComponentBuilder:
         plan: ComponentPlan,
         attempts: Attempts,
         journal: GenerationJournal,
-        settings: GenerateSettings,
+        settings: GenerateOptions,
         *,
         handwritten: dict[str, str] | None = None,
         on_progress: OnProgress = lambda _phase, _done, _total: None,

@@ -142,7 +142,7 @@ class Coordinator:
             state = self.store.change(lambda state: start_schedule(state, now=now))
         # Facts for the triggers, measured again when they are due.
         idle = state.open_cycle is None and not state.queue and state.paused is None
-        may_trigger = self.settings.when.is_set and now >= rests_until(state, self.settings)
+        may_trigger = self.settings.when.is_set and now >= rests_until(state)
         if idle and may_trigger and now - self._measured_at >= CHECK_SECONDS:
             self._facts, self._measured_at = self.runner.measure_facts(), now
         facts = self._facts

@@ -75,7 +75,7 @@ def next_action(
         return Begin("", cause)
     due = next_scheduled(state, settings, now=now)
     if settings.when.is_set:
-        checked = max(now + CHECK_SECONDS, rests_until(state, settings))
+        checked = max(now + CHECK_SECONDS, rests_until(state))
         return Rest(min(checked, due) if due is not None else checked, "nothing is due")
     if due is None:
         due, why = now + FAR_AWAY, "nothing starts a cycle automatically: set cycle.schedule or cycle.when"
@@ -89,7 +89,7 @@ def find_cause(state: CoordinatorState, settings: CycleSettings, facts: CycleFac
     due = next_scheduled(state, settings, now=now)
     if due is not None and due <= now:
         return f"schedule {settings.schedule}"
-    if now < rests_until(state, settings):
+    if now < rests_until(state):
         return ""
     when, new = settings.when, count_new(state, facts)
     if when.new_rows is not None and new is not None and new >= when.new_rows:
@@ -99,10 +99,14 @@ def find_cause(state: CoordinatorState, settings: CycleSettings, facts: CycleFac
     return ""
 
 
-def rests_until(state: CoordinatorState, settings: CycleSettings) -> float:
+REST_SECONDS = 12 * 3600
+"""Minimum time after a cycle before an event starts another one; the schedule is not affected."""
+
+
+def rests_until(state: CoordinatorState) -> float:
     """Until then no event begins a cycle: what it would change was just tried."""
     last = state.cycle.finished_at if state.cycle is not None else None
-    return 0.0 if last is None else last + settings.when.rest_hours * 3600
+    return 0.0 if last is None else last + REST_SECONDS
 
 
 def count_new(state: CoordinatorState, facts: CycleFacts) -> int | None:

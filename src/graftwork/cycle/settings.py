@@ -43,12 +43,6 @@ class TriggerSettings(Record):
         lt=1,
         description="Share of live prompts that are unlike any training prompt (lower end of the interval).",
     )
-    rest_hours: float = Field(
-        12.0,
-        ge=0,
-        description="Minimum time after a cycle before an event starts another one; the schedule is not "
-        "affected.",
-    )
 
     @property
     def is_set(self) -> bool:

@@ -128,7 +128,7 @@ class CaptureExport:
         refusal = find_refusal(origin, capture.session, self._settings, judged=judged)
         if refusal is not None:
             return refusal.reason
-        if self._feedback == "negative" and not is_negative(origin, self._settings):
+        if self._feedback == "negative" and not is_negative(origin):
             return "it has no negative feedback"
         return None
 

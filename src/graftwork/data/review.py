@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from graftwork.data.audit.row_checks import NEGATIVE_BELOW
 from graftwork.data.ingest.fields import BadRow
 from graftwork.data.ingest.turns import take_turns, to_messages
 from graftwork.data.project import PreparedData
@@ -175,7 +176,6 @@ def _list_captures(work: OpenProject, sizes: Counter[str | None]) -> Iterator[Re
         for conflict in list_corrections(work).conflicts
         for correction in conflict.corrections
     }
-    low = work.settings.data.captures.negative_below
     served = (capture for capture in work.captures.export() if capture.shadow_of is None)
     newest = heapq.nlargest(MOST_CAPTURES, enumerate(served), key=lambda pair: pair[0])
     captures = [capture for _, capture in newest if capture.session != TRY_OUT_SESSION]
@@ -206,7 +206,7 @@ def _list_captures(work: OpenProject, sizes: Counter[str | None]) -> Iterator[Re
             continue
         elif len(answers[hash_prompt(messages)]) > 1:
             reasons["disagreement"] = "the same prompt was answered in different ways"
-        if capture.feedback is not None and capture.feedback < low:
+        if capture.feedback is not None and capture.feedback < NEGATIVE_BELOW:
             reasons["low_reward"] = f"users gave it {capture.feedback:g}"
         if capture.id in different:
             reasons["drift"] = "it is unlike any training prompt"

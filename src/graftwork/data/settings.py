@@ -212,9 +212,6 @@ class CaptureSettings(Record):
         description="`positive` takes only exchanges with positive feedback or a correction; `not_negative` "
         "also takes those without feedback.",
     )
-    negative_below: float = Field(
-        0.5, ge=0, le=1, description="Feedback with a score below this is negative; any other is positive."
-    )
     releases: tuple[str, ...] = Field(
         (), description="Only answers of these releases: their ids or id prefixes, or `base`."
     )

@@ -115,12 +115,6 @@ class FederatedSettings(Record):
 
     rounds: int = Field(3, ge=1, le=1000, description="Rounds of training and averaging.")
     places: tuple[FederatedPlace, ...] = Field(min_length=2, description="Places that take part.")
-    proximal: float = Field(
-        0.0,
-        ge=0,
-        description="Pull of each place towards the round's start (FedProx), as `train.proximal`; "
-        "0: plain averaging (FedAvg).",
-    )
     quorum: int | None = Field(
         None, ge=2, description="Places that must finish a round; default: more than half, at least two."
     )

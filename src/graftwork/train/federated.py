@@ -118,12 +118,7 @@ class FleetSites:
         return PreparedData(folder=described["folder"], dataset=dataset, folders={}, portions=())
 
     def plan(self, site: FederatedPlace, data: PreparedData, *, start: Path | None, number: int) -> SiteRun:
-        train, federated = self._work.settings.train, self._work.project.settings.federated
-        assert federated is not None
-        changes: dict[str, Any] = {
-            "seed": train.seed + number - 1,
-            "proximal": federated.proximal or train.proximal,
-        }
+        changes: dict[str, Any] = {"seed": self._work.settings.train.seed + number - 1}
         if start is not None:
             # Relative, so that a project that is moved has the same runs.
             changes["start_from"] = os.path.relpath(start, self._work.project.root)
@@ -407,7 +402,7 @@ class _Federated:
             work.model,
             work.base.revision,
             work.settings.train.what_is_learned(),
-            self._settings.model_dump(mode="json", include={"places", "proximal"}),
+            self._settings.model_dump(mode="json", include={"places"}),
         ]
         name = fingerprint(identity)[:12]
         root = work.project.state / FOLDER
@@ -457,7 +452,7 @@ class _Federated:
             rounds=self._settings.rounds,
             done=done,
             quorum=self._settings.needed,
-            proximal=self._settings.proximal,
+            proximal=self._work.settings.train.proximal,
             places=tuple(site_plans),
             adapter_mb=round(megabytes, 3),
             minutes=round(

@@ -9,7 +9,7 @@ from graftwork.components.elixir import ElixirVerifier, to_literal, why_no_elixi
 from graftwork.components.plan import Component, ComponentPlan
 from graftwork.components.results import PackageManifest, ProvenanceReport, has_signature
 from graftwork.components.session import GenerateJob, generate
-from graftwork.components.settings import GenerateSettings
+from graftwork.components.settings import GenerateOptions
 from graftwork.components.verifier import Submission
 
 SHOUT = Component(
@@ -111,7 +111,7 @@ def test_elixir_sources_are_read_for_arguments_branches_and_quality():
 @needs_elixir
 def test_an_elixir_package_is_built_with_passing_exunit_tests(tmp_path):
     model = ScriptedModel({("1", 1): [OPEN], ("1", 4): [GOOD], ("2", 1): [USES]})
-    settings = GenerateSettings(samples=1, rounds=1)
+    settings = GenerateOptions(samples=1, rounds=1)
     outcome = generate(GenerateJob(PLAN, model, tmp_path, settings, stages=(1, 2, 4)))
     assert outcome.built == ("1", "2"), outcome.failed
     assert all(card.gates["exunit"] for card in outcome.cards)

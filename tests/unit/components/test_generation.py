@@ -32,14 +32,14 @@ from graftwork.components.results import (
     write_package,
 )
 from graftwork.components.session import GenerateJob, generate
-from graftwork.components.settings import GenerateSettings
+from graftwork.components.settings import GenerateOptions
 from graftwork.components.stages import StageState, check_stage, write_stub
 from graftwork.components.verifier import Evidence, SourceFacts, SourceVerdict, Verifier
 from graftwork.engines.interface import EngineUnavailable
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.errors import Corrupted, EnvironmentFailure, GracefulStop, UserError
 
-QUICK = GenerateSettings(samples=2, rounds=1, hacks=False)
+QUICK = GenerateOptions(samples=2, rounds=1, hacks=False)
 WRONG = "def double(number: int) -> int:\n    return 3\n"
 
 

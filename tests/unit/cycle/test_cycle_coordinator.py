@@ -318,9 +318,7 @@ def random_settings(chance):
     return CycleSettings(
         schedule=chance.choice((None, "0 2 * * *", "30 */6 * * *", "0 3 * * sat")),
         timezone=chance.choice(("UTC", "Europe/Berlin", "America/New_York")),
-        when=TriggerSettings(
-            new_rows=chance.choice((None, 200, 1000)), drift=0.2, rest_hours=chance.choice((1, 12, 48))
-        ),
+        when=TriggerSettings(new_rows=chance.choice((None, 200, 1000)), drift=0.2),
         place=chance.choice(("local", "simulated", "simulated", "simulated")),
         approve=chance.choice(((), (), ("promote",), ("train", "deliver"))),
         canary=chance.choice((None, CanarySettings(minutes=60))),

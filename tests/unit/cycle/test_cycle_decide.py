@@ -118,7 +118,7 @@ def test_an_event_begins_a_cycle(facts, cause):
 
 
 def test_after_a_cycle_no_event_begins_another_one_for_a_while():
-    settings = CycleSettings(when=TriggerSettings(drift=0.3, rest_hours=12))
+    settings = CycleSettings(when=TriggerSettings(drift=0.3))
     ended = finish(opened(), "not_promoted", reason="", now=NOW)
     drifted = CycleFacts(drift=0.9)
     assert act(ended, settings, facts=drifted, now=NOW + 3600).until == NOW + 12 * 3600
@@ -126,7 +126,7 @@ def test_after_a_cycle_no_event_begins_another_one_for_a_while():
 
 
 def test_rows_of_the_last_cycle_are_not_new():
-    settings = CycleSettings(when=TriggerSettings(new_rows=500, rest_hours=0))
+    settings = CycleSettings(when=TriggerSettings(new_rows=500))
     counted = CoordinatorState(rows_counted=1000)
     assert isinstance(act(counted, settings, facts=CycleFacts(rows=1499)), Rest)
     assert act(counted, settings, facts=CycleFacts(rows=1500)).cause == "500 new usable rows"

@@ -231,7 +231,8 @@ def test_positive_feedback_is_enough_to_be_chosen_and_not_enough_to_be_a_referen
     assert find_refusal(rated, "s1", CaptureSettings(feedback="positive")) is None
     assert not is_confirmed(rated, CaptureSettings())
     assert is_confirmed(rated, CaptureSettings(positive_confirms=True))
-    assert find_refusal(rated, "s1", CaptureSettings(negative_below=0.6)).code == "negative_feedback"
+    worse = ORIGIN.model_copy(update={"feedback": 0.4})
+    assert find_refusal(worse, "s1", CaptureSettings()).code == "negative_feedback"
 
 
 @pytest.mark.parametrize("wrong", [{"since": "yesterday"}, {"since": "2026-11-11", "until": "2026-11-10"}])

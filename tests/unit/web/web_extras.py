@@ -16,7 +16,7 @@ from graftwork.components.attempts import ComponentModel, RecordedAnswers
 from graftwork.components.inside import read_facts
 from graftwork.components.plan import load_plan
 from graftwork.components.session import GenerateJob, generate
-from graftwork.components.settings import GenerateSettings
+from graftwork.components.settings import GenerateOptions
 from graftwork.components.verifier import (
     Evidence,
     MutationScore,
@@ -161,7 +161,7 @@ def add_generations(folder: Path) -> None:
         recorded = RecordedAnswers(CONVERTER / "answers.jsonl")
         label = "champion" if strict else "run:000005009aab"
         model = ComponentModel(label, recorded.digest, recorded.ask)
-        settings = GenerateSettings(samples=2, rounds=1, hacks=False)
+        settings = GenerateOptions(samples=2, rounds=1, hacks=False)
         generate(GenerateJob(plan, model, folder / name, settings, verifier=PretendVerifier(strict=strict)))
 
 

@@ -256,10 +256,14 @@ RETRIED = "retried"
 CAPTURE_CODES = frozenset({NEGATIVE_FEEDBACK, CAPTURES_FILTER, TRIED_OUT})
 
 
-def is_negative(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
+NEGATIVE_BELOW = 0.5
+"""Feedback with a score below this is negative; any other is positive."""
+
+
+def is_negative(captured: CaptureOrigin) -> bool:
     """Whether users rated the served reply negative and no correction exists."""
     feedback = captured.feedback
-    return not captured.corrected and feedback is not None and feedback < settings.negative_below
+    return not captured.corrected and feedback is not None and feedback < NEGATIVE_BELOW
 
 
 def is_confirmed(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
@@ -267,7 +271,7 @@ def is_confirmed(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
     if captured.corrected:
         return True
     feedback = captured.feedback
-    return settings.positive_confirms and feedback is not None and feedback >= settings.negative_below
+    return settings.positive_confirms and feedback is not None and feedback >= NEGATIVE_BELOW
 
 
 SERVED, TAUGHT, BAD = 1, 2, 3
@@ -306,7 +310,7 @@ def find_refusal(
     """Return why this exchange is left out. With `judged=False`, feedback is ignored."""
     if session == TRY_OUT_SESSION:
         return Fault(TRIED_OUT, "`graft run` asked a held-out question here to try the release out")
-    if judged and is_negative(captured, settings):
+    if judged and is_negative(captured):
         return Fault(NEGATIVE_FEEDBACK, "users said that this reply is bad")
     lacks_feedback = captured.feedback is None and not captured.corrected
     reason = None
