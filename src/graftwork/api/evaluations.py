@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from graftwork.api.project import Project, cut_page
+from graftwork.data.project import PreparedData
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.escalation import read_forecast
-from graftwork.evaluate.project import Evaluated
+from graftwork.evaluate.project import Evaluated, savings_of
 from graftwork.evaluate.project_subjects import find_trained
 from graftwork.evaluate.subjects import CHAMPION, NamedSubject, parse_subject, parse_subjects
+from graftwork.model.base import is_ready
 from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.base import Record
+from graftwork.records.dataset import Audit
 from graftwork.records.errors import GraftError, NegativeResult, UserError
+from graftwork.records.interaction import Savings
 from graftwork.records.live import EscalationForecast
 from graftwork.records.report import Answer, Case, Report, SubjectReport, Verdict
 from graftwork.registry.index import find_release
@@ -247,6 +251,27 @@ def read_case(project: Project, case_id: str, query: CaseQuery) -> CaseView:
         place=place + 1,
         total=len(ids),
     )
+
+
+def read_savings(project: Project) -> Savings | None:
+    """What the model would save a month, by the last audit and dataset; None if they or the base are not
+    there yet. Nothing is run or fetched.
+    """
+    with project.open() as work:
+        audited = work.ledger.get("audit")
+        prepared = work.ledger.get(name_entry(work, "prepare"))
+        if (
+            audited is None
+            or prepared is None
+            or not is_ready(work.settings.base, project_folder=project.root)
+        ):
+            return None
+        try:
+            audit = Audit.model_validate(audited.output)
+            dataset = PreparedData.model_validate(prepared.output).dataset
+        except ValueError:
+            return None
+        return savings_of(work, audit, dataset)
 
 
 def read_escalation(project: Project) -> EscalationForecast | None:

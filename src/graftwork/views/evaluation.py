@@ -395,7 +395,7 @@ def view_savings(savings: Savings) -> Document:
     viewed.line(quote(savings.sentence))
     calls = savings.calls_per_month
     rows = [("calls", *(f"{value:,.0f}" for value in (calls.value, calls.low, calls.high)))]
-    logged = savings.logged_usd_per_month if savings.unpriced < 1 and savings.days else None
+    logged = savings.logged_usd_per_month if savings.logged_usd_per_month.high > 0 else None
     hosting = savings.hosting.usd_per_month if savings.hosting is not None else None
     for name, figure in (
         ("logged model", logged),
@@ -404,7 +404,9 @@ def view_savings(savings: Savings) -> Document:
     ):
         if figure is not None:
             rows.append((name, *(show_dollars(value) for value in (figure.value, figure.low, figure.high))))
-    viewed.table(("a month", "", "at least", "at most"), rows, right=("", "at least", "at most"))
+    # Without dollars, the number of calls alone says nothing about savings.
+    if len(rows) > 1:
+        viewed.table(("a month", "", "at least", "at most"), rows, right=("", "at least", "at most"))
     viewed.line(*(f"[dim]{quote(note)}[/]" for note in savings.notes))
     return viewed
 

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from graftwork.api.endpoint import read_endpoint_counts
+from graftwork.api.evaluations import read_savings
 from graftwork.api.overview import (
     NEEDED_STEPS,
     StepState,
@@ -16,6 +17,7 @@ from graftwork.api.overview import (
     read_overview,
 )
 from graftwork.records.report import Verdict
+from graftwork.views.evaluation import view_savings
 from graftwork.web.actions import rollback_command
 from graftwork.web.rendering import project_of, render
 
@@ -128,8 +130,20 @@ def endpoint(request: Request) -> Response:
     )
 
 
+def savings(request: Request) -> Response:
+    """What the small model saves a month: a part of the page, because hosting is planned for it."""
+    saved = read_savings(project_of(request))
+    return render(
+        request,
+        "part_savings.html.jinja",
+        title="Savings",
+        savings=None if saved is None else view_savings(saved),
+    )
+
+
 ROUTES = [
     Route("/", overview),
     Route("/parts/steps", freshness),
     Route("/parts/endpoint", endpoint),
+    Route("/parts/savings", savings),
 ]

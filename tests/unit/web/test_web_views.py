@@ -5,6 +5,7 @@ import re
 import shutil
 import sqlite3
 import threading
+from datetime import date
 from typing import Any
 
 import pytest
@@ -503,3 +504,35 @@ def test_a_subject_whose_run_or_release_is_gone_is_left_out(shop, subject):
         text = json.dumps(entry.output).replace('"subject": "adapter"', f'"subject": "{subject}"')
         work.ledger.put("evaluate", fingerprint="e", output=json.loads(text), finished_at="x", seconds=1)
     assert [*trace_subjects(project)] == ([subject] if subject == "champion" else [])
+
+
+def test_without_prices_or_times_of_the_log_no_figures_of_savings_are_shown(page, empty_page):
+    text = page.visitor.get("/parts/savings").text
+    assert "What" in text
+    assert "is not known" in text
+    assert "<table" not in text
+    assert empty_page.visitor.get("/parts/savings").text.strip() == '<div id="savings"></div>'
+
+
+def test_savings_are_dollars_a_month_with_their_range_from_the_days_of_the_log(shop):
+    from graftwork.api.project import open_project
+    from graftwork.records.interaction import UsageDay
+
+    calls = {"calls": 40, "prompt_characters": 1, "reply_characters": 1, "counted": 40}
+    tokens = {"unpriced_prompt_tokens": 4_000_000, "unpriced_reply_tokens": 400_000}
+    days = [
+        UsageDay(day=date(2026, 11, number), model="gpt-4o", **calls, **tokens).model_dump(mode="json")
+        for number in (2, 3, 4)
+    ]
+    project = open_project(shop)
+    with project.open() as work:
+        entry = work.ledger.get("audit")
+        work.ledger.put(
+            "audit", fingerprint="a", output={**entry.output, "usage": days}, finished_at="x", seconds=1
+        )
+    with serve(shop) as served:
+        text = text_of(served.visitor.get("/parts/savings").text)
+    assert "The small model saves $" in text
+    assert "a month at least at most" in text.lower()
+    assert "interval of the mean over 3 days" in text
+    assert "Price of gpt-4o" in text
