@@ -63,17 +63,17 @@ def test_a_release_that_minisign_signed_verifies_here_and_a_changed_comment_does
 
 def test_a_release_that_we_signed_verifies_with_minisign_and_a_changed_one_does_not(made, tmp_path):
     store, release = made
-    pair = create_key_pair(tmp_path / "keys")
+    secret_key, public_key = create_key_pair(tmp_path / "keys")
     folder = store.folder(release)
-    store.sign(release, sign_manifest(folder, key=load_secret_key(pair.secret), comment=f"release:{release}"))
-    for key in (("-P", pair.text), ("-p", pair.public)):
+    store.sign(release, sign_manifest(folder, key=load_secret_key(secret_key), comment=f"release:{release}"))
+    for key in (("-P", public_key), ("-p", tmp_path / "keys" / "graft.pub")):
         reported = minisign("-V", "-H", "-m", folder / "manifest.json", *key)
         assert reported.returncode == 0, reported.stderr
         assert f"release:{release}" in reported.stdout
     other = tmp_path / "manifest.json"
     other.write_bytes((folder / "manifest.json").read_bytes() + b" ")
     shutil.copy(folder / "manifest.json.minisig", tmp_path)
-    assert minisign("-V", "-m", other, "-P", pair.text).returncode != 0
+    assert minisign("-V", "-m", other, "-P", public_key).returncode != 0
 
 
 def test_each_signs_with_the_others_secret_key(made, theirs, tmp_path):
@@ -82,11 +82,11 @@ def test_each_signs_with_the_others_secret_key(made, theirs, tmp_path):
     manifest = store.folder(release) / "manifest.json"
     store.sign(release, sign_manifest(manifest.parent, key=load_secret_key(secret), comment="theirs"))
     assert minisign("-V", "-m", manifest, "-p", public).returncode == 0
-    pair = create_key_pair(tmp_path / "keys")
+    secret_key, public_key = create_key_pair(tmp_path / "keys")
     signature = tmp_path / "signature"
-    assert minisign("-S", "-W", "-s", pair.secret, "-m", manifest, "-x", signature).returncode == 0
+    assert minisign("-S", "-W", "-s", secret_key, "-m", manifest, "-x", signature).returncode == 0
     store.sign(release, signature.read_bytes())
-    assert ReleaseStore.open(store.root, public_key=pair.text).verify(release).id == release
+    assert ReleaseStore.open(store.root, public_key=public_key).verify(release).id == release
 
 
 @pytest.mark.slow

@@ -52,11 +52,11 @@ def anything(_release):
 
 def test_a_release_goes_to_the_hub_and_comes_back_byte_for_byte(hub, store, tmp_path):
     release = make(store)
-    done = open_hub(hub).push(store, release.id)
-    there = hub.repositories[REPOSITORY][done.commit]
+    commit, tag = open_hub(hub).push(store, release.id)
+    there = hub.repositories[REPOSITORY][commit]
     assert there == {path.name: path.read_bytes() for path in store.folder(release.id).iterdir()}
     far = ReleaseStore.open(tmp_path / "far")
-    for revision, new in (("main", True), (done.tag, False), (done.commit, False)):
+    for revision, new in (("main", True), (tag, False), (commit, False)):
         assert open_hub(hub).pull(far, revision=revision, allow=anything) == (release, new)
     assert far.verify(release.id) == release
     assert not list(far.root.glob(".*.part"))
@@ -86,9 +86,9 @@ def test_a_push_that_breaks_off_goes_on_where_it_was(hub, store):
 
 def test_other_bytes_on_the_hub_are_not_taken_in(hub, store, tmp_path):
     release = make(store)
-    done = open_hub(hub).push(store, release.id)
+    commit, _ = open_hub(hub).push(store, release.id)
     far = ReleaseStore.open(tmp_path / "far")
-    good = dict(hub.repositories[REPOSITORY][done.commit])
+    good = dict(hub.repositories[REPOSITORY][commit])
     weights = "adapter_model.safetensors"
     for change in (
         {weights: good[weights][:-1] + b"!"},
@@ -104,7 +104,7 @@ def test_other_bytes_on_the_hub_are_not_taken_in(hub, store, tmp_path):
         with pytest.raises(GraftError):
             open_hub(hub).pull(far, allow=anything)
     assert far.ids() == ()
-    assert open_hub(hub).pull(far, revision=done.commit, allow=anything).release == release
+    assert open_hub(hub).pull(far, revision=commit, allow=anything).release == release
 
 
 def test_a_file_that_changed_on_its_way_is_found_out(hub, store, monkeypatch):
@@ -185,13 +185,13 @@ def test_a_file_that_is_damaged_here_after_the_check_does_not_pass_for_the_relea
 
 def test_the_signature_of_the_release_before_does_not_stay_with_the_next(hub, store, tmp_path):
     first, second = make(store), make(store, weights=b"others")
-    key = load_secret_key(create_key_pair(tmp_path / "keys").secret)
+    key = load_secret_key(create_key_pair(tmp_path / "keys")[0])
     store.sign(first.id, sign_manifest(store.folder(first.id), key=key, comment="ours"))
     signed = open_hub(hub).push(store, first.id)
     unsigned = open_hub(hub).push(store, second.id)
     far = ReleaseStore.open(tmp_path / "far")
-    for done in (signed, unsigned):
-        open_hub(hub).pull(far, revision=done.tag, allow=anything)
+    for _, tag in (signed, unsigned):
+        open_hub(hub).pull(far, revision=tag, allow=anything)
     assert (far.folder(first.id) / "manifest.json.minisig").is_file()
     assert not (far.folder(second.id) / "manifest.json.minisig").exists()
 
@@ -201,16 +201,16 @@ SIGNATURE = "manifest.json.minisig"
 
 def test_a_signature_that_came_later_is_found_under_the_tag(hub, store, tmp_path):
     release, far = make(store), ReleaseStore.open(tmp_path / "far")
-    first = open_hub(hub).push(store, release.id)
-    open_hub(hub).pull(far, revision=first.tag, allow=anything)
+    first, tag = open_hub(hub).push(store, release.id)
+    open_hub(hub).pull(far, revision=tag, allow=anything)
     store.sign(release.id, b"signed\n")
-    second = open_hub(hub).push(store, release.id)
-    assert first.commit != second.commit
-    assert hub.tags == {(REPOSITORY, release.id[:12]): second.commit}
+    second, _ = open_hub(hub).push(store, release.id)
+    assert first != second
+    assert hub.tags == {(REPOSITORY, release.id[:12]): second}
     # Also by whom the release was fetched before.
-    assert not open_hub(hub).pull(far, revision=second.tag, allow=anything).new
+    assert not open_hub(hub).pull(far, revision=tag, allow=anything).new
     assert (far.folder(release.id) / SIGNATURE).read_bytes() == b"signed\n"
-    assert open_hub(hub).push(store, release.id).commit == second.commit
+    assert open_hub(hub).push(store, release.id)[0] == second
 
 
 @pytest.mark.parametrize("between", [False, True])
@@ -225,9 +225,9 @@ def test_a_copy_that_is_not_signed_does_not_take_the_signature_away(hub, store, 
         # Then the newest commit is that of another release, and only the tag knows this one's signature.
         open_hub(hub).push(store, other.id)
         assert SIGNATURE not in hub.repositories[REPOSITORY][hub.head(REPOSITORY)]
-    done = open_hub(hub).push(copy, release.id)
-    assert hub.repositories[REPOSITORY][done.commit][SIGNATURE] == b"signed\n"
-    assert hub.tags[REPOSITORY, done.tag] == done.commit
+    commit, tag = open_hub(hub).push(copy, release.id)
+    assert hub.repositories[REPOSITORY][commit][SIGNATURE] == b"signed\n"
+    assert hub.tags[REPOSITORY, tag] == commit
 
 
 def test_a_tag_that_went_while_it_was_moved_comes_back_with_the_next_push(hub, store):
@@ -239,8 +239,8 @@ def test_a_tag_that_went_while_it_was_moved_comes_back_with_the_next_push(hub, s
     with pytest.raises(EnvironmentFailure):
         client.push(store, release.id)
     assert not hub.tags
-    done = open_hub(hub).push(store, release.id)
-    assert hub.tags == {(REPOSITORY, done.tag): done.commit}
+    commit, tag = open_hub(hub).push(store, release.id)
+    assert hub.tags == {(REPOSITORY, tag): commit}
 
 
 def test_a_password_in_the_endpoint_is_never_shown(store, monkeypatch):

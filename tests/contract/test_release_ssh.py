@@ -159,7 +159,7 @@ def test_a_signature_that_came_later_is_brought_there_and_the_release_does_not_l
     release = make(store)
     push_over_ssh(store, release.id, target=target(far), alias="champion")
     place = (far / release.id).stat().st_ino
-    key = load_secret_key(create_key_pair(tmp_path / "keys").secret)
+    key = load_secret_key(create_key_pair(tmp_path / "keys")[0])
     store.sign(release.id, sign_manifest(store.folder(release.id), key=key, comment="ours"))
     assert push_over_ssh(store, release.id, target=target(far)).sent
     signature = "manifest.json.minisig"

@@ -66,7 +66,7 @@ def write_state(work: OpenProject) -> str:
     release = publish_parts(folder=store, index=work.releases, **parts(adapter)).id
     store.sign(release, b"untrusted comment: x\n")
     promote_release(work, release)
-    archive = export_release(work, release, target=work.project.root / "out.tar").path
+    _, archive, _ = export_release(work, release, target=work.project.root / "out.tar")
     import_release(work, archive)
     with store.lease() as held:
         held.add(release)

@@ -16,7 +16,6 @@ from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserError
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
 from graftwork.records.report import Report, Verdict
-from graftwork.registry.archive import ArchiveFile
 from graftwork.registry.deploy import archive_path
 from graftwork.registry.deploy import export_release as write_release_archive
 from graftwork.registry.index import PlannedRollback as PlannedRollback  # noqa: PLC0414
@@ -116,10 +115,10 @@ def verify_release(project: Project, name: str) -> Release:
         return open_store(work).verify(find_release(work.releases, name).id)
 
 
-def export_release(project: Project, name: str) -> ArchiveFile:
+def export_release(project: Project, name: str) -> Path:
     """Write a release as an archive to the project folder, as `graft release export` does."""
     with project.open() as work:
-        return write_release_archive(work, name)
+        return write_release_archive(work, name)[1]
 
 
 def find_archive(project: Project, name: str) -> Path | None:

@@ -215,19 +215,19 @@ def _send(
         text = f"{mlflow} version {version} in MLflow" + ("" if is_new else ", unchanged")
         return {"mlflow": mlflow, "version": version, "new": is_new}, text
     if hub is not None:
-        on_hub = deploy.push_to_hub(work, name, repository=hub)
-        body = {"id": on_hub.release.id, "hub": hub, "commit": on_hub.commit, "tag": on_hub.tag}
-        return body, f"{on_hub.release.id[:12]} is at {hub}, commit {on_hub.commit[:12]}, tag {on_hub.tag}"
+        release, commit, tag = deploy.push_to_hub(work, name, repository=hub)
+        body = {"id": release.id, "hub": hub, "commit": commit, "tag": tag}
+        return body, f"{release.id[:12]} is at {hub}, commit {commit[:12]}, tag {tag}"
     if ssh is not None:
         there = deploy.push_to_machine(work, name, target=ssh, alias=alias)
         body = {"id": there.release.id, "ssh": ssh, "sent": there.sent, "alias": there.alias}
         text = f"{there.release.id[:12]} {'sent' if there.sent else 'already there'}: {ssh}"
         moved = f"; {there.alias} points at it there" if there.alias else ""
         return {**body, "previous": there.previous}, text + moved
-    pushed = deploy.push_to_url(work, name, url=to)
-    body = {"id": pushed.release.id, "sent": list(pushed.sent), "bytes": pushed.bytes}
-    count, total = len(pushed.sent), len(pushed.release.files)
-    return body, f"{pushed.release.id[:12]}: {count} of {total} files sent ({pushed.bytes:,} bytes)"
+    release, sent = deploy.push_to_url(work, name, url=to)
+    size = sum(file.size for file in sent)
+    body = {"id": release.id, "sent": [file.path for file in sent], "bytes": size}
+    return body, f"{release.id[:12]}: {len(sent)} of {len(release.files)} files sent ({size:,} bytes)"
 
 
 Target = Annotated[
@@ -316,16 +316,16 @@ def _export_archive(
     from graftwork.registry.deploy import export_base, export_release
 
     with opened_with_progress(project) as work:
-        archive = export_release(work, name, target=to)
+        release, path, sha256 = export_release(work, name, target=to)
         base_bytes = None if base is None else export_base(work, name, target=base)
+    size = path.stat().st_size
     if as_json:
-        body: dict[str, Any] = {"id": archive.release.id, "file": str(archive.path)}
-        body |= {"sha256": archive.sha256, "bytes": archive.bytes}
+        body: dict[str, Any] = {"id": release.id, "file": str(path), "sha256": sha256, "bytes": size}
         print_json(body if base_bytes is None else {**body, "base": str(base), "base_bytes": base_bytes})
         return
     print_text(
-        f"{archive.release.id[:12]} is in {archive.path} ({archive.bytes:,} bytes)",
-        f"sha256 {archive.sha256}",
+        f"{release.id[:12]} is in {path} ({size:,} bytes)",
+        f"sha256 {sha256}",
     )
     if base_bytes is not None:
         print_text(f"its base is in {base} ({base_bytes:,} bytes)")
@@ -725,7 +725,8 @@ def edit(
     if name is None:
         if new_key is None or any((tag, untag, note is not None, version)):
             raise typer.BadParameter("specify a release: without one only --new-key works")
-        created = create_key_pair(new_key).as_json()
+        secret_key, public_key = create_key_pair(new_key)
+        created = {"secret_key": str(secret_key), "public_key": public_key}
         print_json(created) if json else print_text(*_signature_lines(created))
         return
     changes = ReleaseEdit(

@@ -40,19 +40,10 @@ _PIECE = MIB
 _LARGEST_USTAR = 8**11
 
 
-class ArchiveFile(NamedTuple):
-    """`sha256` is that of the archive, to be compared over another channel."""
-
-    release: Release
-    path: Path
-    sha256: str
-    bytes: int
-
-
 def write_archive(
     store: ReleaseStore, release_id: str, *, target: Path, progress: ProgressCallback = no_progress
-) -> ArchiveFile:
-    """Write the archive to a temporary file, read it back, then rename it to `target`."""
+) -> str:
+    """Write the archive to a temporary file, read it back, then rename it to `target`; its SHA-256."""
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
     with store.shared_lock():
         release, folder = store.verify(release_id, progress=progress), store.folder(release_id)
@@ -72,7 +63,7 @@ def write_archive(
             raise explain_os_error(error, target) from error
         finally:
             temporary.unlink(missing_ok=True)
-    return ArchiveFile(release, target, digest, target.stat().st_size)
+    return digest
 
 
 @contextmanager

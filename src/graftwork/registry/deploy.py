@@ -34,16 +34,16 @@ from graftwork.records.errors import (
     UserError,
 )
 from graftwork.records.interaction import TRY_OUT_SESSION
-from graftwork.records.release import Release
-from graftwork.registry.archive import ArchiveFile, read_archive, write_archive
-from graftwork.registry.hub import Hub, HubRelease
+from graftwork.records.release import Release, ReleaseFile
+from graftwork.registry.archive import read_archive, write_archive
+from graftwork.registry.hub import Hub
 from graftwork.registry.index import find_release, wrong_project_error
 from graftwork.registry.manifest import ReleaseContext
 from graftwork.registry.mlflow import push_to_mlflow
 from graftwork.registry.peft import import_peft_folder
 from graftwork.registry.project import full_alias, open_store, promote_release, roll_back_release
 from graftwork.registry.publish import find_licence
-from graftwork.registry.remote_store import Pushed, RemoteStore, pull_release, push_release
+from graftwork.registry.remote_store import RemoteStore, pull_release, push_release
 from graftwork.registry.ssh import SshDelivery, SshTarget, parse_target, push_over_ssh
 from graftwork.serve.own_endpoint import OwnEndpoint, gateway_folder
 
@@ -91,13 +91,15 @@ class ImportedRelease(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
-def export_release(work: OpenProject, name: str, *, target: Path | None = None) -> ArchiveFile:
-    """Write a release as an archive; by default to the project folder."""
+def export_release(work: OpenProject, name: str, *, target: Path | None = None) -> tuple[Release, Path, str]:
+    """Write a release as an archive, by default to the project folder. The SHA-256 of the archive is to be
+    compared over another channel."""
     release = find_release(work.releases, name)
     path = target or work.project.root
     if path.is_dir():
         path /= archive_path(work, release).name
-    return write_archive(open_store(work), release.id, target=path, progress=report_bytes(work.reporter))
+    sha256 = write_archive(open_store(work), release.id, target=path, progress=report_bytes(work.reporter))
+    return release, path, sha256
 
 
 def archive_path(work: OpenProject, release: Release) -> Path:
@@ -174,7 +176,7 @@ def require_own_project(work: OpenProject, release: Release, *, where: str) -> N
         raise wrong_project_error(release, work.settings.project, where=where)
 
 
-def push_to_url(work: OpenProject, name: str, *, url: str | None) -> Pushed:
+def push_to_url(work: OpenProject, name: str, *, url: str | None) -> tuple[Release, tuple[ReleaseFile, ...]]:
     release = find_release(work.releases, name)
     remote = RemoteStore(_address(work, url))
     return push_release(open_store(work), remote, release.id, progress=report_bytes(work.reporter))
@@ -190,9 +192,10 @@ def pull_from_url(work: OpenProject, id_or_prefix: str, *, url: str | None) -> I
         return add_to_index(work, arrived.release, new=arrived.new)
 
 
-def push_to_hub(work: OpenProject, name: str, *, repository: str) -> HubRelease:
-    release = find_release(work.releases, name)
-    return Hub(repository).push(open_store(work), release.id, progress=report_bytes(work.reporter))
+def push_to_hub(work: OpenProject, name: str, *, repository: str) -> tuple[Release, str, str]:
+    """The release, the immutable revision that holds it, and the tag that names it."""
+    release, progress = find_release(work.releases, name), report_bytes(work.reporter)
+    return release, *Hub(repository).push(open_store(work), release.id, progress=progress)
 
 
 def pull_from_hub(work: OpenProject, repository: str) -> ImportedRelease:

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftwork.files.disk import file_digest
 from graftwork.process.pieces import CallThread
@@ -107,15 +107,6 @@ SLOWEST = 16 * 2**10
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
-class HubRelease(NamedTuple):
-    """`commit` is the immutable revision that holds the release; `tag` names it."""
-
-    release: Release
-    repository: str
-    commit: str
-    tag: str
-
-
 class Hub:
     """One repository on the Hub."""
 
@@ -135,8 +126,9 @@ class Hub:
 
     def push(
         self, store: ReleaseStore, release_id: str, *, progress: ProgressCallback = no_progress
-    ) -> HubRelease:
-        """Verify here, send in one commit, and check the hashes that the Hub then has."""
+    ) -> tuple[str, str]:
+        """Verify here, send in one commit, and check the hashes that the Hub then has. Returns the immutable
+        revision that holds the release, and the tag that names it."""
         if not self._token:
             raise EnvironmentFailure(
                 "no token for the Hub",
@@ -172,7 +164,7 @@ class Hub:
             if tagged is not None:
                 self._call(lambda: self._api.delete_tag(self.repository, tag=tag))
             self._call(lambda: self._api.create_tag(self.repository, tag=tag, revision=commit, exist_ok=True))
-        return HubRelease(release, self.repository, commit, tag)
+        return commit, tag
 
     def _signatures(self, revision: str, folder: Path) -> dict[str, bytes]:
         paths = {

@@ -148,8 +148,8 @@ def edit_release(
     if changes.untag:
         work.releases.tag(release.id, changes.untag, remove=True)
     if changes.new_key is not None:
-        pair = create_key_pair(changes.new_key)
-        key, signed = load_secret_key(pair.secret), pair.as_json()
+        secret_key, public_key = create_key_pair(changes.new_key)
+        key, signed = load_secret_key(secret_key), {"secret_key": str(secret_key), "public_key": public_key}
     if key is not None:
         signed["signature"] = str(sign_release(work, release, key=key))
     # Last, for notes stay: after a failure the same command adds no second one.

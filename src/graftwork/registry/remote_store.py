@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from graftwork.files.remote import RemoteFiles
 from graftwork.records.base import MIB, hide_login
@@ -204,18 +204,11 @@ def name_text(release_id: str, name: str) -> str:
     return f"releases/{require_name(release_id, kind='release id')}/{name}"
 
 
-class Pushed(NamedTuple):
-    """`sent` are the files that were uploaded; the others were already there."""
-
-    release: Release
-    sent: tuple[str, ...]
-    bytes: int
-
-
 def push_release(
     store: ReleaseStore, remote: RemoteStore, release_id: str, *, progress: ProgressCallback = no_progress
-) -> Pushed:
-    """Verify the release, upload missing files, read them back, and write the manifest last."""
+) -> tuple[Release, tuple[ReleaseFile, ...]]:
+    """Verify the release, upload missing files, read them back, and write the manifest last. Returns the
+    files that were missing, too."""
     with store.shared_lock():
         release, folder = store.verify(release_id, progress=progress), store.folder(release_id)
         count = ProgressCounter(progress, "send and read back", 2 * sum(file.size for file in release.files))
@@ -229,7 +222,7 @@ def push_release(
                 remote.put_text(release.id, name, (folder / name).read_bytes())
         if remote_release is None:
             remote.put_text(release.id, MANIFEST, (folder / MANIFEST).read_bytes())
-    return Pushed(release, tuple(file.path for file in sent), sum(file.size for file in sent))
+    return release, sent
 
 
 def pull_release(

@@ -264,19 +264,9 @@ def load_secret_key(path: Path) -> SecretKey:
     return read_secret_key(_read(path), password=password, where=str(path))
 
 
-class KeyPair(NamedTuple):
-    """The two key files, and the public key as text for graft.yaml."""
-
-    secret: Path
-    public: Path
-    text: str
-
-    def as_json(self) -> dict[str, str]:
-        return {"secret_key": str(self.secret), "public_key": self.text}
-
-
-def create_key_pair(folder: Path) -> KeyPair:
-    """Create a key pair. An existing key is never overwritten: it may be the only copy."""
+def create_key_pair(folder: Path) -> tuple[Path, str]:
+    """Create a key pair: the file of the secret key, and the public key as text for graft.yaml. An existing
+    key is never overwritten: it may be the only copy."""
     secret_file, public_file = folder / "graft.key", folder / "graft.pub"
     secret = SecretKey(number=os.urandom(8), seed=os.urandom(32))
     public = write_public_key(public_of(secret))
@@ -292,7 +282,7 @@ def create_key_pair(folder: Path) -> KeyPair:
     with os.fdopen(descriptor, "w") as handle:
         handle.write(write_secret_key(secret))
     write_atomic(public_file, public)
-    return KeyPair(secret_file, public_file, public.splitlines()[1])
+    return secret_file, public.splitlines()[1]
 
 
 def _read(path: Path) -> str:

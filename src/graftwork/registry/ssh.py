@@ -112,7 +112,6 @@ class SshDelivery(NamedTuple):
     """`sent` is false if the machine had the release; `previous` is where the alias there pointed."""
 
     release: Release
-    target: SshTarget
     sent: bool
     alias: str | None
     previous: str | None
@@ -152,18 +151,17 @@ def push_over_ssh(
         sent = _run(target, _HAVE, arguments) != "have"
         if sent:
             with tempfile.TemporaryDirectory() as scratch:
-                packed = write_archive(
-                    store, release_id, target=Path(scratch) / "release.tar", progress=progress
-                )
-                with packed.path.open("rb") as stream:
-                    count = ProgressCounter(progress, "send", packed.bytes)
+                archive = Path(scratch) / "release.tar"
+                write_archive(store, release_id, target=archive, progress=progress)
+                with archive.open("rb") as stream:
+                    count = ProgressCounter(progress, "send", archive.stat().st_size)
                     _run(target, _TAKE, arguments, stream=stream, count=count)
                     count.finish()
         previous = None
         if alias is not None:
             pointed_at = _run(target, _POINT, arguments)
             previous = None if pointed_at == "none" else pointed_at
-    return SshDelivery(release, target, sent, alias, previous)
+    return SshDelivery(release, sent, alias, previous)
 
 
 def _run(

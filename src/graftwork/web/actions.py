@@ -254,8 +254,8 @@ def export_command(release: str) -> str:
 
 def _export(form: ActionForm) -> Done:
     release = form.text("release")
-    done = releases.export_release(form.project, release)
-    return Done(f"exported to {done.path.name} ({done.bytes:,} bytes)", f"/releases/{release}")
+    path = releases.export_release(form.project, release)
+    return Done(f"exported to {path.name} ({path.stat().st_size:,} bytes)", f"/releases/{release}")
 
 
 ACTIONS: dict[str, WebAction] = {

@@ -109,11 +109,11 @@ def test_openssl_agrees_with_our_signature(tmp_path):
 
 
 def test_keys_are_written_once_and_readable_to_their_owner_only(tmp_path):
-    pair = create_key_pair(tmp_path / "keys")
-    assert pair.secret.stat().st_mode & 0o077 == 0
-    secret = load_secret_key(pair.secret)
-    assert signatures.read_public_key(pair.text) == signatures.public_of(secret)
-    assert load_public_key("keys/graft.pub", root=tmp_path).strip().endswith(pair.text)
+    secret_key, public_key = create_key_pair(tmp_path / "keys")
+    assert secret_key.stat().st_mode & 0o077 == 0
+    secret = load_secret_key(secret_key)
+    assert signatures.read_public_key(public_key) == signatures.public_of(secret)
+    assert load_public_key("keys/graft.pub", root=tmp_path).strip().endswith(public_key)
     with pytest.raises(UserError, match="already exists"):
         create_key_pair(tmp_path / "keys")
 
@@ -144,11 +144,11 @@ def test_an_invalid_key_is_refused_with_its_path(text, tmp_path):
 @pytest.fixture
 def signed(tmp_path):
     """A store that trusts a key, and one release in it."""
-    pair = create_key_pair(tmp_path / "keys")
-    store = ReleaseStore.open(tmp_path / "releases", public_key=pair.text)
+    secret_key, public_key = create_key_pair(tmp_path / "keys")
+    store = ReleaseStore.open(tmp_path / "releases", public_key=public_key)
     adapter = write_adapter(tmp_path / "adapter")
     release = publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
-    return store, release, load_secret_key(pair.secret)
+    return store, release, load_secret_key(secret_key)
 
 
 def test_where_a_key_is_trusted_only_what_it_signed_is_given_out(signed):

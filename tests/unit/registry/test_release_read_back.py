@@ -60,6 +60,6 @@ def test_a_dataset_that_another_version_described_is_drawn_without_its_files(wor
 def test_a_folder_to_export_to_gets_a_file_of_its_own(work, release, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
-    done = export_release(work, release.id, target=folder)
-    assert done.path.parent == folder
-    assert done.path.suffix == ".tar"
+    _, path, _ = export_release(work, release.id, target=folder)
+    assert path.parent == folder
+    assert path.suffix == ".tar"
