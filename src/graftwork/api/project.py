@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.status import ProjectStatus
     from graftwork.pipeline.step import StepOutputs
     from graftwork.pipeline.try_bases import BaseComparison
+    from graftwork.project.init import Started
     from graftwork.records.dataset import (
         Corrections,
         JudgeLabel,
@@ -563,6 +564,17 @@ def init_project(folder: str | Path, logs: Sequence[str] = (), *, base: str | No
 
     start_project(Path(folder), logs, base=base)
     return open_project(folder)
+
+
+def propose_project(folder: str | Path, logs: Sequence[str], *, base: str | None = None) -> "Started":
+    """What `init_project` would write for these logs, with the bases that were weighed. Writes nothing."""
+    from graftwork.project.init import start_project
+
+    return start_project(Path(folder), logs, base=base, write=False)
+
+
+def has_project(folder: Path) -> bool:
+    return (folder / PROJECT_FILE).is_file()
 
 
 def audit_files(

@@ -1,5 +1,6 @@
 """`graft ui`: open the web page of the project."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,29 +37,31 @@ def ui(
 ) -> None:
     """Open a web page for the project: what runs, what is live, what failed, and the details.
 
-    The printed link signs one browser in. Requires the extra `ui`.
+    In a folder without a project, the page creates one from a log. The printed link signs one browser in.
+    Requires the extra `ui`.
 
     Example:  graft ui --allow-actions
     """
-    from graftwork.api.project import open_project
+    from graftwork.api.project import has_project, open_project
+    from graftwork.project.folder import find_project
 
-    found = open_project(project)
+    root = (project or find_project() or Path()).absolute()
+    if has_project(root) or not root.is_dir():
+        root = open_project(root).root
     with needs_extra("ui", why="it serves the page of `graft ui`"):
         from graftwork.web.serve import PageAddress, find_running, serve_page
 
-    running = find_running(found)
+    running = find_running(root)
     if running is not None:
         _show(running, as_json=json, browser=not (no_open or link))
         return
     if link:
-        raise UserError(
-            "no page of this project is running", fix="`graft ui` starts one", where=str(found.root)
-        )
+        raise UserError("no page of this project is running", fix="`graft ui` starts one", where=str(root))
 
     def show(address: PageAddress) -> None:
         _show(address, as_json=json, browser=not no_open)
 
-    serve_page(found, host=host, port=port, allow_actions=allow_actions, on_ready=show)
+    serve_page(root, host=host, port=port, allow_actions=allow_actions, on_ready=show)
 
 
 def _show(address: object, *, as_json: bool, browser: bool) -> None:

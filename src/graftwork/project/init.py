@@ -465,10 +465,15 @@ class BaseChoice(Record):
 
 
 def start_project(
-    folder: Path, logs: Sequence[str], *, base: str | None = None, choice: BaseChoice | None = None
+    folder: Path,
+    logs: Sequence[str],
+    *,
+    base: str | None = None,
+    choice: BaseChoice | None = None,
+    write: bool = True,
 ) -> Started:
-    """Write graft.yaml into the folder. An existing one is never overwritten, except an unchanged starter
-    that was written without a log.
+    """Write graft.yaml into the folder; with `write=False`, only say what it would be. An existing one is
+    never overwritten, except an unchanged starter that was written without a log.
     """
     path = folder / PROJECT_FILE
     name = name_project(folder)
@@ -490,8 +495,7 @@ def start_project(
         named = find_named_base(choice.base, folder, otherwise="leave --base out: one is proposed")
     machine = named_machine(gpu=choice.gpu)
     if not logs:
-        write_atomic(path, starter)
-        load_settings(path)
+        _write_settings(path, starter, write=write)
         return Started(file=str(path))
     from graftwork.data.prepare import CleanLog
     from graftwork.data.render.rows import needs_reasoning_dropped
@@ -531,8 +535,7 @@ def start_project(
         bases=bases,
         own_settings=own_settings,
     )
-    write_atomic(path, text)
-    load_settings(path)
+    _write_settings(path, text, write=write)
     estimated = None if proposal.size.counted else f"the tokenizer of {base} is not on this machine yet"
     if clean is None:
         estimated = "rows that repeat others are not known yet"
@@ -549,6 +552,12 @@ def start_project(
         base=base,
         bases=bases,
     )
+
+
+def _write_settings(path: Path, text: str, *, write: bool) -> None:
+    if write:
+        write_atomic(path, text)
+        load_settings(path)
 
 
 TASKS: dict[Kind, TaskNeed] = {

@@ -22,6 +22,7 @@ from graftwork.api.project import Project, timestamp
 from graftwork.files.disk import Journal, make_folder
 from graftwork.records.base import Record
 from graftwork.records.errors import Busy, GraftError, NegativeResult, UserError
+from graftwork.text.wording import plural
 from graftwork.web.rendering import LONGEST_NAME, WHO_COOKIE, address, project_of, render, who_of
 
 LOG_FILE = "actions.jsonl"
@@ -208,7 +209,8 @@ def _write_captures(form: ActionForm) -> Done:
         output_format=form.text("as"),
     )
     left_out = "".join(f"; left out {count:,}: {reason}" for reason, count in written.left_out.items())
-    return Done(f"{written.captures:,} captures were written to {form.text('file')}{left_out}", "/captures")
+    wrote = f"wrote {plural(written.captures, 'capture')} to {form.text('file')}"
+    return Done(f"{wrote}{left_out}", "/captures")
 
 
 def _captures_command(form: ActionForm) -> str:
@@ -312,6 +314,10 @@ def perform(request: Request, name: str, form: ActionForm) -> Done:
 
 
 async def read_form(request: Request) -> ActionForm:
+    return ActionForm(project_of(request), who_of(request), await read_fields(request))
+
+
+async def read_fields(request: Request) -> dict[str, str]:
     """The fields of a form that was sent as the browser does it by default."""
     body = bytearray()
     async for part in request.stream():
@@ -321,12 +327,11 @@ async def read_form(request: Request) -> ActionForm:
                 "the form is too large", why=f"it has over {FORM_BYTES:,} bytes", fix="enter less text"
             )
     try:
-        fields = dict(
+        return dict(
             parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
         )
     except ValueError:
         raise HTTPException(400, f"The form has over {MOST_FIELDS} fields") from None
-    return ActionForm(project_of(request), who_of(request), fields)
 
 
 def read_reply(form: ActionForm) -> str:

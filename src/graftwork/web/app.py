@@ -36,6 +36,7 @@ from graftwork.web import (
     plan,
     releases,
     runs,
+    start,
 )
 from graftwork.web.rendering import read_mark, read_static, render
 from graftwork.web.security import ALIVE, Gatekeeper, SignIn
@@ -60,6 +61,7 @@ def make_app(
         Route("/static/{name:path}", _static),
         Route("/events", _events),
         *overview.ROUTES,
+        *start.ROUTES,
         *data.ROUTES,
         *runs.ROUTES,
         *cycle.ROUTES,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from graftwork.api.endpoint import read_endpoint_counts
@@ -16,6 +16,7 @@ from graftwork.api.overview import (
     check_freshness,
     read_overview,
 )
+from graftwork.api.project import has_project
 from graftwork.records.report import Verdict
 from graftwork.views.evaluation import view_savings
 from graftwork.web.actions import rollback_command
@@ -83,6 +84,8 @@ WHERE = {
 
 def overview(request: Request) -> Response:
     """`?check=1` compares the steps with their inputs at once, for browsers without JavaScript."""
+    if not has_project(request.app.state.root):
+        return RedirectResponse("/start", status_code=303)
     project = project_of(request)
     found = read_overview(project)
     steps, fresh = check_freshness(project) if request.query_params.get("check") else (found.steps, None)

@@ -1,7 +1,7 @@
 """Starts the page: finds a port, prints the address with a token, opens the browser, serves until a signal.
 
-Input: a project and the options of `graft ui`. Output: nothing; it runs until it is stopped. A second start
-in the same project finds the first one and prints another link to it.
+Input: the folder of a project and the options of `graft ui`. Output: nothing; it runs until it is stopped. A
+second start in the same project finds the first one and prints another link to it.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from graftwork.records.errors import EnvironmentFailure, UserError
 from graftwork.web.security import ALIVE, SignIn, load_key, sign_in_folder
 
 if TYPE_CHECKING:
-    from graftwork.api.project import Project
+    pass
 
 
 LONGEST_WAIT_SECONDS = 1.0
@@ -53,9 +53,9 @@ class PageAddress:
     already_running: bool = False
 
 
-def find_running(project: "Project") -> PageAddress | None:
-    """Find a running page of this project, with a new link to it."""
-    folder = sign_in_folder(project.folder.root)
+def find_running(root: Path) -> PageAddress | None:
+    """Find a running page of the project in this folder, with a new link to it."""
+    folder = sign_in_folder(root)
     try:
         known = json.loads((folder / SERVER_FILE).read_text())
         url, boot = str(known["url"]), str(known["boot"])
@@ -75,21 +75,20 @@ def find_running(project: "Project") -> PageAddress | None:
 
 
 def serve_page(
-    project: "Project",
+    root: Path,
     *,
     host: str = "127.0.0.1",
     port: int | None = None,
     allow_actions: bool = False,
     on_ready: Callable[[PageAddress], None] = lambda _address: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM."""
-    folder = project.folder
+    """Serve until SIGINT or SIGTERM. A folder without a project gets a page that creates one."""
     listener = open_socket(host, port)
     with listener:
         number = listener.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{number}"
-        state = sign_in_folder(folder.root)
+        state = sign_in_folder(root)
         sign_in = SignIn(load_key(state), secrets.token_hex(8))
         write_server_file(state / SERVER_FILE, url, sign_in.boot)
         # The socket listens already: a browser that is quicker than the imports below waits for its page.
@@ -97,7 +96,7 @@ def serve_page(
         from graftwork.web.app import make_app
 
         app = make_app(
-            folder.root,
+            root,
             sign_in,
             allow_actions=allow_actions,
             hosts=accepted_hosts(host, number),

@@ -1,5 +1,6 @@
 """The page in a real browser: accessibility of every view, keys, live curves, no request that leaves."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -383,3 +384,43 @@ def test_a_slider_plans_the_week_again_without_a_reload(tab):
     assert "$0.00" in page.locator("#result").inner_text()
     assert page.locator("output[for=d-1]").inner_text() == "0 USD"
     assert not tab.trouble
+
+
+def test_a_project_is_created_on_a_phone(browser, tmp_path, embedded_base, axe):
+    rows = [{"prompt": f"Which plant is {n}?", "completion": f"Fern {n} by the pond."} for n in range(40)]
+    (tmp_path / "plants.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with serve(tmp_path, allow_actions=True) as served:
+        tab = Tab(browser, served)
+        tab.page.set_viewport_size(NARROW)
+        page = tab.open("/")
+        page.fill("#log", "plants.jsonl")
+        page.get_by_role("button", name="Read the log").click()
+        page.select_option("#base", "smollm2-135m-instruct")
+        page.evaluate(axe)
+        assert not find_violations(tab, "start", "light")
+        assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+        page.get_by_role("button", name="Create the project").click()
+        page.get_by_role("heading", name="Nothing has run yet").wait_for()
+        assert not tab.trouble
+        assert not tab.outside
+        tab.context.close()
+
+
+def test_a_selection_of_captures_is_written_on_a_phone(browser, acting, axe):
+    tab = Tab(browser, acting)
+    tab.page.set_viewport_size(NARROW)
+    page = tab.open("/captures?text=moss+number+12")
+    page.evaluate(axe)
+    assert not find_violations(tab, "captures selected", "light")
+    page.get_by_role("button", name="Write").click()
+    page.get_by_role("status").get_by_text("wrote 1 capture").wait_for()
+    assert (acting.folder / "logs" / "captured.jsonl").is_file()
+    page = tab.open("/captures?text=moss+number+12")
+    page.locator(".items a").first.click()
+    page.fill("#reply", "By the pond.")
+    page.evaluate(axe)
+    assert not find_violations(tab, "capture", "light")
+    page.get_by_role("button", name="Save the correction").click()
+    page.get_by_role("status").get_by_text("corrected").wait_for()
+    assert not tab.trouble
+    tab.context.close()

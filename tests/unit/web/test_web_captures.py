@@ -46,7 +46,7 @@ def test_a_selection_says_why_a_capture_would_be_left_out_and_the_command(page):
 def test_a_selection_becomes_a_log(acting):
     fields = {"as": "log", "file": "logs/captured.jsonl", "text": "moss number 12"}
     answer = acting.visitor.post("/actions/write-captures", **fields)
-    assert "1 captures were written to logs/captured.jsonl" in notice_of(answer)
+    assert "wrote 1 capture to logs/captured.jsonl" in notice_of(answer)
     [line] = (acting.folder / "logs" / "captured.jsonl").read_text().splitlines()
     assert "moss number 12" in line
     assert acting.visitor.post("/actions/write-captures", **fields).status == 404
@@ -61,7 +61,7 @@ def test_a_corrected_answer_becomes_a_held_out_case(acting):
     assert (given.correction, given.score, given.comment) == ("By the pond.", 0.0, "x")
     fields = {"as": "cases", "file": "cases.jsonl", "max_score": "0.4"}
     answer = acting.visitor.post("/actions/write-captures", **fields)
-    assert "1 captures were written" in notice_of(answer)
+    assert "wrote 1 capture" in notice_of(answer)
     assert "left out 4" in notice_of(answer)
     [case] = (acting.folder / "cases.jsonl").read_text().splitlines()
     assert json.loads(case)["reference"] == "By the pond."

@@ -8,7 +8,6 @@ import threading
 import pytest
 from served_page import START_SECONDS, serve
 
-from graftwork.api.project import open_project
 from graftwork.cli.ui import ui
 from graftwork.records.errors import EnvironmentFailure, UserError
 
@@ -33,12 +32,12 @@ def test_a_second_start_finds_the_page_that_runs_and_gets_a_link_of_its_own(shop
 
     with serve(shop) as served:
         write_server_file(sign_in_folder(shop) / SERVER_FILE, served.base, served.sign_in.boot)
-        found = find_running(open_project(shop))
+        found = find_running(shop)
         assert found is not None
         assert served.sign_in.use_token(found.link.partition("token=")[2])
         ui(project=shop, link=True, json=True)
         assert '"already_running": true' in capsys.readouterr().out
-    assert find_running(open_project(shop)) is None
+    assert find_running(shop) is None
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def test_a_key_and_an_address_that_came_with_the_project_are_not_used(shop):
     (planted / KEY_FILE).write_text("00" * 32)
     with serve(shop) as served:
         write_server_file(planted / SERVER_FILE, served.base, served.sign_in.boot)
-        assert find_running(open_project(shop)) is None
+        assert find_running(shop) is None
         assert not served.sign_in.accepts_cookie(SignIn(bytes(32), "x").make_cookie())
     assert load_key(sign_in_folder(shop)) != bytes(32)
     assert shop not in sign_in_folder(shop).parents
