@@ -4,8 +4,9 @@ Input: source as text. Output: how it ended. `docs/sandbox.md` says what each wa
 on the far side and imports nothing of ours.
 """
 
+from graftwork.process.sandbox.limits import Limits, SandboxKind, SandboxResult
 from graftwork.process.sandbox.run import CodeJob, Sandbox, available, open_sandbox, run_jobs, why_not
-from graftwork.process.sandbox.settings import Limits, SandboxKind, SandboxResult, SandboxSettings
+from graftwork.process.sandbox.settings import SandboxSettings
 
 __all__ = [
     "CodeJob",

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from graftwork.process.sandbox.settings import Limits, SandboxKind
+from graftwork.process.sandbox.limits import Limits, SandboxKind
 
 FOLDER = "/box"
 """The code's own folder: its working directory, its home and its temporary folder."""

@@ -45,7 +45,8 @@ from graftwork.process.sandbox.command import (
 )
 from graftwork.process.sandbox.inside.remote import UNSUPPORTED
 from graftwork.process.sandbox.inside.walls import measure_deleted, measure_folder, remove_folder
-from graftwork.process.sandbox.settings import Limits, Reason, SandboxKind, SandboxResult, SandboxSettings
+from graftwork.process.sandbox.limits import Limits, Reason, SandboxKind, SandboxResult
+from graftwork.process.sandbox.settings import SandboxSettings
 from graftwork.records.errors import EnvironmentFailure, UserError
 
 _PAGE = 4096
