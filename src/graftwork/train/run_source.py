@@ -333,7 +333,7 @@ class _RolloutRun:
         """Open the generator of answers: the model in training, or an endpoint."""
         from graftwork.model.adapter_shape import AdapterShape
         from graftwork.model.adapters.peft import save_adapter
-        from graftwork.train.rollouts.sampling import EndpointSampler, RolloutSampler
+        from graftwork.train.rollouts.sampling import EndpointSampler, RolloutSampler, SamplingPasses
 
         job, settings, template = self._job, self._settings, self._template
         if settings.rollouts.endpoint is None:
@@ -343,9 +343,11 @@ class _RolloutRun:
                 seed=settings.seed,
                 end_of_turn=template.eos,
                 decode=template.decode,
-                prompts_at_once=job.plan.prompts_at_once,
-                recorded=next(engine.model.parameters()).is_cuda,
-                token_pass=engine.token_pass(),
+                passes=SamplingPasses(
+                    prompts_at_once=job.plan.prompts_at_once,
+                    recorded=next(engine.model.parameters()).is_cuda,
+                    token_pass=engine.token_pass(),
+                ),
             )
 
         def save(folder: Path) -> None:

@@ -32,7 +32,7 @@ from graftwork.model.generate.scheduler import MOST_ROWS, DecoderSizes
 from graftwork.model.shape import cache_bytes, shape_of
 from graftwork.plan.catalog.hardware import default_rates
 from graftwork.records.plan import ModelShape, RolloutLoad
-from graftwork.train.rollouts.sampling import AskedPrompt, RolloutSampler
+from graftwork.train.rollouts.sampling import AskedPrompt, RolloutSampler, SamplingPasses
 from graftwork.train.settings import RolloutSettings
 
 WIDTH = 4.0
@@ -131,8 +131,7 @@ def sample(load, model, *, recorded, lengths=None):
         seed=5,
         end_of_turn=-1,
         decode=str,
-        prompts_at_once=load.prompts_at_once,
-        recorded=recorded,
+        passes=SamplingPasses(prompts_at_once=load.prompts_at_once, recorded=recorded),
     )
     lengths = lengths or [round(load.prompt_tokens)] * load.prompts
     asked = [

@@ -281,7 +281,7 @@ def make_sampler(base, *, recorded):
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.adapters.peft import make_trainable
     from graftwork.model.load import load_base
-    from graftwork.train.rollouts.sampling import RolloutSampler
+    from graftwork.train.rollouts.sampling import RolloutSampler, SamplingPasses
 
     model = load_base(base)
     shape = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))
@@ -294,7 +294,9 @@ def make_sampler(base, *, recorded):
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
 
     settings = RolloutSettings(source="prompts.jsonl", prompts=3, num_generations=4, max_completion_length=12)
-    sampler = RolloutSampler(model, settings=settings, seed=5, end_of_turn=2, decode=str, recorded=recorded)
+    sampler = RolloutSampler(
+        model, settings=settings, seed=5, end_of_turn=2, decode=str, passes=SamplingPasses(recorded=recorded)
+    )
     return sampler, train
 
 

@@ -59,8 +59,17 @@ class WrittenReply(NamedTuple):
         return self.tokens[:-1] if self.ended else self.tokens
 
 
+class SamplingPasses(NamedTuple):
+    """How the model's passes run while it answers."""
+
+    prompts_at_once: int | None = None
+    """Prompts answered together; all of a batch without it."""
+    recorded: bool = False
+    token_pass: "TokenPass | None" = None
+
+
 class RolloutSampler:
-    """`decode` turns tokens into the text that rewards read; `prompts_at_once` are answered together."""
+    """`decode` turns tokens into the text that rewards read."""
 
     def __init__(
         self,
@@ -70,14 +79,12 @@ class RolloutSampler:
         seed: int,
         end_of_turn: int,
         decode: Callable[[list[int]], str],
-        prompts_at_once: int | None = None,
-        recorded: bool = False,
-        token_pass: "TokenPass | None" = None,
+        passes: SamplingPasses = SamplingPasses(),  # noqa: B008
     ) -> None:
         self._model = model
-        self._at_once = prompts_at_once or settings.prompts
-        self._recorded = recorded
-        self._token_pass = token_pass
+        self._at_once = passes.prompts_at_once or settings.prompts
+        self._recorded = passes.recorded
+        self._token_pass = passes.token_pass
         self._decoder: Decoder | None = None
         self._settings = settings
         self._seed = seed
