@@ -126,6 +126,8 @@ class CircuitBreaker:
         self._period += 1
 
 
+DRAIN_SECONDS = 20.0
+"""Time for running answers to finish when a server or a replica is stopped."""
 RETRY_SHARE = 0.2
 """Retries per request, beyond the burst."""
 
@@ -629,14 +631,14 @@ class EngineSet:
                 match.weight, match.retiring = weight, False
         for replica in unused:
             if not replica.retiring:
-                pool.retire(replica, seconds=self._settings.drain_seconds, on_end=self._engines.pop)
+                pool.retire(replica, seconds=DRAIN_SECONDS, on_end=self._engines.pop)
 
     def _revise_endpoints(self) -> list[ReplicaPool]:
         """Open and close endpoints as the settings say; the new ones are to be started."""
         endpoints, opened = self._settings.failover.endpoints, list[ReplicaPool]()
         for name in [name for name, endpoint in self._opened.items() if endpoints.get(name) != endpoint]:
             del self._opened[name]
-            task = asyncio.create_task(self.endpoints.pop(name).close(self._settings.drain_seconds))
+            task = asyncio.create_task(self.endpoints.pop(name).close(DRAIN_SECONDS))
             self._retired.add(task)
             task.add_done_callback(self._retired.discard)
         for name, endpoint in endpoints.items():

@@ -33,7 +33,7 @@ from graftwork.serve.gateway import Gateway
 from graftwork.serve.keys import KeyRing, LoadKeys, UsageFile, follow_keys, is_usable
 from graftwork.serve.otlp import TracedCalls
 from graftwork.serve.own_endpoint import RELOAD_SIGNAL, RESULT_FILE, ReloadResult, gateway_folder
-from graftwork.serve.replicas import EngineSet
+from graftwork.serve.replicas import DRAIN_SECONDS, EngineSet
 from graftwork.serve.request_log import AccessLog, log_as_json
 from graftwork.serve.routing import (
     AliasWatcher,
@@ -58,7 +58,6 @@ _FLUSH_SECONDS = 2.0
 RELOADED = frozenset(
     {
         "default_model",
-        "drain_seconds",
         "failover",
         "max_new_tokens",
         "max_new_tokens_limit",
@@ -345,7 +344,7 @@ async def serve(
                     reloading.cancel()
                     await asyncio.gather(reloading, return_exceptions=True)
                 # In this order: finish the answers, stop the engine, flush the captures, stop the servers.
-                await answers.drain(reloader.settings.drain_seconds)
+                await answers.drain(DRAIN_SECONDS)
                 if answers.shadow is not None:
                     await answers.shadow.close()
                 for listener in listeners:

@@ -685,12 +685,6 @@ class ServeSettings(OperationSettings):
         description="Time limit for an answer, or for the next piece of a streamed one.",
     )
 
-    drain_seconds: float = Field(
-        default=20.0,
-        ge=0,
-        description="Time for running answers to finish when the server is stopped.",
-    )
-
     queue_limit: int = Field(
         default=128,
         ge=1,
