@@ -135,11 +135,12 @@ def export_results(
     from graftwork.evaluate.commands import export_evaluation
 
     with opened_with_progress(project, model) as work:
-        exported = export_evaluation(work, form=form.value, out=out.absolute(), subjects=subject or ())
+        written = export_evaluation(work, form=form.value, out=out.absolute(), subjects=subject or ())
+    paths = [path for files in written.values() for path in files]
     if json:
-        print_json(exported)
+        print_json({"format": form.value, "files": paths, "subjects": list(written)})
         return
-    for path in exported.files:
+    for path in paths:
         print_line(stdout, quote(path), soft_wrap=True)
 
 

@@ -174,12 +174,6 @@ def _line_up(
     )
 
 
-class ExportedEvaluation(Record):
-    format: str
-    files: tuple[str, ...]
-    subjects: tuple[str, ...]
-
-
 def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvaluation:
     """Read, compare, store and report. The first file is the baseline, the second the candidate."""
     runs = [read_foreign(path) for path in files]
@@ -245,8 +239,8 @@ def read_foreign(path: Path) -> ForeignRun:
 
 def export_evaluation(
     work: OpenProject, *, form: Format, out: Path, subjects: Sequence[str] = ()
-) -> ExportedEvaluation:
-    """The project's last evaluation: one log, or one folder of results, for each subject."""
+) -> dict[str, list[str]]:
+    """The project's last evaluation: the files of one log, or of one folder of results, for each subject."""
     last = last_evaluation(work)
     if last is None:
         raise UserError(
@@ -265,7 +259,7 @@ def export_evaluation(
             where="--subject",
         )
     cases, when = read_cases(Path(last.cases_file)), timestamp()
-    paths: list[str] = []
+    written: dict[str, list[str]] = {}
     for name in subjects or by_name:
         export = SubjectExport(
             task=work.settings.project,
@@ -284,8 +278,8 @@ def export_evaluation(
         for file, text in content.items():
             (out / file).parent.mkdir(parents=True, exist_ok=True)
             write_atomic(out / file, text)
-        paths += [str(out / file) for file in content]
-    return ExportedEvaluation(format=form, files=tuple(paths), subjects=tuple(subjects or by_name))
+        written[name] = [str(out / file) for file in content]
+    return written
 
 
 def last_evaluation(work: OpenProject) -> Evaluated | None:

@@ -285,7 +285,7 @@ class _RolloutRun:
         from graftwork.grading.rewards import RewardRunner
         from graftwork.train.loop import StepInterrupted
         from graftwork.train.rollouts.episodes import EpisodeJournal
-        from graftwork.train.rollouts.source import AnswerSampler, RolloutParts, RolloutSource
+        from graftwork.train.rollouts.source import AnswerSampler, RolloutSource
 
         settings = self._settings
 
@@ -313,19 +313,17 @@ class _RolloutRun:
                 seed=settings.seed,
             )
         source = RolloutSource(
-            RolloutParts(
-                settings=settings,
-                prompts=self._prompts,
-                sampler=sampler,
-                grader=grader,
-                journal=EpisodeJournal(Path(self._job.folder)),
-                reference=None if start is None else start.log_probabilities,
-                now=now if settings.rollouts.endpoint is not None else None,
-                supervised=self._supervised,
-                audit=self._audit,
-                report=report,
-                progress=move,
-            )
+            settings=settings,
+            prompts=self._prompts,
+            sampler=sampler,
+            grader=grader,
+            journal=EpisodeJournal(Path(self._job.folder)),
+            reference=None if start is None else start.log_probabilities,
+            now=now if settings.rollouts.endpoint is not None else None,
+            supervised=self._supervised,
+            audit=self._audit,
+            report=report,
+            progress=move,
         )
         return source, (source, _EndsGrader(grader))
 

@@ -23,7 +23,7 @@ from graftwork.train.rollouts.measures import (
     measure_groups,
     split_checks,
 )
-from graftwork.train.rollouts.source import GroupRanking, RolloutParts, RolloutSource
+from graftwork.train.rollouts.source import GroupRanking, RolloutSource
 from graftwork.train.settings import TrainSettings, describe_idle
 
 GRPO = {"objective": "grpo", "rewards": [{"metric": "task_success"}]}
@@ -94,7 +94,7 @@ def make_source(
     )
     cases = [make_case(f"case{number}") for number in range(5)]
     cases += make_decoys(cases, count=decoys, seed=1)
-    parts = RolloutParts(
+    return RolloutSource(
         settings=settings,
         prompts={case.id: (case, [1, 2, 3]) for case in cases},
         sampler=FixedSampler(),
@@ -104,7 +104,6 @@ def make_source(
         supervised=supervised,
         report=report,
     )
-    return RolloutSource(parts), parts
 
 
 def by_number(question):
@@ -112,7 +111,7 @@ def by_number(question):
 
 
 def test_a_batch_with_signal_becomes_rows_with_advantages(tmp_path):
-    source, _ = make_source(tmp_path, by_number)
+    source = make_source(tmp_path, by_number)
     rows = source.batch(1)
     assert len(rows) == 8
     assert sum(row.advantage for row in rows) == pytest.approx(0.0)
@@ -124,7 +123,7 @@ def test_a_batch_with_signal_becomes_rows_with_advantages(tmp_path):
 def test_a_mix_changes_no_weight_where_neither_part_has_anything_to_learn(tmp_path):
     """An update by a gradient of zeros would go on in the direction of the steps before."""
     row = make_row("row", (1, 2, 3), 1, reply="right")
-    source, _ = make_source(
+    source = make_source(
         tmp_path,
         lambda question: float(question.text == "1" and question.key.startswith("case0")),
         supervised=[row],
@@ -135,31 +134,31 @@ def test_a_mix_changes_no_weight_where_neither_part_has_anything_to_learn(tmp_pa
     accepted = []
     for step in (1, 2, 3):
         if step > 1:
-            source._parts.grader.reward = lambda _question: 0.0
+            source.grader.reward = lambda _question: 0.0
         rows = source.batch(step)
         accepted.append((source.accept_gradient(step, None, rows), any(row.scale for row in rows)))
     assert accepted == [(True, True), (True, True), (False, False)]
 
 
 def test_a_journaled_batch_is_neither_sampled_nor_graded_again(tmp_path):
-    first, _ = make_source(tmp_path, by_number)
+    first = make_source(tmp_path, by_number)
     rows = first.batch(1)
-    again, parts = make_source(tmp_path, by_number)
+    again = make_source(tmp_path, by_number)
     assert again.batch(1) == rows
-    assert parts.sampler.asked == []
-    assert parts.grader.graded == []
+    assert again.sampler.asked == []
+    assert again.grader.graded == []
 
 
 def test_a_resumed_source_chooses_the_same_prompts(tmp_path):
-    first, parts = make_source(tmp_path / "a", by_number)
+    first = make_source(tmp_path / "a", by_number)
     for step in (1, 2):
         first.batch(step)
     state = first.state()
     first.batch(3)
-    resumed, other = make_source(tmp_path / "b", by_number)
+    resumed = make_source(tmp_path / "b", by_number)
     resumed.restore(state)
     resumed.batch(3)
-    assert other.sampler.asked == [parts.sampler.asked[2]]
+    assert resumed.sampler.asked == [first.sampler.asked[2]]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +170,7 @@ def test_a_resumed_source_chooses_the_same_prompts(tmp_path):
     ],
 )
 def test_preflight_stops_where_there_is_nothing_to_learn(tmp_path, reward, advice):
-    source, _ = make_source(tmp_path, reward)
+    source = make_source(tmp_path, reward)
     # Two of the five prompts at a time: of fewer than all, each may be without a signal by chance.
     for step in (1, 2):
         assert not source.accept_gradient(step, None, source.batch(step))
@@ -182,7 +181,7 @@ def test_preflight_stops_where_there_is_nothing_to_learn(tmp_path, reward, advic
 
 def test_preflight_stops_at_the_last_batch_at_the_latest(tmp_path):
     rollouts = {"steps": 2, "prompts": 2, "num_generations": 4, "max_completion_length": 4}
-    source, _ = make_source(tmp_path, lambda _q: 0.0, rollouts=rollouts)
+    source = make_source(tmp_path, lambda _q: 0.0, rollouts=rollouts)
     source.batch(1)
     with pytest.raises(NegativeResult, match="nothing to learn"):
         source.batch(2)
@@ -190,13 +189,13 @@ def test_preflight_stops_at_the_last_batch_at_the_latest(tmp_path):
 
 def test_a_signal_ends_the_preflight_and_a_resumed_run_goes_on_with_it(tmp_path):
     words = []
-    source, _ = make_source(
+    source = make_source(
         tmp_path, lambda q: float(q.text == "1" and first_of(q) in later), report=words.append
     )
     later = set()
     source.batch(1)
     assert any("hardly any of 2 prompts" in word for word in words)
-    resumed, _ = make_source(tmp_path, lambda _q: 0.0)
+    resumed = make_source(tmp_path, lambda _q: 0.0)
     resumed.restore(source.state())
     resumed.batch(2)
     with pytest.raises(NegativeResult, match="nothing to learn"):
@@ -213,7 +212,7 @@ def first_of(question):
 
 
 def test_dead_groups_are_skipped_and_an_empty_batch_changes_nothing(tmp_path):
-    source, _ = make_source(tmp_path, lambda _q: 0.0, reward_checks={"preflight": False})
+    source = make_source(tmp_path, lambda _q: 0.0, reward_checks={"preflight": False})
     rows = source.batch(1)
     assert not source.accept_gradient(1, None, rows)
     assert all(row.scale == 0 for row in rows)
@@ -221,41 +220,41 @@ def test_dead_groups_are_skipped_and_an_empty_batch_changes_nothing(tmp_path):
 
 
 def test_a_batch_that_no_reward_could_grade_stops_the_run(tmp_path):
-    source, _ = make_source(tmp_path, lambda _q: None, reward_checks={"preflight": False})
+    source = make_source(tmp_path, lambda _q: None, reward_checks={"preflight": False})
     with pytest.raises(NegativeResult, match="no answer of batch 1 could be graded"):
         source.batch(1)
 
 
 def test_rewards_that_return_nothing_are_named_with_their_prompts(tmp_path):
-    source, _ = make_source(tmp_path, lambda _q: None)
+    source = make_source(tmp_path, lambda _q: None)
     with pytest.raises(NegativeResult) as stopped:
         source.batch(1)
     assert "task_success gave no grade to any answer to case" in stopped.value.why
 
 
 def test_a_judge_that_was_down_is_asked_again_when_the_run_is_resumed(tmp_path):
-    down, before = make_source(tmp_path, lambda _q: "connection refused")
+    down = make_source(tmp_path, lambda _q: "connection refused")
     with pytest.raises(NegativeResult) as stopped:
         down.batch(1)
     assert "the reward judge failed on the answer case" in stopped.value.why
     assert "connection refused" in stopped.value.why
-    resumed, parts = make_source(tmp_path, by_number)
+    resumed = make_source(tmp_path, by_number)
     assert len(resumed.batch(1)) == 8
-    assert parts.sampler.asked == []
-    assert parts.grader.graded == before.grader.graded
+    assert resumed.sampler.asked == []
+    assert resumed.grader.graded == down.grader.graded
 
 
 def test_answers_that_one_failing_reward_cost_are_not_asked_about_again(tmp_path):
-    source, _ = make_source(tmp_path, lambda q: "lost" if q.text == "3" else by_number(q))
+    source = make_source(tmp_path, lambda q: "lost" if q.text == "3" else by_number(q))
     rows = source.batch(1)
-    again, parts = make_source(tmp_path, by_number)
+    again = make_source(tmp_path, by_number)
     assert again.batch(1) == rows
-    assert parts.grader.graded == []
+    assert again.grader.graded == []
 
 
 def test_a_reward_that_fails_on_many_answers_is_named_three_times_and_counted(tmp_path):
     messages = []
-    source, _ = make_source(
+    source = make_source(
         tmp_path, lambda q: "nan" if q.text != "1" else 1.0, report=messages.append, reward_checks=NO_STOP
     )
     source.batch(1)
@@ -286,14 +285,14 @@ def test_settings_that_would_be_ignored_or_biased_are_refused(changes, why):
 
 
 def test_a_rewarded_decoy_stops_the_run(tmp_path):
-    source, parts = make_source(tmp_path, by_number, decoys=2)
+    source = make_source(tmp_path, by_number, decoys=2)
     with pytest.raises(NegativeResult, match="decoy"):
         source.batch(1)
-    assert sum(name.startswith("decoy/") for name in parts.sampler.asked[0]) == 2
+    assert sum(name.startswith("decoy/") for name in source.sampler.asked[0]) == 2
 
 
 def test_decoys_that_get_nothing_are_not_trained_on(tmp_path):
-    source, _ = make_source(tmp_path, lambda q: by_number(q) * (q.case.reference == "right"), decoys=2)
+    source = make_source(tmp_path, lambda q: by_number(q) * (q.case.reference == "right"), decoys=2)
     rows = source.batch(1)
     assert len(rows) == 8
     assert not any("decoy" in row.id for row in rows)
@@ -302,7 +301,7 @@ def test_decoys_that_get_nothing_are_not_trained_on(tmp_path):
 
 def test_reward_and_audit_that_part_ways_stop_the_run(tmp_path):
     audit = {f"case{number}": make_case("audited") for number in range(5)}
-    source, _ = make_source(
+    source = make_source(
         tmp_path, lambda q: 0.0 if q.case.id == "audited" else float(q.text != "1"), audit=audit
     )
     source.batch(1)
@@ -314,7 +313,7 @@ def test_reward_and_audit_that_part_ways_stop_the_run(tmp_path):
 
 def test_answers_without_an_audit_do_not_part_from_it(tmp_path):
     """Cases with a single check have no audit half: easy ones would look like a reward that is cheated."""
-    source, _ = make_source(
+    source = make_source(
         tmp_path,
         lambda q: by_number(q) if q.case.id in ("case0", "audited") else float(q.text != "0"),
         audit={"case0": make_case("audited")},
@@ -333,10 +332,10 @@ def test_the_audit_sees_the_episode_that_the_reward_sees(tmp_path):
         return float(question.text == "1")
 
     audit = {f"case{number}": make_case("audited") for number in range(5)}
-    source, parts = make_source(tmp_path, grade, audit=audit)
-    sample = parts.sampler.sample
+    source = make_source(tmp_path, grade, audit=audit)
+    sample = source.sampler.sample
     turns = (EpisodeTurn(by="model", text="1"),)
-    parts.sampler.sample = lambda *given, **named: [
+    source.sampler.sample = lambda *given, **named: [
         answer.model_copy(update={"turns": turns, "environment_reward": 0.5})
         for answer in sample(*given, **named)
     ]
@@ -402,12 +401,12 @@ def test_the_preflight_is_reported_once_and_expects_nothing_of_a_batch_that_was_
     """Reading a batch from the journal takes no time, and would promise millions of prompts in a night."""
     first, again = [], []
     rollouts = {"steps": 6, "prompts": 2, "num_generations": 4, "max_completion_length": 4, "updates": 2}
-    source, _ = make_source(tmp_path, by_number, report=first.append, rollouts=rollouts)
+    source = make_source(tmp_path, by_number, report=first.append, rollouts=rollouts)
     source.batch(1)
     source.batch(2)
     (message,) = [word for word in first if word.startswith("preflight")]
     assert "prompts in 8 hours" in message
-    resumed, _ = make_source(tmp_path, by_number, report=again.append, rollouts=rollouts)
+    resumed = make_source(tmp_path, by_number, report=again.append, rollouts=rollouts)
     resumed.batch(2)
     (message,) = [word for word in again if word.startswith("preflight")]
     assert "prompts in 8 hours" not in message

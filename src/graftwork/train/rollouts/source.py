@@ -123,9 +123,11 @@ ReferenceValues = Callable[[Sequence[TrainingSample]], list[tuple[float, ...]]]
 """Log-probabilities of rows: by the model that training started from, or by the model as it is now."""
 
 
-@dataclass(frozen=True)
-class RolloutParts:
-    """Components of a source."""
+@dataclass(eq=False)
+class RolloutSource(TrainingCallback):
+    """A batch source, and the callback that saves the record of its prompts in checkpoints."""
+
+    name = "rollouts"
 
     settings: TrainSettings
     prompts: Mapping[str, tuple[Case, list[int]]]
@@ -142,16 +144,8 @@ class RolloutParts:
     report: Callable[[str], None] = lambda _message: None
     progress: Callable[[str], None] = lambda _doing: None
 
-
-class RolloutSource(TrainingCallback):
-    """A batch source, and the callback that saves the record of its prompts in checkpoints."""
-
-    name = "rollouts"
-
-    def __init__(self, parts: RolloutParts) -> None:
-        self._parts = parts
-        self._settings = parts.settings
-        self._rollouts = parts.settings.rollouts
+    def __post_init__(self) -> None:
+        self._rollouts = self.settings.rollouts
         self._history: dict[str, PromptRecord] = {}
         self._until = self._watched = 0
         self._held: tuple[int, list[list[tuple[SampledAnswer, AnswerVerdict]]]] | None = None
@@ -162,8 +156,8 @@ class RolloutSource(TrainingCallback):
         self._has_sampled = False
         self._recent: list[tuple[float, float]] = []
         self._epochs: EpochOrder | None = None
-        if parts.settings.mix.sft:
-            self._epochs = EpochOrder(parts.supervised, settings=parts.settings)
+        if self.settings.mix.sft:
+            self._epochs = EpochOrder(self.supervised, settings=self.settings)
 
     @property
     def steps(self) -> int:
@@ -174,7 +168,7 @@ class RolloutSource(TrainingCallback):
 
     def identity(self) -> dict[str, Any]:
         digest = hashlib.sha256()
-        for name, (case, tokens) in sorted(self._parts.prompts.items()):
+        for name, (case, tokens) in sorted(self.prompts.items()):
             digest.update(repr((name, tokens, case.reference, case.checks)).encode())
         return {"steps": self.steps, "prompts": digest.hexdigest()[:16]}
 
@@ -191,26 +185,26 @@ class RolloutSource(TrainingCallback):
         self._require_verdicts(number, groups)
         self._measures = measure_groups(groups) | self._seconds
         if self._seconds:
-            self._parts.report(f"batch {number}: {describe_extremes(groups)}")
+            self.report(f"batch {number}: {describe_extremes(groups)}")
             self._seconds = {}
         self._watch(number, groups, seconds=time.perf_counter() - started_at)
         live = [group for group in groups if not is_dead([verdict.reward for _, verdict in group])]
         live = [group for group in live if not group[0][0].decoy]
         groups = [group for group in groups if not group[0][0].decoy]
         groups = [group for group in groups if any(verdict.reward is not None for _, verdict in group)]
-        rl, sft = self._settings.mix.shares(step, self.steps)
+        rl, sft = self.settings.mix.shares(step, self.steps)
         self._has_signal = bool(live) or (self._epochs is not None and sft > 0)
         rows = [row for group in live or groups[:1] for row in self._samples(number, group)]
         rows = self._correct(rows, number)
-        if self._parts.reference is not None and rows:
+        if self.reference is not None and rows:
             # The start's log-probabilities: of every row where KL is in the loss, else of one row a group.
             first = {row.unit: row for row in reversed(rows)}
-            compared = rows if self._settings.policy.kl else list(first.values())
-            values = dict(zip([row.id for row in compared], self._parts.reference(compared), strict=True))
+            compared = rows if self.settings.policy.kl else list(first.values())
+            values = dict(zip([row.id for row in compared], self.reference(compared), strict=True))
             rows = [row.model_copy(update={"reference": values.get(row.id)}) for row in rows]
         scaled: list[TrainingSample] = scale_policy(
             rows,
-            how=self._settings.policy.normalize,
+            how=self.settings.policy.normalize,
             max_tokens=self._rollouts.longest_answer,
             share=rl if live else 0.0,
         )
@@ -232,7 +226,7 @@ class RolloutSource(TrainingCallback):
             for verdict in graded
             for metric, why in verdict.failed.items()
         )
-        names = ", ".join(reward.metric for reward in self._settings.rewards)
+        names = ", ".join(reward.metric for reward in self.settings.rewards)
         prompts = ", ".join(group[0][0].prompt for group in groups[:MOST_PROMPTS_NAMED])
         raise NegativeResult(
             f"no answer of batch {number} could be graded",
@@ -263,7 +257,7 @@ class RolloutSource(TrainingCallback):
         """Stop before training without a signal, on a reward that pays for the impossible, or on one that
         diverges from its audit.
         """
-        checks = self._settings.reward_checks
+        checks = self.settings.reward_checks
         for answer, verdict in (pair for group in groups for pair in group):
             if answer.decoy and (verdict.reward or 0.0) >= CAUGHT:
                 raise NegativeResult(
@@ -294,8 +288,8 @@ class RolloutSource(TrainingCallback):
         spent = seconds if self._has_sampled else 0.0
         described = describe_signal(self._measures, prompts=self._rollouts.prompts, seconds=spent)
         if number == 1:
-            self._parts.report(described)
-        prompt_count = sum(not name.startswith(DECOY) for name in self._parts.prompts)
+            self.report(described)
+        prompt_count = sum(not name.startswith(DECOY) for name in self.prompts)
         advice = advise(self._measures)
         self._looked = self._looked.after(number, prompts=0 if advice is None else self._rollouts.prompts)
         if advice is None:
@@ -308,7 +302,7 @@ class RolloutSource(TrainingCallback):
                 fix=advice,
                 where="train.rollouts",
             )
-        self._parts.report(
+        self.report(
             f"hardly any of {self._looked.prompts} prompts carries a signal: the run stops if that holds "
             f"for {enough}"
         )
@@ -316,25 +310,23 @@ class RolloutSource(TrainingCallback):
     def _groups(self, number: int) -> list[list[tuple[SampledAnswer, AnswerVerdict]]]:
         if self._held is not None and self._held[0] == number:
             return self._held[1]
-        answers = self._parts.journal.answers(number)
+        answers = self.journal.answers(number)
         started_at = time.perf_counter()
         if answers is None:
-            self._parts.progress("rollouts")
+            self.progress("rollouts")
             names = choose_prompts(
-                [name for name in self._parts.prompts if not name.startswith(DECOY)],
+                [name for name in self.prompts if not name.startswith(DECOY)],
                 self._history,
                 count=self._rollouts.prompts,
-                seed=self._settings.seed,
+                seed=self.settings.seed,
                 batch=number,
             )
-            prompts = [AskedPrompt(name, self._parts.prompts[name][1]) for name in names]
+            prompts = [AskedPrompt(name, self.prompts[name][1]) for name in names]
             if number == 1:
-                decoys = (name for name in self._parts.prompts if name.startswith(DECOY))
-                prompts += [AskedPrompt(name, self._parts.prompts[name][1], decoy=True) for name in decoys]
-            answers = self._parts.sampler.sample(
-                number, prompts, progress=lambda: self._parts.progress("rollouts")
-            )
-            self._parts.journal.write_answers(number, answers)
+                decoys = (name for name in self.prompts if name.startswith(DECOY))
+                prompts += [AskedPrompt(name, self.prompts[name][1], decoy=True) for name in decoys]
+            answers = self.sampler.sample(number, prompts, progress=lambda: self.progress("rollouts"))
+            self.journal.write_answers(number, answers)
             self._has_sampled = True
         sampled = time.perf_counter()
         verdicts = self._grade(number, answers)
@@ -358,32 +350,32 @@ class RolloutSource(TrainingCallback):
 
     def _grade(self, number: int, answers: Sequence[SampledAnswer]) -> dict[str, AnswerVerdict]:
         """The verdict of each answer; those in the journal are not requested again."""
-        verdicts = self._parts.journal.verdicts(number)
+        verdicts = self.journal.verdicts(number)
         if len(verdicts) == len(answers) and all(verdict.failed for verdict in verdicts.values()):
             # The run stopped here, as with a judge that is down: a run that is resumed asks it again.
             verdicts = {}
         missing = [answer for answer in answers if answer.key not in verdicts]
-        questions = [_question(answer, self._parts.prompts[answer.prompt][0]) for answer in missing]
+        questions = [_question(answer, self.prompts[answer.prompt][0]) for answer in missing]
         # The grades by the checks that never reward.
         audited = [
             _question(answer, case)
             for answer in missing
-            if (case := self._parts.audit.get(answer.prompt)) is not None
+            if (case := self.audit.get(answer.prompt)) is not None
         ]
-        audits = {graded.key: graded.reward for graded in self._parts.grader.grade_all(audited)}
-        failures = FailureMessages(number, self._parts.report)
-        for graded in self._parts.grader.grade_all(questions):
-            self._parts.progress("rewards")
+        audits = {graded.key: graded.reward for graded in self.grader.grade_all(audited)}
+        failures = FailureMessages(number, self.report)
+        for graded in self.grader.grade_all(questions):
+            self.progress("rewards")
             verdict = graded.model_copy(update={"audit": audits.get(graded.key)})
-            self._parts.journal.write_verdict(number, verdict, last=graded.key == missing[-1].key)
+            self.journal.write_verdict(number, verdict, last=graded.key == missing[-1].key)
             verdicts[graded.key] = verdict
             for metric, why in graded.failed.items():
                 failures.add(metric, why, graded.key)
         failures.report_rest()
-        ranking = GroupRanking(self._settings.rewards, self._parts.grader)
-        for changed in ranking.break_ties(answers, verdicts, self._parts.prompts, report=self._parts.report):
-            self._parts.progress("rewards")
-            self._parts.journal.write_verdict(number, changed, last=True)
+        ranking = GroupRanking(self.settings.rewards, self.grader)
+        for changed in ranking.break_ties(answers, verdicts, self.prompts, report=self.report):
+            self.progress("rewards")
+            self.journal.write_verdict(number, changed, last=True)
             verdicts[changed.key] = changed
         return verdicts
 
@@ -391,8 +383,8 @@ class RolloutSource(TrainingCallback):
         self, number: int, group: Sequence[tuple[SampledAnswer, AnswerVerdict]]
     ) -> list[TrainingSample]:
         rewards = [verdict.reward for _, verdict in group]
-        advantages = group_advantages(rewards, scale=self._settings.policy.scale_rewards)
-        case, prompt = self._parts.prompts[group[0][0].prompt]
+        advantages = group_advantages(rewards, scale=self.settings.policy.scale_rewards)
+        case, prompt = self.prompts[group[0][0].prompt]
         off_policy = self._rollouts.updates > 1
         return [
             TrainingSample.model_construct(
@@ -414,12 +406,12 @@ class RolloutSource(TrainingCallback):
 
     def _correct(self, rows: list[TrainingSample], number: int) -> list[TrainingSample]:
         """If another sampler generated the answers: weight tokens by the ratio of probabilities."""
-        if self._parts.now is None or self._rollouts.endpoint is None or not rows:
+        if self.now is None or self._rollouts.endpoint is None or not rows:
             return rows
-        answers = self._parts.journal.answers(number) or []
+        answers = self.journal.answers(number) or []
         sampled = {f"{number}/{answer.key}": answer.logprobs for answer in answers}
         corrected, measures = correct_mismatch(
-            rows, [sampled[row.id] for row in rows], self._parts.now(rows), most=MOST_APART
+            rows, [sampled[row.id] for row in rows], self.now(rows), most=MOST_APART
         )
         self._measures |= measures
         return corrected
