@@ -256,6 +256,8 @@ def test_the_playground_says_that_nothing_answers(acting):
 
 
 def test_the_playground_offers_what_can_be_asked_and_fills_in_a_held_out_case(acting):
+    settings = acting.folder / "graft.yaml"
+    settings.write_text(settings.read_text() + f"serve: {{port: {free_port()}}}\n")
     project = open_project(acting.folder)
     case = read_chat_example(project, 2)
     shown = unescape(acting.visitor.get("/playground?example=2&right=base").text)
