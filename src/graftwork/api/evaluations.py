@@ -22,7 +22,7 @@ from graftwork.project.open_project import OpenProject, name_entry
 from graftwork.records.base import Record
 from graftwork.records.dataset import Audit
 from graftwork.records.errors import GraftError, NegativeResult, UserError
-from graftwork.records.interaction import Savings
+from graftwork.records.interaction import Savings, find_question
 from graftwork.records.live import EscalationForecast
 from graftwork.records.report import Answer, Case, Report, SubjectReport, Verdict
 from graftwork.registry.index import find_release
@@ -355,7 +355,7 @@ def _select(loaded: _Loaded, query: CaseQuery) -> tuple[list[CaseLine], CaseQuer
         lines.append(
             CaseLine(
                 id=case.id,
-                question=question_of(case),
+                question=find_question(case.messages),
                 group=case.group,
                 outcome=_outcome(before, after, less=query.metric in LESS_IS_BETTER),
                 left=before,
@@ -364,11 +364,6 @@ def _select(loaded: _Loaded, query: CaseQuery) -> tuple[list[CaseLine], CaseQuer
         )
     lines.sort(key=lambda line: _ORDER[line.outcome])
     return lines, query
-
-
-def question_of(case: Case) -> str:
-    """The last turn of the user."""
-    return next((turn.content for turn in reversed(case.messages) if turn.role == "user"), "")
 
 
 def _outcome(before: float | None, after: float | None, *, less: bool) -> Outcome:

@@ -59,7 +59,15 @@ from graftwork.records.dataset import (
     key_of_capture,
 )
 from graftwork.records.errors import GraftError, UserError
-from graftwork.records.interaction import TRY_OUT_SESSION, AnswerOrigin, Capture, Feedback, Message, Origin
+from graftwork.records.interaction import (
+    TRY_OUT_SESSION,
+    AnswerOrigin,
+    Capture,
+    Feedback,
+    Message,
+    Origin,
+    find_question,
+)
 from graftwork.records.report import Case
 from graftwork.store.captures import FeedbackStore, ReviewStore
 from graftwork.text.words import fold
@@ -420,7 +428,7 @@ def find_conflicts(corrections: tuple[Correction, ...]) -> Iterator[CorrectionCo
         by_prompt[correction.prompt_hash].append(correction)
     for prompt_hash, answers in by_prompt.items():
         if len({fold(correction.corrected) for correction in answers}) > 1:
-            question = next((m.content for m in reversed(answers[0].messages) if m.role == "user"), "")
+            question = find_question(answers[0].messages)
             yield CorrectionConflict(prompt_hash=prompt_hash, question=question, corrections=tuple(answers))
 
 
@@ -606,8 +614,7 @@ def gather_labels(work: OpenProject) -> tuple[list[LabeledAnswer], list[LabeledP
 
 
 def _name_pair(messages: Sequence[Message], preferred: str, other: str) -> tuple[str, str, str]:
-    question = next((turn.content for turn in reversed(messages) if turn.role == "user"), "")
-    return question, preferred.strip(), other.strip()
+    return find_question(messages), preferred.strip(), other.strip()
 
 
 def _blind(case: Case) -> Case:

@@ -1,5 +1,6 @@
 """One logged exchange with a model, traceable to its file and line for good; and what calls cost."""
 
+from collections.abc import Sequence
 from datetime import date
 from typing import Any, Literal
 
@@ -113,7 +114,12 @@ class Interaction(Record):
     @property
     def question(self) -> str:
         """The last turn of the user: what the reply answers."""
-        return next((m.content for m in reversed(self.messages) if m.role == "user"), "")
+        return find_question(self.messages)
+
+
+def find_question(messages: Sequence[Message]) -> str:
+    """The last turn of the user; empty if there is none."""
+    return next((message.content for message in reversed(messages) if message.role == "user"), "")
 
 
 def user_texts(messages: Any) -> list[str]:

@@ -19,7 +19,7 @@ from graftwork.records.base import Record
 from graftwork.records.dataset import Row, Split
 from graftwork.records.interaction import Message, Origin
 from graftwork.text.shape import has_too_many_values
-from graftwork.text.tool_calls import ANY_ARGUMENTS, ToolCall, write_tools
+from graftwork.text.tool_calls import ANY_ARGUMENTS, TextAndCalls, ToolCall, write_tools
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -227,13 +227,6 @@ class ExportRecord(Record):
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
 
-class AssistantTurn(NamedTuple):
-    """The text of an assistant turn, and the tool calls after it."""
-
-    text: str
-    calls: tuple[ToolCall, ...] = ()
-
-
 class Conversation(NamedTuple):
     """Messages, and separately the functions that may be called: name, description, parameters."""
 
@@ -241,8 +234,9 @@ class Conversation(NamedTuple):
     functions: tuple[dict[str, Any], ...] = ()
 
 
-def split_calls(content: str) -> AssistantTurn:
+def split_calls(content: str) -> TextAndCalls:
     """Split off the calls at the end of a turn; calls elsewhere stay text."""
+    whole = TextAndCalls(content, ())
     text, calls = content.rstrip(), list[ToolCall]()
     while text.endswith(CLOSES):
         before, opened, block = text.removesuffix(CLOSES).rpartition(OPENS)
@@ -251,13 +245,13 @@ def split_calls(content: str) -> AssistantTurn:
         except ValueError:
             call = None
         if not isinstance(call, dict) or not call.keys() <= {"id", "name", "arguments"}:
-            return AssistantTurn(content)
+            return whole
         name, arguments = call.get("name"), call.get("arguments", {})
         if not isinstance(name, str) or not isinstance(arguments, dict):
-            return AssistantTurn(content)
+            return whole
         calls.insert(0, ToolCall(name, arguments))
         text = before.rstrip()
-    return AssistantTurn(text, tuple(calls)) if calls and OPENS not in text else AssistantTurn(content)
+    return TextAndCalls(text, tuple(calls)) if calls and OPENS not in text else whole
 
 
 def split_tools(messages: Sequence[Message]) -> Conversation:

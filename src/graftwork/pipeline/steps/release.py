@@ -23,7 +23,7 @@ from graftwork.project.open_project import OpenProject, current_user, load_templ
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.dataset import Audit
 from graftwork.records.errors import WorkerFailed, needs_extra
-from graftwork.records.interaction import TRY_OUT_SESSION
+from graftwork.records.interaction import TRY_OUT_SESSION, find_question
 from graftwork.records.live import EscalationForecast
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release, Tried
@@ -190,7 +190,7 @@ def _try_out(work: OpenProject, outputs: StepOutputs) -> TryOut:
         tried.append(
             Tried(
                 case_id=case.id,
-                question=next(m.content for m in reversed(case.messages) if m.role == "user"),
+                question=find_question(case.messages),
                 reference=case.reference,
                 base_answer=base[0],
                 release_answer=text,
