@@ -212,11 +212,11 @@ def test_feedback_is_read_in_the_order_of_arrival_with_its_capture(
     for name, score in (("c2", 1.0), ("c3", 0.5), ("c1", 0.0), ("c4", 0.7)):
         feedback.add(make_feedback(name, score))
     heard = list(feedback.read_on(releases=("r1", "r2"), experiment="r1.r2.0"))
-    assert [(event.capture.id, event.feedback.score) for event in heard] == [("c2", 1.0), ("c1", 0.0)]
-    assert heard[1].capture == first
-    assert [entry.capture.id for entry in feedback.read_on(releases=("r1", "r2"))] == ["c2", "c1", "c4"]
-    later = feedback.read_on(after=heard[0].place, releases=("r1", "r2"), experiment="r1.r2.0")
-    assert [entry.capture.id for entry in later] == ["c1"]
+    assert [(about.id, entry.score) for _, entry, about in heard] == [("c2", 1.0), ("c1", 0.0)]
+    assert heard[1][2] == first
+    assert [about.id for _, _, about in feedback.read_on(releases=("r1", "r2"))] == ["c2", "c1", "c4"]
+    later = feedback.read_on(after=heard[0][0], releases=("r1", "r2"), experiment="r1.r2.0")
+    assert [about.id for _, _, about in later] == ["c1"]
 
 
 def test_reading_on_gives_each_feedback_once_over_many_pages(
@@ -227,8 +227,8 @@ def test_reading_on_gives_each_feedback_once_over_many_pages(
     for n in range(11):
         feedback.add(make_feedback("c1", n / 10 if n < 10 else 1.0))
     heard = list(feedback.read_on(releases=("r1",)))
-    assert [event.feedback.score for event in heard] == [n / 10 for n in range(11)]
-    assert len({event.place for event in heard}) == 11
+    assert [entry.score for _, entry, _ in heard] == [n / 10 for n in range(11)]
+    assert len({position for position, _, _ in heard}) == 11
 
 
 def test_an_exported_capture_has_the_latest_feedback(captures: CaptureStore, feedback: FeedbackStore):

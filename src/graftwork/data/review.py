@@ -479,12 +479,12 @@ def _label_both(served: str, corrected: str, **about: Any) -> Iterator[JudgeLabe
 
 
 def _read(work: OpenProject) -> Iterator[tuple[Feedback, Capture, tuple[Message, ...]]]:
-    for entry in FeedbackStore(work.database, project=work.settings.project).all():
-        if entry.capture.session == TRY_OUT_SESSION:
+    for feedback, capture in FeedbackStore(work.database, project=work.settings.project).all():
+        if capture.session == TRY_OUT_SESSION:
             continue
-        messages = read_messages(entry.capture)
+        messages = read_messages(capture)
         if messages:
-            yield entry.feedback, entry.capture, messages
+            yield feedback, capture, messages
 
 
 def read_messages(capture: Capture) -> tuple[Message, ...]:

@@ -697,9 +697,8 @@ def forget_captures(
 
     ids = tuple(capture.id for capture in work.captures.holding(names) if is_theirs(capture))
     book = FeedbackStore(work.database, project=work.settings.project)
-    own_feedback = (
-        () if user is None else tuple(e for e in book.by(names) if e.feedback.capture not in set(ids))
-    )
+    gone, by_user = set(ids), {} if user is None else book.by(names)
+    own_feedback = [position for position, entry in by_user.items() if entry.capture not in gone]
     unread: list[str] = []
     on_them = sum(len(book.of_capture(id_)) for id_ in ids)
     forgotten = Forgotten(
@@ -713,7 +712,7 @@ def forget_captures(
     if not dry_run:
         work.captures.delete(ids)
         if own_feedback:
-            book.delete([entry.place for entry in own_feedback])
+            book.delete(own_feedback)
             work.database.forget_log()
     return forgotten
 

@@ -254,14 +254,6 @@ def _holds(database: Database, text: str) -> ColumnElement[bool]:
     return condition
 
 
-class FeedbackEntry(NamedTuple):
-    """`place` grows with the order in which feedback came in."""
-
-    place: int
-    feedback: Feedback
-    capture: Capture
-
-
 def insert_feedback(connection: Connection, project: str, new: Feedback) -> bool:
     """Keep feedback in a transaction that writes; False if there is no such capture."""
     matching = select(captures.c.id).where(captures.c.project == project, captures.c.id == new.capture)
@@ -282,14 +274,14 @@ class FeedbackStore(ProjectTable):
         with self._database.write() as connection:
             return insert_feedback(connection, self._project, new)
 
-    def by(self, names: Collection[str]) -> tuple[FeedbackEntry, ...]:
-        """The feedback that these people gave."""
-        return tuple(entry for entry in self.all() if entry.feedback.who in names)
+    def by(self, names: Collection[str]) -> dict[int, Feedback]:
+        """The feedback that these people gave, by its position."""
+        return {position: entry for position, entry, _ in self._read_on(after=0) if entry.who in names}
 
-    def delete(self, places: Collection[int]) -> int:
+    def delete(self, positions: Collection[int]) -> int:
         with self._database.write() as connection:
             gone = connection.execute(
-                delete(feedback).where(feedback.c.project == self._project, feedback.c.seq.in_(places))
+                delete(feedback).where(feedback.c.project == self._project, feedback.c.seq.in_(positions))
             )
             return gone.rowcount
 
@@ -306,23 +298,23 @@ class FeedbackStore(ProjectTable):
         query = select(func.count()).select_from(feedback).where(feedback.c.project == self._project)
         return int(self._database.scalar(query) or 0)
 
-    def all(self) -> Iterator[FeedbackEntry]:
+    def all(self) -> Iterator[tuple[Feedback, Capture]]:
         """All feedback with its captures, the oldest first."""
-        return self._read_on(after=0)
+        return ((entry, capture) for _, entry, capture in self._read_on(after=0))
 
     def read_on(
         self, *, after: int = 0, releases: Sequence[str], experiment: str | None = None
-    ) -> Iterator[FeedbackEntry]:
+    ) -> Iterator[tuple[int, Feedback, Capture]]:
         """Feedback after position `after` on requests that these releases were asked, in order.
 
         `experiment` selects the captures of one; None selects all.
         """
         conditions = _was_asked(self._database, releases, experiment)
-        for entry in self._read_on(conditions, after=after):
-            if entry.capture.asked_release in releases:
-                yield entry
+        for position, entry, capture in self._read_on(conditions, after=after):
+            if capture.asked_release in releases:
+                yield position, entry, capture
 
-    def _read_on(self, *which: ColumnElement[bool], after: int) -> Iterator[FeedbackEntry]:
+    def _read_on(self, *which: ColumnElement[bool], after: int) -> Iterator[tuple[int, Feedback, Capture]]:
         same = and_(captures.c.project == feedback.c.project, captures.c.id == feedback.c.capture_id)
         while True:
             query = (
@@ -336,9 +328,7 @@ class FeedbackStore(ProjectTable):
             if not rows:
                 return
             for row in rows:
-                yield FeedbackEntry(
-                    row.seq, Feedback.model_validate(row.body), Capture.model_validate(row.about)
-                )
+                yield row.seq, Feedback.model_validate(row.body), Capture.model_validate(row.about)
             after = rows[-1].seq
 
 

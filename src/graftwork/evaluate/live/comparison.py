@@ -262,21 +262,21 @@ class LiveComparison:
             if not self._by_users and not self._live.test.decided:
                 mark = grade_own(capture, self._grade, worst=self._worst)
                 self._live.take(LiveAnswer(side, capture.session, mark))
-        for heard in self._heard.read_on(
+        for position, feedback, capture in self._heard.read_on(
             after=self._feedback_read, releases=tuple(self._of), experiment=self.experiment
         ):
-            self._feedback_read = heard.place
-            if not is_from_users(heard.capture.session):
+            self._feedback_read = position
+            if not is_from_users(capture.session):
                 continue
-            side = self._of[heard.capture.asked_release]
-            self._tallies[side].hear(heard.capture.id)
+            side = self._of[capture.asked_release]
+            self._tallies[side].hear(capture.id)
             if self._by_users:
                 # Repeated feedback on one answer counts once, as does repeated feedback in one session.
-                session = heard.capture.session
-                unit = f"capture {heard.capture.id}" if session is None else f"session {session}"
+                session = capture.session
+                unit = f"capture {capture.id}" if session is None else f"session {session}"
                 self._spoken[side].add(unit)
                 # Users who got a large model's answer say nothing of the one that failed a check.
-                score = heard.feedback.score if heard.capture.escalated_from is None else 0.0
+                score = feedback.score if capture.escalated_from is None else 0.0
                 self._live.take(LiveAnswer(side, unit, score))
         if self._remarks is None and self._live.used:
             # Before anybody sees it. A metric that could grade nothing has shown nothing.
