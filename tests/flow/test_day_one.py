@@ -247,7 +247,7 @@ def test_from_an_upstream_to_captures_by_two_commands(upstream, tmp_path):
         header = client.chat(max_tokens=5000)[1]
         feedback = {"capture": header("x-graft-capture"), "score": True}
         assert client.send("/v1/feedback", feedback)[0] == 200
-    assert len(captures_of(folder)) == 2
+    assert [capture.upstream for capture in captures_of(folder)] == ["gpt-4o"] * 2
 
     again = run_graft("init", "--upstream", f"{upstream.url}#gpt-4o", "-C", folder, check=False)
     assert again.returncode == 2

@@ -33,7 +33,7 @@ INTERRUPTED = "interrupted"
 """The finish reason of a shadow answer that made way for a user."""
 CORRECTED_FIELDS = ("corrected_by", "corrected_at")
 TRACE_FIELDS = ("trace", "cost", "cached_tokens")
-ESCALATED_FIELDS = ("escalated_from", "failed_check", "rejected")
+ESCALATED_FIELDS = ("escalated_from", "failed_check", "rejected", "upstream")
 CHAIN_FIELDS = ("chain", "chain_trace", "shadow_of")
 
 
@@ -43,6 +43,8 @@ class CaptureOrigin(Record):
     id: str
     release: str
     at: str
+    upstream: str | None = None
+    """The model of an endpoint that is not ours, if that replied: its reply is like one of any other log."""
     feedback: float | None = None
     corrected: bool = False
     """Whether a person wrote or confirmed the reply of the row; otherwise the release wrote it."""
@@ -196,6 +198,8 @@ class Capture(Record):
     chain: str | None = None
     """The step of a chain, as `chain/step`; the exchange is one of several with the same `chain_trace`."""
     chain_trace: str | None = None
+    upstream: str | None = None
+    """The model of the endpoint in `serve.failover` that replied, unless its settings say that it is ours."""
     shadow_of: str | None = None
     """The capture of the request that this is a copy of: no user got this answer."""
 

@@ -108,6 +108,7 @@ class ServedExchange:
     rejected: str | None = None
     """Its answer; None if only the beginning is known: half an answer is not a fair half of a pair."""
     chain: ChainMark | None = None
+    upstream: str | None = None
     shadow_of: str | None = None
 
     @property
@@ -449,6 +450,7 @@ def make_capture(exchange: ServedExchange, clean: CleanTexts | None = None) -> C
         rejected=None if exchange.rejected is None else redactor.redact(exchange.rejected).text,
         chain=None if exchange.chain is None else exchange.chain.name,
         chain_trace=None if exchange.chain is None else exchange.chain.trace,
+        upstream=exchange.upstream,
         shadow_of=exchange.shadow_of,
     )
 

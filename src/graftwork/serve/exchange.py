@@ -337,6 +337,7 @@ class RunningExchange:
             escalated_from=None if check is None else check.escalated_from,
             rejected=rejected,
             chain=self.chain,
+            upstream=self.target.upstream,
             cost=self.cost,
             cached_tokens=self.endings[0].get("cached_tokens") if len(self.endings) == 1 else None,
         )

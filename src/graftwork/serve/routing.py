@@ -339,6 +339,8 @@ class Target(NamedTuple):
     """Response headers that say what family and fallback did with the request."""
     price: TokenPrice | None = None
     """What its tokens cost, where it is an endpoint with a known price."""
+    upstream: str | None = None
+    """The endpoint's model, where it is an endpoint and the model is not ours."""
 
     def fall_back_to(self, other: "Target", why: str) -> "Target":
         """Another model answers. It is not part of an experiment."""
@@ -347,7 +349,13 @@ class Target(NamedTuple):
 
     def escalate_to(self, large: "Target") -> "Target":
         """The large model answers in the place of this one, which still counts in its experiment."""
-        return self._replace(release=large.release, engine=large.engine, model=large.model, price=large.price)
+        return self._replace(
+            release=large.release,
+            engine=large.engine,
+            model=large.model,
+            price=large.price,
+            upstream=large.upstream,
+        )
 
 
 FindPrices = Callable[[ServeSettings], Mapping[str, TokenPrice]]
@@ -368,11 +376,15 @@ class Fallbacks:
         self._endpoints = endpoints
         self._find_prices = find_prices
         self.prices: Mapping[str, TokenPrice] = {}
+        self._upstream: dict[str, str] = {}
+        """The models of the endpoints that are not ours, by their names."""
 
     def revise(self, settings: ServeSettings) -> None:
         """Use the chains and the endpoints' prices of these settings from the next request on."""
         self.chains = dict(settings.failover.fallback)
         self.prices = self._find_prices(settings)
+        endpoints = settings.failover.endpoints.items()
+        self._upstream = {name: endpoint.model for name, endpoint in endpoints if not endpoint.own}
 
     def covers(self, model: str) -> bool:
         """Whether the settings declare this name, so that it is answered even before it has a release."""
@@ -414,7 +426,8 @@ class Fallbacks:
             model = endpoint.models[0] if endpoint.models else ""
             if endpoint.state != "ready":
                 return None
-            return Target(name, endpoint, model, name, passed, price=self.prices.get(name))
+            upstream = self._upstream.get(name)
+            return Target(name, endpoint, model, name, passed, price=self.prices.get(name), upstream=upstream)
         if self.engine.state != "ready":
             return None
         try:

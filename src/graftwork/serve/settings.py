@@ -418,6 +418,12 @@ class FallbackEndpoint(Record):
 
     model: str = Field(description="The model to request.")
 
+    own: bool = Field(
+        default=False,
+        description="Whether you trained its model. Its replies, like those of releases, are then not "
+        "references for tests.",
+    )
+
     api_key_env: VariableName | None = Field(
         default=None,
         description="Environment variable that contains its key.",

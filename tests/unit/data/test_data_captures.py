@@ -128,6 +128,7 @@ def test_captures_take_no_share_of_the_held_out_splits_from_other_rows(tmp_path)
         ({"feedback": 1.0}, {}, False),
         ({"feedback": 1.0}, {"positive_confirms": True}, True),
         ({"feedback": 0.2, "correction": "the right reply {}"}, {}, True),
+        ({"upstream": "gpt-4o"}, {}, True),
     ],
 )
 def test_confirmed_and_corrected_rows_may_be_held_out(tmp_path, rated, settings, held_out):
@@ -239,6 +240,19 @@ def test_positive_feedback_is_enough_to_be_chosen_and_not_enough_to_be_a_referen
 def test_a_time_that_is_none_is_refused(wrong):
     with pytest.raises(ValueError, match=r"2026|before"):
         CaptureSettings(**wrong)
+
+
+def test_captures_of_an_endpoint_that_is_not_ours_are_a_log_of_their_own(tmp_path):
+    captured = [
+        capture(
+            one, f"reply {n}", number=n, release="large", upstream="gpt-4o", feedback=0.0 if n < 2 else None
+        )
+        for n, one in enumerate(new_questions(18))
+    ]
+    rows, dropped = make(tmp_path, captured, logged=[])
+    assert rows["train"]
+    assert {row.capture.upstream for row in rows["test"]} == {"gpt-4o"}
+    assert [reason.partition(":")[0] for reason in dropped.values()] == ["negative_feedback"] * 2
 
 
 def test_captures_alone_leave_no_test_and_the_refusal_says_why(tmp_path):

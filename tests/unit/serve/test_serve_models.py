@@ -141,6 +141,20 @@ def test_a_reload_refuses_a_name_that_goes_to_nobody(tmp_path):
         reload("lage")
 
 
+@pytest.mark.parametrize(("own", "upstream"), [(False, "gpt-4o"), (True, None)])
+def test_an_answer_names_the_upstream_model_unless_it_is_ours(own, upstream):
+    settings = ServeSettings.model_validate(
+        {"failover": {"endpoints": {"large": {**LARGE["large"], "own": own}}}}
+    )
+    fallbacks = Fallbacks({}, engine=engine(BASE), endpoints={"large": engine(BASE)})
+    fallbacks.revise(settings)
+    target = fallbacks.resolve("large", Routes())
+    assert target.upstream == upstream
+    small = fallbacks.resolve("base", Routes(loaded=False, has_base=True))
+    assert small.upstream is None
+    assert small.escalate_to(target).upstream == upstream
+
+
 def test_after_a_reload_an_endpoint_has_the_price_of_its_new_model():
     def find_prices(settings):
         return {

@@ -267,8 +267,8 @@ def is_negative(captured: CaptureOrigin) -> bool:
 
 
 def is_confirmed(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
-    """Whether a person confirmed the reply, so that it may be a reference for tests."""
-    if captured.corrected:
+    """Whether the reply may be a reference for tests: a person confirmed it, or no model of ours wrote it."""
+    if captured.corrected or captured.upstream is not None:
         return True
     feedback = captured.feedback
     return settings.positive_confirms and feedback is not None and feedback >= NEGATIVE_BELOW

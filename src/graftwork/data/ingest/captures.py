@@ -59,6 +59,7 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
             id=capture.id,
             release=capture.release,
             at=capture.at,
+            upstream=capture.upstream,
             feedback=capture.feedback,
             corrected=capture.correction is not None,
             corrected_by=capture.corrected_by,
