@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 
 from graftwork.evaluate.cases import read_case_file
-from graftwork.grading.rewards import RewardPart, RewardQuestion, RewardRunner, RewardSpec
+from graftwork.grading.rewards import RewardQuestion, RewardRunner, RewardSpec
+from graftwork.grading.settings import RewardSettings
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.load import load_base
@@ -50,7 +51,7 @@ def main() -> None:
             AskedPrompt(name, template.prompt(cases[name].messages)) for name in names[at : at + AT_ONCE]
         ]
         answers += [(answer.prompt, first_function(answer.text)) for answer in sampler.sample(1, prompts)]
-    spec = RewardSpec(parts=(RewardPart(metric="task_success"),), folder=str(FOLDER))
+    spec = RewardSpec(parts=(RewardSettings(metric="task_success"),), folder=str(FOLDER))
     with RewardRunner(spec) as runner:
         questions = [RewardQuestion(str(at), cases[name], text) for at, (name, text) in enumerate(answers)]
         passed = [
