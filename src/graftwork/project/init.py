@@ -230,9 +230,9 @@ gate:                           # a rate counts by the lower bound of its interv
   primary: answer_match         # and here it must beat the base
 
 serve:
-  port: 8080
 """
 )
+PORT = "  port: 8080\n"
 COMMENT_AT = 44
 VALIDATION = 0.06
 FEW_ROWS, MANY_ROWS = 400, 800
@@ -250,7 +250,7 @@ def write_proposal(
     bases: BaseProposal | None = None,
     own_settings: dict[str, Any],
 ) -> str:
-    """The settings that fit the log, with the reason for each."""
+    """The settings that fit the log, with the reason for each; what is under `serve` comes after them."""
     option = bases.option if bases is not None else None
     why_base = bases.why.partition(";")[0] if bases is not None else ""
     lines = [
@@ -267,7 +267,6 @@ def write_proposal(
         *_gate(proposal),
         "",
         "serve:",
-        "  port: 8080",
     ]
     return HEAD + "\n".join(lines) + "\n"
 
@@ -448,6 +447,11 @@ class Started(Record):
     """The bases of the catalog on this machine, and the reason for this one."""
 
 
+def make_starter(folder: Path) -> str:
+    """The graft.yaml of a project without a log, up to `serve:`."""
+    return STARTER.format(name=_flow(name_project(folder)), logs=_flow(USUAL_LOGS))
+
+
 def name_project(folder: Path) -> str:
     """The name of a project from that of its folder."""
     return re.sub(r"[^a-z0-9._-]+", "-", folder.absolute().name.lower()).strip("-._") or "project"
@@ -473,14 +477,16 @@ def start_project(
     write: bool = True,
 ) -> Started:
     """Write graft.yaml into the folder; with `write=False`, only say what it would be. An existing one is
-    never overwritten, except an unchanged starter that was written without a log.
+    never overwritten, except a starter that was written without a log: what is under `serve` stays.
     """
     path = folder / PROJECT_FILE
     name = name_project(folder)
     if not logs and any(folder.glob(USUAL_LOGS)):
         logs = [str(folder / USUAL_LOGS)]
-    starter = STARTER.format(name=_flow(name), logs=_flow(USUAL_LOGS))
-    if path.exists() and not (logs and path.read_bytes() == starter.encode()):
+    starter = make_starter(folder)
+    present = path.read_bytes() if path.exists() else (starter + PORT).encode()
+    serve = present.removeprefix(starter.encode())
+    if path.exists() and not (logs and present.startswith(starter.encode())):
         raise UserError(
             f"there is a {PROJECT_FILE} already",
             why="an existing file is never overwritten",
@@ -495,7 +501,7 @@ def start_project(
         named = find_named_base(choice.base, folder, otherwise="leave --base out: one is proposed")
     machine = named_machine(gpu=choice.gpu)
     if not logs:
-        _write_settings(path, starter, write=write)
+        _write_settings(path, present, write=write)
         return Started(file=str(path))
     from graftwork.data.prepare import CleanLog
     from graftwork.data.render.rows import needs_reasoning_dropped
@@ -535,7 +541,7 @@ def start_project(
         bases=bases,
         own_settings=own_settings,
     )
-    _write_settings(path, text, write=write)
+    _write_settings(path, text.encode() + serve, write=write)
     estimated = None if proposal.size.counted else f"the tokenizer of {base} is not on this machine yet"
     if clean is None:
         estimated = "rows that repeat others are not known yet"
@@ -554,9 +560,9 @@ def start_project(
     )
 
 
-def _write_settings(path: Path, text: str, *, write: bool) -> None:
+def _write_settings(path: Path, content: bytes, *, write: bool) -> None:
     if write:
-        write_atomic(path, text)
+        write_atomic(path, content)
         load_settings(path)
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 import yaml
 
 from graftwork.files.disk import write_atomic
-from graftwork.project.init import STARTER, USUAL_LOGS, Started, name_project
+from graftwork.project.init import PORT, Started, make_starter
 from graftwork.project.load import PROJECT_FILE, load_settings
 from graftwork.records.errors import UserError
 
 ENDPOINT = "large"
 SERVE = """\
-  port: 8080
   default_model: {served}
   models:                       # the names that your clients ask for already
     {served}: {{to: {endpoint}}}
@@ -46,10 +45,11 @@ def start_with_upstream(folder: Path, *, url: str, model: str, api_key_env: str 
             where=str(path),
         )
     served = re.sub(r"[^\w./:@-]", "-", model, flags=re.ASCII)[:128]
-    starter = STARTER.format(name=_quote(name_project(folder)), logs=_quote(USUAL_LOGS))
-    serve = SERVE.format(served=_quote(served), endpoint=ENDPOINT, url=_quote(url), model=_quote(model))
+    serve = PORT + SERVE.format(
+        served=_quote(served), endpoint=ENDPOINT, url=_quote(url), model=_quote(model)
+    )
     key = "" if api_key_env is None else KEY.format(variable=api_key_env)
-    write_atomic(path, starter.removesuffix("  port: 8080\n") + serve + key)
+    write_atomic(path, make_starter(folder) + PORT + serve + key)
     try:
         load_settings(path)
     except UserError as error:

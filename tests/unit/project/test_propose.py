@@ -18,6 +18,7 @@ from graftwork.project.folder import open_project
 from graftwork.project.init import start_project
 from graftwork.project.load import PROJECT_FILE, load_settings
 from graftwork.project.propose import Size, choose_test_size, find_field, propose
+from graftwork.project.upstream import start_with_upstream
 from graftwork.records.errors import NegativeResult, UserError
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.records.report import Case
@@ -416,6 +417,21 @@ def test_an_unchanged_starter_gives_way_to_a_file_that_fits_the_log(tmp_path):
     assert start_project(tmp_path, [], base="smollm2-135m-instruct").proposal is not None
     with pytest.raises(UserError, match="already"):
         start_project(tmp_path, [], base="smollm2-135m-instruct")
+
+
+def test_a_project_in_front_of_a_large_model_keeps_its_endpoint_when_its_log_is_read(tmp_path):
+    start_with_upstream(tmp_path, url="https://host/v1", model="gpt-4o", api_key_env="KEY")
+    path = tmp_path / PROJECT_FILE
+    path.write_text(path.read_text() + "  queue_limit: 7            # mine\n")
+    log = write_log(tmp_path / "log.jsonl", chat)
+    assert start_project(tmp_path, [str(log)], base="smollm2-135m-instruct").proposal is not None
+    assert path.read_text().endswith("  queue_limit: 7            # mine\n")
+    settings = load_settings(path)
+    assert (settings.serve.models["gpt-4o"].to, settings.serve.queue_limit) == ("large", 7)
+    assert settings.data.logs == ("log.jsonl",)
+    path.write_text(path.read_text().replace("rank:", "rank: 4  #"))
+    with pytest.raises(UserError, match="already"):
+        start_project(tmp_path, [str(log)], base="smollm2-135m-instruct")
 
 
 QWEN_3 = (
