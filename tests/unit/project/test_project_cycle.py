@@ -17,11 +17,8 @@ def load(tmp_path, text):
 def test_a_serving_machine_is_one_line(tmp_path):
     cycle = load(tmp_path, "cycle: {deliver: gpu1:/srv/helpdesk}").cycle
     assert [target.to for target in cycle.deliver] == ["gpu1:/srv/helpdesk"]
-    several = load(tmp_path, "cycle: {deliver: [here, {to: gpu1:/srv/helpdesk, requests: 1}]}").cycle
-    assert [(target.to, target.requests) for target in several.deliver] == [
-        ("here", 3),
-        ("gpu1:/srv/helpdesk", 1),
-    ]
+    several = load(tmp_path, "cycle: {deliver: [here, {to: gpu1:/srv/helpdesk}]}").cycle
+    assert [target.to for target in several.deliver] == ["here", "gpu1:/srv/helpdesk"]
 
 
 def test_without_the_section_nothing_begins_by_itself(tmp_path):
