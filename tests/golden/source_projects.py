@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import yaml
 from typed import type_json
 
+from free_ports import free_port
 from graftwork.process.stdio import encode, read_messages
 
 REPOSITORY = Path(__file__).parents[2]
@@ -68,6 +69,7 @@ def make_team(folder: Path, base: Path) -> None:
             ],
             "primary": "none",
         },
+        "serve": {"port": free_port()},
     }
     (folder / "graft.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
 
@@ -123,7 +125,8 @@ def make_managers(folder: Path, base: Path) -> None:
 def make_example(name: str, folder: Path, base: Path) -> None:
     ignored = shutil.ignore_patterns(".graft", "report.html", "audit.html")
     shutil.copytree(REPOSITORY / "examples" / name, folder, ignore=ignored, dirs_exist_ok=True)
-    edit_settings(folder, base=str(base))
+    serve = yaml.safe_load((folder / "graft.yaml").read_text()).get("serve", {})
+    edit_settings(folder, base=str(base), serve={**serve, "port": free_port()})
 
 
 GENERATE = (

@@ -11,6 +11,8 @@ import yaml
 from compare import check
 from typed import type_json
 
+from free_ports import free_port
+
 STORED = Path(__file__).parent / "commands"
 ANIMALS = ("otter", "heron", "newt", "vole", "stoat", "grebe", "shrew", "teal")
 ROOMS = ("kitchen", "cellar", "attic", "porch", "larder", "study", "hallway")
@@ -90,6 +92,7 @@ def project(tiny_base, tmp_path_factory):
         "train": {"rank": 2, "epochs": 1, "batch_size": 8, "threads": 1},
         "evaluate": {"max_new_tokens": 4, "latency_cases": 6},
         "gate": {"rules": [{"metric": "latency_seconds", "under": 1000.0}], "primary": "none"},
+        "serve": {"port": free_port()},
     }
     (folder / "graft.yaml").write_text(yaml.safe_dump(settings))
     typed = type_json("run", folder=folder)
