@@ -93,7 +93,7 @@ OPEN_PROJECT = {"project", "store", "pipeline"}
 """A module that imports one of these works on an open project."""
 # Those of each feature; a module that is not listed stays pure.
 ON_A_PROJECT = {
-    "data": "captures project repair.project review",
+    "data": "capture_export project repair.project review",
     "plan": "fit.project lint.project probe project",
     "week": "follow project",
     "train": "distributed.multi_node all_models federated sweep rollouts.project router runs "

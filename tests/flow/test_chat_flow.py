@@ -14,7 +14,7 @@ from free_ports import free_port
 from graftwork.api.endpoint import CAPTURE_HEADER, ask_any, rate_answer
 from graftwork.api.project import open_project
 from graftwork.cli.main import app
-from graftwork.data.captures import HELD_OUT, CaptureExport
+from graftwork.data.capture_export import HELD_OUT, CaptureExport
 from graftwork.data.settings import CaptureSettings
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.chat import (

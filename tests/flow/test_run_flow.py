@@ -20,7 +20,7 @@ from flows import (
     wait_for_worker,
 )
 
-from graftwork.data.captures import CaptureExport
+from graftwork.data.capture_export import CaptureExport
 from graftwork.pipeline.status import examine_steps
 from graftwork.pipeline.steps.plan import run_id_of
 from graftwork.pipeline.steps.release import TryOut

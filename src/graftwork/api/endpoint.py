@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from graftwork.api.project import PAGE_SIZE, Page, Project, number_page
-from graftwork.data import captures
-from graftwork.data.captures import (
+from graftwork.data import capture_export
+from graftwork.data.capture_export import (
     CaptureQuery,
     ExportedCaptures,
     FeedbackFilter,
     ListedCapture,
     OutputFormat,
 )
-from graftwork.data.captures import read_prompt as read_prompt  # noqa: PLC0414
+from graftwork.data.capture_export import read_prompt as read_prompt  # noqa: PLC0414
 from graftwork.evaluate.chat import (
     ChatChoice,
     ask_in_background,
@@ -365,7 +365,7 @@ def select_captures(
     """A page of the captures that a query selects, newest first, as `graft data captures` lists them."""
     with project.open() as work:
         settings = work.settings.data.captures
-        listed = captures.list_captures(
+        listed = capture_export.list_captures(
             work,
             settings,
             feedback=_to_feedback(feedback or settings.feedback),
@@ -400,7 +400,7 @@ def write_captures(
         )
     with project.open() as work:
         settings = work.settings.data.captures
-        return captures.export_captures(
+        return capture_export.export_captures(
             work,
             path,
             settings,

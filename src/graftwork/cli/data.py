@@ -600,7 +600,7 @@ def write_captures(
     if out is None and output_format == "cases":
         raise typer.BadParameter("specify the file to write with --out", param_hint="--as")
 
-    from graftwork.data.captures import CaptureQuery, FeedbackFilter, export_captures, list_captures
+    from graftwork.data.capture_export import CaptureQuery, FeedbackFilter, export_captures, list_captures
     from graftwork.text.options import apply_options
 
     if feedback is not None and feedback not in get_args(FeedbackFilter):

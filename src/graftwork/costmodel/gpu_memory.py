@@ -1,4 +1,4 @@
-"""The memory of graft's own step on a GPU. Pure.
+"""The memory of graft's own step on a GPU: LoRA, QLoRA (frozen weights in the form "four") or full. Pure.
 
 Input: a decoder's shape, a tuning, what is trained. Output: `gpu_peak`, the peak of allocated and reserved
 bytes and its parts, by replaying gpu_step.py through the allocator; `count_by_levels`, the same count summed

@@ -1,4 +1,4 @@
-"""The memory of graft's own step on a GPU: loading, blocks, loss, gradients, update. Pure.
+"""The allocations of graft's own step on a GPU: loading, blocks, loss, gradients, update. Pure.
 
 Input: something that gives memory, a decoder's shape, a tuning. Output: the same allocations, in the same
 order, that `train/gpu` makes. The caller counts them or replays them through the allocator. A block mirrors

@@ -23,7 +23,7 @@ from graftwork.cycle.settings import (
     NotifySettings,
 )
 from graftwork.cycle.state import CoordinatorState, CycleState, Notice
-from graftwork.data.captures import CaptureExport
+from graftwork.data.capture_export import CaptureExport
 from graftwork.data.ingest.files import find_sources
 from graftwork.data.project import PreparedData
 from graftwork.evaluate.live.ab import ABResult

@@ -3,7 +3,7 @@
 In: an open project, and what to chat with: a run, a model, an adapter folder, a release, the base, or another
 endpoint. Out: an endpoint for this process only, streamed answers, and feedback on them. It answers with the
 engine and the prompts of an evaluation. Exchanges are captured as those of `graft serve`; held-out questions
-among them never become training rows, which `data/captures.py` sees to.
+among them never become training rows, which `data/capture_export.py` sees to.
 """
 
 import json

@@ -32,6 +32,7 @@ from graftwork.serve.chains import (
     read_trace,
     require_chainable,
 )
+from graftwork.serve.engine_interface import OUT_OF_TIME, NoReplica, ReplyStream, ServingEngine, failure_code
 from graftwork.serve.escalation import (
     AnswerChecks,
     CheckThreads,
@@ -41,7 +42,6 @@ from graftwork.serve.exchange import ClientRequest, HeldReply, RunningExchange, 
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.request_log import FinishedRequest
 from graftwork.serve.routing import Fallbacks, Routes, Target, choose_target
-from graftwork.serve.serving_engine import OUT_OF_TIME, NoReplica, ReplyStream, ServingEngine, failure_code
 from graftwork.serve.settings import ServeSettings
 from graftwork.serve.shadow import Shadow
 

@@ -14,9 +14,9 @@ from graftwork.engines.protocol import PieceData, estimate_tokens
 from graftwork.http.messages import ApiError
 from graftwork.serve.api.call import ChatCall
 from graftwork.serve.captures import ChainMark
+from graftwork.serve.engine_interface import ReplyStream
 from graftwork.serve.exchange import RunningExchange
 from graftwork.serve.family import last_user_turn
-from graftwork.serve.serving_engine import ReplyStream
 from graftwork.serve.settings import (
     ANSWER,
     CONVERSATION,

@@ -18,10 +18,10 @@ from graftwork.engines.protocol import BASE, PieceData
 from graftwork.http.messages import ApiError
 from graftwork.serve.api.call import ChatCall, describe_choice
 from graftwork.serve.budgets import RequestBudget
+from graftwork.serve.engine_interface import ReplyStream, failure_code
 from graftwork.serve.exchange import CheckedReply, HeldReply, PrefixReader, RunningExchange, ask_engine
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.routing import Target
-from graftwork.serve.serving_engine import ReplyStream, failure_code
 from graftwork.serve.settings import EscalateSettings, ServeSettings
 
 log = logging.getLogger(__name__)

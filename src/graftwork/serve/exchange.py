@@ -25,10 +25,10 @@ from graftwork.serve.api.call import (
 )
 from graftwork.serve.budgets import Reservation
 from graftwork.serve.captures import ChainMark, ServedExchange
+from graftwork.serve.engine_interface import ReplyStream, ServingEngine
 from graftwork.serve.keys import KeyHolder
 from graftwork.serve.request_log import CLIENT_LEFT, FinishedRequest
 from graftwork.serve.routing import Target
-from graftwork.serve.serving_engine import ReplyStream, ServingEngine
 
 _NOTES = (
     "x-graft-route",

@@ -22,7 +22,7 @@ from graftwork.http.messages import ApiError
 from graftwork.process.machine import count_cores
 from graftwork.records.errors import GraftError, UserError, WorkerFailed
 from graftwork.serve.api.call import ChatCall
-from graftwork.serve.serving_engine import (
+from graftwork.serve.engine_interface import (
     OUT_OF_TIME,
     CircuitState,
     EngineState,

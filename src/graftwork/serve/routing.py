@@ -24,10 +24,10 @@ from graftwork.records.base import fingerprint
 from graftwork.records.errors import Busy, GraftError
 from graftwork.records.interaction import Arm, TokenPrice
 from graftwork.serve.api.call import ChatCall
+from graftwork.serve.engine_interface import ServingEngine, failure_code
 from graftwork.serve.family import Family
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.request_log import OTHER_MODEL
-from graftwork.serve.serving_engine import ServingEngine, failure_code
 from graftwork.serve.settings import ServedModel, ServeSettings, SplitSettings
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from graftwork.process.preload import SHARED, PreloadedWorker, PreloadedWorkers
 from graftwork.process.worker import ERROR_FILE, WORKER_ENVIRONMENT
 from graftwork.records.errors import Busy, Corrupted, EnvironmentFailure, GraftError, UserError, WorkerFailed
 from graftwork.serve.api.call import ChatCall
-from graftwork.serve.serving_engine import EngineState, EngineStatus
+from graftwork.serve.engine_interface import EngineState, EngineStatus
 from graftwork.serve.settings import FailoverSettings
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The training process: `python -m graftwork.train.worker JOB_FILE`.
+"""Training one run, in the process that `worker_process.py` starts with an evaluator.
 
 Input: a TrainJob. Output: `adapter/` and `outcome.json` in the run's folder; during the run a heartbeat, a
 journal of steps and checkpoints. Needs torch, transformers, safetensors and pydantic, and imports them when

@@ -14,7 +14,7 @@ from graftwork.text.wording import plural, truncate
 from graftwork.views.document import Cell, Document, Table, quote, safe
 
 if TYPE_CHECKING:
-    from graftwork.data.captures import ExportedCaptures, SelectedCaptures
+    from graftwork.data.capture_export import ExportedCaptures, SelectedCaptures
     from graftwork.data.export.sink import ExportRecord
     from graftwork.data.inspect import (
         DatasetDiff,

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.data import captures as exporting
+from graftwork.data import capture_export as exporting
 from graftwork.data.review import list_items
 from graftwork.evaluate.cases import read_case_file
 from graftwork.evaluate.live.drift import measure_drift

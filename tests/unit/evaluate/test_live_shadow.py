@@ -6,7 +6,7 @@ import pytest
 import yaml
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.data.captures import CaptureExport
+from graftwork.data.capture_export import CaptureExport
 from graftwork.data.settings import CaptureSettings
 from graftwork.evaluate.live.comparison import compare_live
 from graftwork.evaluate.live.shadow import compare_shadow, summarize_shadow

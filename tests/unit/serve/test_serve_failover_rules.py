@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from graftwork.engines.settings import EngineSettings
 from graftwork.http.messages import ApiError
+from graftwork.serve.engine_interface import NoReplica, failure_code
 from graftwork.serve.replicas import (
     RETRY_SHARE,
     CircuitBreaker,
@@ -15,7 +16,6 @@ from graftwork.serve.replicas import (
     is_replica_fault,
 )
 from graftwork.serve.routing import find_chain
-from graftwork.serve.serving_engine import NoReplica, failure_code
 from graftwork.serve.settings import FailoverSettings
 
 

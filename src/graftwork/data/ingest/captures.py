@@ -1,6 +1,7 @@
-"""The format of captures: a request that our endpoint answered, with its reply, feedback and correction.
+"""A capture becomes a row: a request that our endpoint answered, with its reply, feedback and correction.
 
-Input: a parsed row that fits. Output: its interaction. `data/captures.py` exports the captures of a project.
+Input: a parsed row that fits. Output: its interaction. `data/audit/row_checks.py` refuses what must not be
+trained on, `data/render/` makes tokens of the rest. `data/capture_export.py` writes captures as a log.
 """
 
 from typing import Any

@@ -3,7 +3,8 @@
 
 Input: a parsed row that fits. Output: its interactions, or the rule that leaves it out. An error in place of
 a response becomes an empty reply with the status `failed`. The result file of a batch has no questions: join
-it with its requests by `custom_id` first.
+it with its requests by `custom_id` first. One more format is `fits_NAME` and `read_NAME` here, a line in
+`FORMATS` of `read.py`, and its name in `FormatName` of `data/settings.py`.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,8 @@
-"""The places of providers, by the name that --place takes. `fleet/place.py` says how to add one."""
+"""The places of providers, by the name that --place takes.
+
+A cloud is one file here: settings, `Login` (which `graft doctor` checks), offers and jobs. It needs a line in
+`CLOUDS` and a section in `FleetSettings`; `fleet/place.py` has the protocol and every further step.
+"""
 
 from graftwork.fleet.place import CloudPlace
 from graftwork.fleet.places.azureml import AzureMLPlace
