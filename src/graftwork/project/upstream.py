@@ -49,7 +49,7 @@ def start_with_upstream(folder: Path, *, url: str, model: str, api_key_env: str 
         served=_quote(served), endpoint=ENDPOINT, url=_quote(url), model=_quote(model)
     )
     key = "" if api_key_env is None else KEY.format(variable=api_key_env)
-    write_atomic(path, make_starter(folder) + PORT + serve + key)
+    write_atomic(path, make_starter(folder) + serve + key)
     try:
         load_settings(path)
     except UserError as error:
