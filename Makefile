@@ -39,7 +39,7 @@ check: dev ## style, types and import rules
 	$(BIN)/mypy
 
 test: check ## all tests except those that need a GPU or many minutes
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 20 $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations 20 $(PYTEST_OPTIONS)
 
 test-fast: dev ## in a minute: the unit tests of what differs from SINCE (HEAD) that do without torch
 	$(BIN)/python -m pytest -n 2 --dist worksteal --changed $(SINCE) $(PYTEST_OPTIONS)
