@@ -106,18 +106,18 @@ class Shadow:
         except asyncio.CancelledError:
             # Kept as well: long answers are interrupted most, so the others are not a fair sample.
             self.counts["interrupted"] += 1
-            self._keep(exchange, target.release, _without_answer(INTERRUPTED), started)
+            self._keep(exchange, target, _without_answer(INTERRUPTED), started)
             raise
         except (OSError, ApiError) as error:
             # Counted and kept: a challenger that fails must not look better for it.
             log.debug("shadow: %s failed (%s)", target.release, type(error).__name__)
             self.counts["failed"] += 1
-            self._keep(exchange, target.release, _without_answer("error"), started)
+            self._keep(exchange, target, _without_answer("error"), started)
             return
         self.counts["answered"] += 1
-        self._keep(exchange, target.release, piece, started)
+        self._keep(exchange, target, piece, started)
 
-    def _keep(self, exchange: ServedExchange, release: str, piece: PieceData, started: float) -> None:
+    def _keep(self, exchange: ServedExchange, target: Target, piece: PieceData, started: float) -> None:
         took = time.perf_counter() - started
         self._captures.offer(
             replace(
@@ -125,7 +125,7 @@ class Shadow:
                 id=uuid.uuid4().hex,
                 at=time.time(),
                 model=self._settings.to,
-                release=release,
+                release=target.release,
                 reply=piece["text"],
                 finish_reason=piece.get("finish_reason"),
                 prompt_tokens=piece.get("prompt_tokens", 0),
@@ -136,6 +136,9 @@ class Shadow:
                 failed_check=None,
                 escalated_from=None,
                 rejected=None,
+                upstream=target.upstream,
+                cost=None,
+                cached_tokens=None,
                 shadow_of=exchange.id,
             )
         )

@@ -60,6 +60,8 @@ async def open_shadow(sink, *, remote=None, backend=None, **settings):
         AsyncOpenAI(base_url=f"{house.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE) as client,
     ):
         fallbacks = Fallbacks({}, engine=house.engine, endpoints={} if remote is None else {"remote": remote})
+        large = {"remote": {"url": "http://host/v1", "model": "gpt-4o"}}
+        fallbacks.revise(ServeSettings.model_validate({"failover": {"endpoints": large}}))
         house.answers.shadow = shadow = Shadow(
             asked,
             resolve=lambda name: fallbacks.resolve(name, ROUTES),
@@ -100,6 +102,7 @@ def test_a_copy_is_captured_apart_and_the_user_gets_the_champion(run, remote):
             assert copy.shadow_of == live.id
             assert copy.release == ("remote" if remote else OTHER)
             assert copy.request == live.request
+            assert (copy.upstream, copy.cost) == ("gpt-4o" if remote else None, None)
             assert shadow.counts["answered"] == 1
 
     run(main)

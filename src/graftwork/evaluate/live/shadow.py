@@ -19,7 +19,7 @@ from graftwork.grading.interface import CannotGrade
 from graftwork.grading.metrics import LOWER_IS_BETTER
 from graftwork.project.open_project import OpenProject
 from graftwork.records.errors import GraftError, UserError
-from graftwork.records.interaction import INTERRUPTED, Capture
+from graftwork.records.interaction import INTERRUPTED, Capture, is_from_users
 from graftwork.records.live import ShadowCheck, ShadowSummary
 from graftwork.records.report import Case
 from graftwork.registry.index import find_release
@@ -46,7 +46,7 @@ class ShadowPairs:
         sessions: set[str] = set()
         for _, copy in self._captures.read_on(releases=(self._challenger,), copies_only=True):
             live = None if copy.shadow_of is None else self._captures.get(copy.shadow_of)
-            if live is None or live.asked_release not in self._champions:
+            if live is None or live.asked_release not in self._champions or not is_from_users(live.session):
                 continue
             self.copies += 1
             if copy.finish_reason == INTERRUPTED:
