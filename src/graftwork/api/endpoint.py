@@ -6,13 +6,13 @@ and models wrote it.
 
 import json
 import re
+import secrets
 import shlex
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from graftwork.api.project import PAGE_SIZE, Page, Project, number_page
@@ -38,7 +38,7 @@ from graftwork.evaluate.chat import (
 from graftwork.process.http_client import HttpAnswer, NoAnswer
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentFailure, GraftError, UserError
-from graftwork.records.interaction import Capture, Feedback, Message
+from graftwork.records.interaction import CHAT_SESSION, Capture, Feedback, Message
 from graftwork.records.report import Case
 from graftwork.serve.captures import CaptureTotals, read_totals
 from graftwork.store.captures import FeedbackStore
@@ -222,7 +222,8 @@ def ask_model(
     body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
     began = time.perf_counter()
     try:
-        with _open(project, "/v1/chat/completions", body, seconds=ASK_SECONDS) as reply:
+        session = {"x-session-id": f"{CHAT_SESSION}{secrets.token_hex(6)}"}
+        with _open(project, "/v1/chat/completions", body, seconds=ASK_SECONDS, headers=session) as reply:
             content = reply.read()
             status = reply.status
             headers = {name: value for name in SHOWN_HEADERS if (value := reply.header(name))}
@@ -289,7 +290,12 @@ def ask_address(project: Project) -> str:
 
 
 def _open(
-    project: Project, path: str, body: dict[str, object] | None, *, seconds: float
+    project: Project,
+    path: str,
+    body: dict[str, object] | None,
+    *,
+    seconds: float,
+    headers: Mapping[str, str] = {},
 ) -> AbstractContextManager[HttpAnswer]:
     from graftwork.serve.own_endpoint import OwnEndpoint
 
@@ -298,7 +304,7 @@ def _open(
         raise EnvironmentFailure(
             "the endpoint's address is not fixed on this machine", fix="set serve.host and serve.port"
         )
-    return endpoint.send(path, body, seconds=seconds)
+    return endpoint.send(path, body, seconds=seconds, headers=headers)
 
 
 MOST_EXCHANGES = 2000
@@ -386,9 +392,11 @@ def write_captures(
         raise UserError(
             f"{output_format!r} is no format", fix=f"use one of {', '.join(get_args(OutputFormat))}"
         )
-    path = (project.root / "".join(filter(str.isprintable, file))).resolve()
-    is_hidden = any(part.startswith(".") for part in Path(file).parts)
-    if path.suffix != ".jsonl" or is_hidden or not path.is_relative_to(project.root.resolve()):
+    file = "".join(filter(str.isprintable, file))
+    path, root = (project.root / file).resolve(), project.root.resolve()
+    is_inside = path.is_relative_to(root)
+    is_hidden = is_inside and any(part.startswith(".") for part in path.relative_to(root).parts)
+    if path.suffix != ".jsonl" or is_hidden or not is_inside:
         raise UserError(
             f"{file!r} is not a file that captures are written to here",
             why="it must be a JSONL file in the folder of the project",

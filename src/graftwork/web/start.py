@@ -35,7 +35,10 @@ def _begin(request: Request, log: str, base: str) -> Response:
     root: Path = request.app.state.root
     if not log or not log.isprintable():
         raise UserError("the log is missing", fix="go back and enter the path of a log file")
-    path = str(root / Path(log).expanduser())
+    try:
+        path = str(root / Path(log).expanduser())
+    except RuntimeError as error:
+        raise UserError(str(error), fix="go back and enter the path of a log file") from error
     if not base:
         return _show(request, log=log, path=path)
     form = ActionForm(init_project(root, [path], base=base), who_of(request), {})

@@ -68,7 +68,11 @@ def test_a_corrected_answer_becomes_a_held_out_case(acting):
 
 
 @pytest.mark.parametrize(
-    "file", ["../out.jsonl", "/tmp/out.jsonl", "graft.yaml", ".graft/x.jsonl", "", "logs/interactions.jsonl"]
+    "file",
+    [
+        *("../out.jsonl", "/tmp/out.jsonl", "graft.yaml", ".graft/x.jsonl", "", "logs/interactions.jsonl"),
+        "\u200b.graft/x.jsonl",
+    ],
 )
 def test_captures_are_only_written_to_new_files_of_the_project(acting, file):
     before = (acting.folder / "logs" / "interactions.jsonl").read_bytes()
