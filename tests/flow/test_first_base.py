@@ -13,7 +13,7 @@ from graftwork.model.base import EMBEDDED
 from graftwork.pipeline.quick import SIZE, choose_size, run_quick
 from graftwork.pipeline.table import run_pipeline
 from graftwork.project.folder import open_project
-from graftwork.project.open_project import use_project
+from graftwork.project.open_project import name_entry, use_project
 from graftwork.project.reporter import NullReporter
 from tickets import write_tickets
 
@@ -104,5 +104,5 @@ def test_a_quick_run_that_is_continued_keeps_its_rows_whatever_is_planned_since(
         # As if the first part had shown a slow machine: every plan is longer than this.
         monkeypatch.setattr("graftwork.pipeline.quick.QUICK_MINUTES", 1e-9)
         assert choose_size(work) == size
-        work.ledger.forget(SIZE)
+        work.ledger.forget(name_entry(work, SIZE))
         assert choose_size(work).rows < size.rows

@@ -310,13 +310,14 @@ def rows_at_once(device: str) -> int:
 
 def read_held_out(work: OpenProject, folder: Path) -> tuple[Case, ...]:
     """As many as the settings allow; of the dataset in `folder` if no file is named. Those of a quick trial
-    are of the validation split where there is one: each use of the test questions makes the gate stricter.
+    are of the validation split, unless that is empty or chooses a prompt or a checkpoint: each use of the
+    test questions makes the gate stricter.
     """
     settings = work.settings.evaluate
     if settings.cases is None:
-        split: Split = (
-            "validation" if work.quick and next(iterate_rows(folder, "validation"), None) else "test"
-        )
+        chooses = settings.prompt.optimizer != "none" or work.settings.train.eval.every is not None
+        is_apart = work.quick and not chooses and any(iterate_rows(folder, "validation"))
+        split: Split = "validation" if is_apart else "test"
         return tuple(price_cases(work, choose_cases(read_rows(folder, split), most=settings.max_cases)))
     cases = read_case_file(work.project.root / settings.cases, named=settings.checks)
     # The prompts of the training rows, and those that reinforcement learning answers.

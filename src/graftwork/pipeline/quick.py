@@ -11,7 +11,7 @@ from graftwork.data.project import PreparedData
 from graftwork.pipeline.run_plan import plan_run
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.table import STEPS, run_pipeline, with_needs
-from graftwork.project.open_project import OpenProject, timestamp
+from graftwork.project.open_project import OpenProject, name_entry, timestamp
 from graftwork.records.base import fingerprint
 from graftwork.records.plan import RunPlan
 from graftwork.train.all_models import with_train
@@ -53,7 +53,7 @@ def choose_size(work: OpenProject) -> QuickSize:
     inputs = fingerprint(
         [dataset.content_hash, settings.train.what_is_learned(), settings.evaluate.model_dump(mode="json")]
     )
-    chosen = work.ledger.get(SIZE)
+    chosen = work.ledger.get(name_entry(work, SIZE))
     if chosen is not None and chosen.fingerprint == inputs:
         return QuickSize(**chosen.output)
     size, minutes = LARGEST, _plan(shorten(work, LARGEST)).minutes.value
@@ -63,7 +63,8 @@ def choose_size(work: OpenProject) -> QuickSize:
             rows=max(SMALLEST.rows, round(LARGEST.rows * part)),
             cases=max(SMALLEST.cases, round(LARGEST.cases * part)),
         )
-    work.ledger.put(SIZE, fingerprint=inputs, output=size._asdict(), finished_at=timestamp(), seconds=0.0)
+    entry = name_entry(work, SIZE)
+    work.ledger.put(entry, fingerprint=inputs, output=size._asdict(), finished_at=timestamp(), seconds=0.0)
     return size
 
 
