@@ -1,6 +1,6 @@
 """Settings of component generation, checked when graft.yaml is read."""
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from graftwork.records.base import Record
 
@@ -33,7 +33,7 @@ class GenerateSettings(Record):
 class GenerateOptions(GenerateSettings):
     """The settings and the options of one generation."""
 
-    samples: int = 4
+    samples: PositiveInt = 4
     """Answers per component, stage and round."""
-    rounds: int = 2
+    rounds: PositiveInt = 2
     """Rounds with feedback per component."""

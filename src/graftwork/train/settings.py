@@ -73,6 +73,14 @@ class PolicySettings(Record):
         "`method` is full.",
     )
 
+    @model_validator(mode="after")
+    def _lets_ratios_of_one_pass(self) -> Self:
+        if self.loss == "cispo" and self.upper_clip < 1:
+            raise ValueError(
+                "with `loss: cispo`, `epsilon_high` is the largest ratio: write 1 or more, such as 5"
+            )
+        return self
+
     @property
     def upper_clip(self) -> float:
         """`epsilon_high`, or its default for the loss."""

@@ -195,3 +195,9 @@ def test_epoch_order_gives_a_resumed_run_the_same_batches():
     assert [first.batch(step) for step in steps] == [again.batch(step) for step in steps]
     assert first.identity() == again.identity() != EpochOrder(rows[:-1], settings=SETTINGS).identity()
     assert first.rows_before(first.steps) == len(rows) * SETTINGS.epochs
+
+
+def test_the_largest_ratio_of_cispo_lets_unchanged_tokens_pass():
+    assert PolicySettings(loss="cispo").upper_clip == 5.0
+    with pytest.raises(ValueError, match="largest ratio"):
+        PolicySettings(loss="cispo", epsilon_high=0.2)
