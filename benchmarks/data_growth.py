@@ -19,7 +19,7 @@ from typing import Any
 from data_scale import make_rows, write_log
 
 from graftwork.data.audit.row_checks import AuditContext
-from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
+from graftwork.data.prepare import PrepareJob, prepare
 from graftwork.data.settings import DataSettings
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.chat.template import ChatTemplate
@@ -52,7 +52,9 @@ def prepare_once(root: Path, template: ChatTemplate, engine: MapEngine, name: st
     settings = DataSettings(logs=("log.jsonl",), max_tokens=1024)
     job = PrepareJob(
         AuditContext(settings=settings),
-        base=RenderTarget("base", "f", template),
+        base="base",
+        base_fingerprint="f",
+        renderer=template,
         work=root / name / "work",
         out=root / name / "out",
         root=root,
