@@ -199,7 +199,9 @@ class Capture(Record):
     """The step of a chain, as `chain/step`; the exchange is one of several with the same `chain_trace`."""
     chain_trace: str | None = None
     upstream: str | None = None
-    """The model of the endpoint in `serve.failover` that replied, unless its settings say that it is ours."""
+    """The model of the endpoint in `serve.failover` that replied, unless its settings say that it is ours or
+    it replied where a small model had failed.
+    """
     shadow_of: str | None = None
     """The capture of the request that this is a copy of: no user got this answer."""
 

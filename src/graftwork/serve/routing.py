@@ -348,14 +348,10 @@ class Target(NamedTuple):
         return other._replace(name=self.name, label=self.label, notes=notes)
 
     def escalate_to(self, large: "Target") -> "Target":
-        """The large model answers in the place of this one, which still counts in its experiment."""
-        return self._replace(
-            release=large.release,
-            engine=large.engine,
-            model=large.model,
-            price=large.price,
-            upstream=large.upstream,
-        )
+        """The large model answers in the place of this one, which still counts in its experiment. `upstream`
+        stays unset: references for only what this one failed at would make tests of its failures.
+        """
+        return self._replace(release=large.release, engine=large.engine, model=large.model, price=large.price)
 
 
 FindPrices = Callable[[ServeSettings], Mapping[str, TokenPrice]]
