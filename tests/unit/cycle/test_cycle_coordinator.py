@@ -300,7 +300,7 @@ def test_a_notice_that_nobody_takes_is_given_up():
 
 
 def test_a_cycle_of_an_earlier_version_goes_on_with_its_own_steps():
-    """The document is what version 0.1.0 stored: with fields of today it would not show a change."""
+    """The document is stored, not built from today's fields: a renamed field or step shows."""
     text = (Path(__file__).parents[2] / "data" / "cycle_state_v1.json").read_text()
     store = MemoryCycles()
     store.change(lambda _: CoordinatorState.model_validate(json.loads(text)))
