@@ -587,9 +587,9 @@ def write_captures(
 ) -> None:
     """List what the endpoint captured, or write it as a file that only you can read.
 
-    Options that are not given come from `data.captures` in graft.yaml. Exchanges with negative feedback and
-    held-out prompts are not written to a log, and only corrected ones become cases. The list shows all that
-    match, with the reason for those.
+    Options that are not given come from `data.captures` in graft.yaml. Held-out prompts are not written to a
+    log, nor is negative feedback without --feedback, and only corrected exchanges become cases. The list
+    shows all that match, with the reason for those.
 
     Example:  graft data captures --text refund --max-score 0.4 --feedback all
     Example:  graft data captures --out logs/captured.jsonl --since 2026-11-01 --feedback positive
